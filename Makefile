@@ -1,0 +1,27 @@
+# Each target works on a fresh clone by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup demo test lint clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python recipes/digits.py $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf $(VENV) build report .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,0 +1,7 @@
+"""The sequence operation, behind one interface: a registry of implementations and a ``torch.library`` operator."""
+
+from egru.kernels.problem import Backward, Forward, Kernel, Problem
+from egru.kernels.registry import backends, choose, get, info
+from egru.kernels.run import run_sequence
+
+__all__ = ["Backward", "Forward", "Kernel", "Problem", "backends", "choose", "get", "info", "run_sequence"]

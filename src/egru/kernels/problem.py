@@ -1,0 +1,91 @@
+"""What every kernel receives and returns: one sequence of one layer in one direction."""
+
+import dataclasses
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from egru.events import Surrogate
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """The arguments of the sequence operation, in torch's layouts (see :mod:`egru.functional` for the meaning).
+
+    ``input`` is ``(T, B, I)``; ``c0`` and ``y0`` are ``(B, H)``; ``theta`` is ``(H,)``, already constrained;
+    ``reset_scale`` is a 0-dim tensor, so that scheduling it costs no synchronisation; ``keep`` broadcasts to
+    ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
+    to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type.
+    """
+
+    input: Tensor
+    c0: Tensor
+    y0: Tensor
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    theta: Tensor
+    reset_scale: Tensor
+    keep: Tensor | None
+    lengths: Tensor | None
+    reset: str
+    reset_gate: str
+    surrogate: Surrogate
+    precision: str
+
+
+class Forward(NamedTuple):
+    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward."""
+
+    y: Tensor
+    c: Tensor
+    c_last: Tensor
+    y_last: Tensor
+    reserve: Tensor
+
+
+class Backward(NamedTuple):
+    """Gradients of the tensors of a :class:`Problem`; ``input`` is None where it was not asked for."""
+
+    input: Tensor | None
+    c0: Tensor
+    y0: Tensor
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor
+    bias_hh: Tensor
+    theta: Tensor
+
+
+class Kernel(Protocol):
+    """One implementation of the sequence operation."""
+
+    name: str
+
+    def unsupported(self, problem: Problem) -> str | None:
+        """Why this kernel cannot run ``problem``, or None if it can. Looks at options, types and devices only."""
+        ...
+
+    def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
+        """Shape of :attr:`Forward.reserve` when it is saved."""
+        ...
+
+    def forward(self, problem: Problem, save: bool) -> Forward:
+        """Run the sequence; ``save`` asks for the reserve, which is empty otherwise."""
+        ...
+
+    def backward(
+        self,
+        problem: Problem,
+        y: Tensor,
+        c: Tensor,
+        reserve: Tensor,
+        grad_y: Tensor | None,
+        grad_c: Tensor | None,
+        grad_c_last: Tensor | None,
+        grad_y_last: Tensor | None,
+        input_gradient: bool,
+    ) -> Backward:
+        """Gradients, given those of the four differentiable outputs (None stands for zero)."""
+        ...

@@ -1,0 +1,99 @@
+"""The sequence operation through :mod:`egru.functional`: slow, readable, on any device and type."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from egru import functional
+from egru.events import EventState
+from egru.kernels.problem import Backward, Forward, Problem
+
+
+def _rounded(problem: Problem) -> Problem:
+    """The problem with the operands of its products rounded as autocast asks; products accumulate unrounded."""
+    if not problem.precision:
+        return problem
+    low: torch.dtype = getattr(torch, problem.precision)
+    names = ("input", "weight_ih", "weight_hh")
+    return dataclasses.replace(
+        problem, **{name: getattr(problem, name).to(low).to(getattr(problem, name).dtype) for name in names}
+    )
+
+
+class ReferenceKernel:
+    """Plain torch, dense, with the explicit backward of the specification."""
+
+    name = "reference"
+
+    def unsupported(self, problem: Problem) -> str | None:
+        return None
+
+    def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
+        T, B, _ = problem.input.shape
+        gates = 4 if problem.reset_gate == "after" else 3
+        return (gates, T, B, problem.theta.shape[0])
+
+    def forward(self, problem: Problem, save: bool) -> Forward:
+        problem = _rounded(problem)
+        result = functional.egru_sequence(
+            problem.input,
+            EventState(problem.c0, problem.y0),
+            problem.weight_ih,
+            problem.weight_hh,
+            problem.bias_ih,
+            problem.bias_hh,
+            problem.theta,
+            reset=problem.reset,
+            reset_gate=problem.reset_gate,
+            surrogate=problem.surrogate,
+            reset_scale=problem.reset_scale,
+            keep=problem.keep,
+            lengths=problem.lengths,
+        )
+        reserve = torch.stack(result.gates) if save else result.y.new_empty(0)
+        # clone: outputs of an operator must not share memory
+        return Forward(result.y, result.c, result.state.c.clone(), result.state.y.clone(), reserve)
+
+    def backward(
+        self,
+        problem: Problem,
+        y: Tensor,
+        c: Tensor,
+        reserve: Tensor,
+        grad_y: Tensor | None,
+        grad_c: Tensor | None,
+        grad_c_last: Tensor | None,
+        grad_y_last: Tensor | None,
+        input_gradient: bool,
+    ) -> Backward:
+        problem = _rounded(problem)
+        state = EventState(problem.c0, problem.y0)
+        grads = functional.egru_backward(
+            grad_y,
+            grad_c,
+            (grad_c_last, grad_y_last),
+            problem.input,
+            state,
+            problem.weight_ih,
+            problem.weight_hh,
+            problem.theta,
+            functional.Sequence(y, c, state, tuple(reserve.unbind(0))),
+            reset=problem.reset,
+            reset_gate=problem.reset_gate,
+            surrogate=problem.surrogate,
+            reset_scale=problem.reset_scale,
+            keep=problem.keep,
+            lengths=problem.lengths,
+            input_gradient=input_gradient,
+        )
+        return Backward(
+            grads.input,
+            grads.state.c,
+            grads.state.y,
+            grads.weight_ih,
+            grads.weight_hh,
+            grads.bias,
+            grads.bias_hh,
+            grads.theta,
+        )

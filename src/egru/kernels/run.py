@@ -1,0 +1,35 @@
+"""From a :class:`~egru.kernels.problem.Problem` to the operator call that runs it."""
+
+import torch
+from torch import Tensor
+
+from egru.events import EventState
+from egru.kernels.op import sequence
+from egru.kernels.problem import Problem
+from egru.kernels.registry import choose
+
+
+def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tensor, EventState]:
+    """Run ``problem`` on the kernel that ``backend`` names: ``(y, c, carried state)``, differentiable."""
+    inputs = (
+        problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.bias_ih, problem.bias_hh,
+        problem.theta,
+    )  # fmt: skip
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    surrogate = problem.surrogate
+    y, c, c_last, y_last, _ = sequence(
+        *inputs,
+        problem.reset_scale,
+        problem.keep,
+        problem.lengths,
+        problem.reset,
+        problem.reset_gate,
+        float(surrogate.width),
+        float(surrogate.height),
+        surrogate.bounded,
+        surrogate.shape,
+        problem.precision,
+        choose(backend, problem),
+        save,
+    )
+    return y, c, EventState(c_last, y_last)

@@ -1,0 +1,305 @@
+"""What every event layer shares: stacking, directions, packed input, dropout, state, observers."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from egru.events import EventState, Surrogate
+from egru.layers import checks
+from egru.layers.dropout import MODES, sequence_dropout, zoneout_keep
+from egru.layers.threshold import Threshold
+
+
+class Weights(NamedTuple):
+    """The parameters of one layer and direction, dropped connections applied and thresholds constrained."""
+
+    ih: Tensor
+    hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    theta: Tensor
+
+
+class Record(NamedTuple):
+    """What one layer and direction did in one call, for observers; time first, padding last, input order kept.
+
+    ``c`` is the state the threshold saw. All tensors are still part of the graph.
+    """
+
+    name: str
+    input: Tensor
+    y: Tensor
+    c: Tensor
+    theta: Tensor
+    surrogate: Surrogate
+    lengths: Tensor | None
+    gates: int
+
+
+Observer = Callable[[Record], None]
+
+
+class EventRNN(nn.Module):
+    """Base of :class:`egru.EGRU`, :class:`egru.ELSTM` and :class:`egru.ERNN`; see those for the arguments."""
+
+    gates: int
+    """Blocks of rows in ``weight_ih``."""
+    resets: tuple[str, ...]
+    """The resets that mean something for this cell."""
+    reset_scale: Tensor
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        reset: str = "output",
+        threshold: Threshold | None = None,
+        surrogate: Surrogate | None = None,
+        reset_scale: float | Tensor = 1.0,
+        dropconnect: float = 0.0,
+        zoneout: float = 0.0,
+        dropout_mode: str = "variational",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        me = type(self).__name__
+        self.input_size = checks.positive_int(me, "input_size", input_size)
+        self.hidden_size = checks.positive_int(me, "hidden_size", hidden_size)
+        self.num_layers = checks.positive_int(me, "num_layers", num_layers)
+        self.bias, self.batch_first, self.bidirectional = bool(bias), bool(batch_first), bool(bidirectional)
+        self.dropout = checks.probability(me, "dropout", dropout, one=True)
+        self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, MODES)
+        self.reset = checks.choice(me, "reset", reset, self.resets)
+        self.threshold: Threshold = checks.instance(me, "threshold", threshold or Threshold(), Threshold)
+        self.surrogate: Surrogate = checks.instance(me, "surrogate", surrogate or Surrogate(), Surrogate)
+        self.dropconnect = checks.probability(me, "dropconnect", dropconnect)
+        self.zoneout = checks.probability(me, "zoneout", zoneout)
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"{me}: dtype must be a floating type, got {dtype}")
+        if dropout and num_layers == 1:
+            warnings.warn(f"{me}: dropout={dropout} acts between layers and num_layers=1 has none", stacklevel=3)
+        kind: dict[str, Any] = {"device": device, "dtype": dtype}
+        H = hidden_size
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else H * self.num_directions
+            for suffix in self._suffixes(layer):
+                self.register_parameter(
+                    "weight_ih" + suffix, nn.Parameter(torch.empty(self.gates * H, features, **kind))
+                )
+                self.register_parameter("weight_hh" + suffix, nn.Parameter(torch.empty(self.gates * H, H, **kind)))
+                if bias:
+                    for name in ("bias_ih", "bias_hh"):
+                        self.register_parameter(name + suffix, nn.Parameter(torch.empty(self.gates * H, **kind)))
+                tau = nn.Parameter(torch.empty(self.threshold.size(H), **kind), requires_grad=self.threshold.trainable)
+                self.register_parameter("threshold" + suffix, tau)
+        self.register_buffer("reset_scale", checks.scale(me, "reset_scale", reset_scale).to(**kind))
+        self._observers: list[Observer] = []
+        self.reset_parameters()
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def _weight(self) -> Tensor:
+        """A parameter whose type and device stand for all."""
+        return self.get_parameter("weight_hh" + self._suffixes(0)[0])
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
+
+    def reset_parameters(self) -> None:
+        """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters():
+            if name.startswith("weight"):
+                for block in parameter.data.split(self.hidden_size):
+                    nn.init.xavier_uniform_(block)
+            elif name.startswith("bias"):
+                nn.init.uniform_(parameter, -bound, bound)
+            else:
+                self.threshold.initialise_(parameter.data)
+
+    def thresholds(self) -> dict[str, Tensor]:
+        """The constrained thresholds by layer and direction, e.g. ``{"l0": ...}``, each ``(hidden_size,)``."""
+        return {
+            suffix[1:] or "cell": self.threshold.constrain(getattr(self, "threshold" + suffix), self.hidden_size)
+            for layer in range(self.num_layers)
+            for suffix in self._suffixes(layer)
+        }
+
+    def zero_state(self, batch: int | None = None) -> EventState:
+        """A state at rest for ``batch`` rows (None: unbatched input)."""
+        weight = self._weight
+        rows = () if batch is None else (batch,)
+        shape = (self.num_layers * self.num_directions, *rows, self.hidden_size)
+        return EventState(weight.new_zeros(shape), weight.new_zeros(shape))
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call ``observer`` with a :class:`Record` per layer and direction of every forward; returns the undo."""
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer)
+
+    # ---- running ----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, input: Tensor | PackedSequence, state: EventState | None = None
+    ) -> tuple[Tensor | PackedSequence, EventState]:
+        """Run over ``input``: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or packed.
+
+        Returns the events of the last layer in the same arrangement, and the state after the last step, each half
+        ``(num_layers * num_directions, B, H)``. NaN or infinite input is refused on the CPU; on other devices the
+        check would stall the queue and is left out.
+        """
+        if isinstance(input, PackedSequence):
+            x, lengths = pad_packed_sequence(input)
+            self._check_input(x)
+            y, state = self._run(x, state, lengths.to(x.device))
+            order = slice(None) if input.sorted_indices is None else input.sorted_indices
+            sorted_lengths = lengths if input.sorted_indices is None else lengths[input.sorted_indices.cpu()]
+            data = pack_padded_sequence(y[:, order], sorted_lengths).data
+            return PackedSequence(data, input.batch_sizes, input.sorted_indices, input.unsorted_indices), state
+        self._check_input(input)
+        if input.dim() == 2:
+            if state is not None:
+                shape = (self.num_layers * self.num_directions, self.hidden_size)
+                c, y = checks.event_state(type(self).__name__, state, shape, self._weight)
+                state = EventState(c[:, None], y[:, None])
+            y, (c_last, y_last) = self._run(input[:, None], state, None)
+            return y[:, 0], EventState(c_last[:, 0], y_last[:, 0])
+        x = input.transpose(0, 1) if self.batch_first else input
+        y, state = self._run(x, state, None)
+        return (y.transpose(0, 1) if self.batch_first else y), state
+
+    def _check_input(self, x: Any) -> None:
+        layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
+        checks.sequence_input(
+            type(self).__name__,
+            x,
+            self.input_size,
+            self._weight,
+            (2, 3),
+            f"{layout} or (time, features)",
+        )
+
+    def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
+        T, B, _ = x.shape
+        weight = self._weight
+        if state is None:
+            state = self.zero_state(B)
+        else:
+            shape = (self.num_layers * self.num_directions, B, self.hidden_size)
+            state = checks.event_state(type(self).__name__, state, shape, weight)
+        x = x.to(weight.dtype)
+        c0, y0 = state.c.to(weight.dtype), state.y.to(weight.dtype)
+        last: list[EventState] = []
+        for layer in range(self.num_layers):
+            outputs: list[Tensor] = []
+            for suffix in self._suffixes(layer):
+                reverse = suffix.endswith("_reverse")
+                weights = self._weights(suffix)
+                start = EventState(c0[len(last)], y0[len(last)])
+                keep = zoneout_keep(start.c, T, self.zoneout, self.training)
+                y, c, end = self._sequence(_reversed(x, lengths) if reverse else x, start, weights, keep, lengths)
+                if reverse:
+                    y = _reversed(y, lengths)
+                    c = _reversed(c, lengths) if self._observers else c
+                outputs.append(y)
+                last.append(end)
+                if self._observers:
+                    record = Record(suffix[1:] or "cell", x, y, c, weights.theta, self.surrogate, lengths, self.gates)
+                    for observer in self._observers:
+                        observer(record)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if layer < self.num_layers - 1:
+                x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
+        return x, EventState(torch.stack([s.c for s in last]), torch.stack([s.y for s in last]))
+
+    def _weights(self, suffix: str) -> Weights:
+        hh = self.get_parameter("weight_hh" + suffix)
+        if self.dropconnect and self.training:
+            hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
+        return Weights(
+            self.get_parameter("weight_ih" + suffix),
+            hh,
+            self.get_parameter("bias_ih" + suffix) if self.bias else None,
+            self.get_parameter("bias_hh" + suffix) if self.bias else None,
+            self.threshold.constrain(self.get_parameter("threshold" + suffix), self.hidden_size),
+        )
+
+    def _sequence(
+        self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor, EventState]:
+        """One layer in one direction: ``(y, c, last state)``."""
+        raise NotImplementedError
+
+    # ---- copying and loading ----------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_observers": []}  # a copy is not being watched
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Also take the state dict of the dense layer (no thresholds), and change nothing unless all of it fits."""
+        own = {name: x for name, x in (*self._parameters.items(), *self._buffers.items()) if x is not None}
+        given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        dense = not any(name.startswith("threshold") for name in given)
+        missing = [
+            name
+            for name in own
+            if name not in given and name != "reset_scale" and not (dense and name.startswith("threshold"))
+        ]
+        strangers = [name for name in given if name not in own]
+        misfits = [
+            f"{prefix}{name} has shape {tuple(given[name].shape)}, this {type(self).__name__} needs {tuple(x.shape)}"
+            for name, x in own.items()
+            if name in given and given[name].shape != x.shape
+        ]
+        if misfits or (strict and (missing or strangers)):
+            error_msgs.extend(misfits)
+            missing_keys.extend(prefix + name for name in missing)
+            unexpected_keys.extend(prefix + name for name in strangers)
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
+        missing_keys.extend(prefix + name for name in missing)
+
+    def extra_repr(self) -> str:
+        parts = [f"{self.input_size}, {self.hidden_size}"]
+        if self.num_layers > 1:
+            parts.append(f"num_layers={self.num_layers}")
+        parts += [f"{n}=True" for n in ("batch_first", "bidirectional") if getattr(self, n)]
+        if not self.bias:
+            parts.append("bias=False")
+        parts.append(f"reset={self.reset!r}")
+        parts += [f"{n}={getattr(self, n)}" for n in ("dropout", "dropconnect", "zoneout") if getattr(self, n)]
+        return ", ".join([*parts, repr(self.threshold), repr(self.surrogate)])
+
+
+def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """``x`` of shape ``(T, B, features)`` backwards in time, each row within its own length; padding stays behind."""
+    if lengths is None:
+        return x.flip(0)
+    steps = torch.arange(x.shape[0], device=x.device)[:, None]
+    index = torch.where(steps < lengths, lengths - 1 - steps, steps)
+    return x.gather(0, index[..., None].expand_as(x))
