@@ -1,5 +1,6 @@
 """Handwritten digits, 8 by 8 pixels, that ship inside scikit-learn: one pixel at a time, 64 steps."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -43,5 +44,5 @@ def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
     y = torch.from_numpy(data.target[order].astype(np.int64))
     n = len(y)
     edges = [0, round(0.6 * n), round(0.75 * n), n]
-    splits = [Split(x[a:b].contiguous(), y[a:b].contiguous()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    splits = [Split(x[a:b].contiguous(), y[a:b].contiguous()) for a, b in itertools.pairwise(edges)]
     return Classification("permuted digits" if permuted else "digits", 10, *splits)
