@@ -90,7 +90,7 @@ def test_dense_baselines_count_near_zero_outputs(module):
     module = module.double()
     x = torch.randn(7, 2, 3)
     wide, narrow = [], []
-    for tolerance, into in ((1e-8, narrow), (10.0, wide)):
+    for tolerance, into in ((1e-8, narrow), (1e9, wide)):
         with egru.ActivityMonitor(module, tolerance=tolerance) as activity:
             module(x)
         into.append(activity.summary())

@@ -14,7 +14,7 @@ def test_parameter_counts_the_paper_prints():
         lstm = nn.ModuleList([nn.LSTM(2048, 512, 2), nn.Linear(512, 11)])
     assert round(count_parameters(cornn) / 1e3) == 134
     assert round(count_parameters(indrnn) / 1e6) == 52
-    assert round(count_parameters(gru) / 1e6, 1) == 15.7
+    assert 15.7e6 <= count_parameters(gru) < 15.8e6
     assert round(count_parameters(lstm) / 1e6, 1) == 7.4
 
 

@@ -107,7 +107,7 @@ class EventRNN(nn.Module):
                     torch.empty(self.threshold_config.size(H), **kind), requires_grad=self.threshold_config.trainable
                 )
                 self.register_parameter("threshold" + suffix, tau)
-        self.register_buffer("reset_scale", checks.scale(me, "reset_scale", reset_scale).to(**kind))
+        self.register_buffer("reset_scale", torch.tensor(checks.scale(me, "reset_scale", reset_scale), **kind))
         self._observers: list[Observer] = []
         self.reset_parameters()
 
