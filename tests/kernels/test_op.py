@@ -77,6 +77,7 @@ def test_monitor_sees_compiled_models():
     compiled(x)
     summaries = []
     for watched in (model, compiled):
+        assert isinstance(watched, nn.Module)
         with egru.ActivityMonitor(watched) as activity, torch.no_grad():
             watched(x)
             watched(2 * x)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
+from egru.layers import EventRNN
 from tests.helpers import worst
 
 ALWAYS = egru.Threshold.constant(-1e3)
@@ -23,7 +24,7 @@ def pair(kind, **shape):
 
 def run(module, x, first, second):
     """Output and the two halves of the state, whatever the module's convention."""
-    if isinstance(module, egru.layers.EventRNN):
+    if isinstance(module, EventRNN):
         y, (c, last) = module(x, egru.EventState(second, first))
         return y, last, c
     if isinstance(module, nn.LSTM):
@@ -56,7 +57,7 @@ def test_is_the_dense_layer(kind, layers, bidirectional, bias, packed):
             assert out[0].batch_sizes.tolist() == given.batch_sizes.tolist()
             out = (out[0].data, pad_packed_sequence(out[0])[0], *out[1:])
         weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)) for i, o in enumerate(out)]
-        loss = sum((w * o).sum() for w, o in zip(weights, out, strict=True))
+        loss = torch.stack([(w * o).sum() for w, o in zip(weights, out, strict=True)]).sum()
         parameters = [event.get_parameter(n) if module is event else p for n, p in dense.named_parameters()]
         results.append((out, torch.autograd.grad(loss, [x, h, *parameters])))
     (dense_out, dense_grads), (event_out, event_grads) = results

@@ -1,7 +1,7 @@
 """Handwritten digits, 8 by 8 pixels, that ship inside scikit-learn: one pixel at a time, 64 steps."""
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("the digits need scikit-learn: pip install 'egru[demo]'") from error
-    data = load_digits()
+    data: Any = load_digits()
     rng = np.random.default_rng(seed)
     order, pixels = rng.permutation(len(data.target)), rng.permutation(64)
     images = data.images.reshape(-1, 64) / 16
