@@ -27,8 +27,8 @@ from egru.report import Epoch, Raster, RunReport, print_table, write_report
 class Config:
     """What the run does; every field is a command-line option."""
 
-    hidden: int = 96
-    epochs: int = 80
+    hidden: int = 128
+    epochs: int = 100
     batch: int = 64
     learning_rate: float = 1e-2
     clip: float = 1.0
@@ -52,7 +52,11 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.rnn(x)
-        return self.readout(self.normalise(egru.exponential_trace(y, self.decay, last=True, batch_first=True)))
+        # A weighted mean of the events, not their sum: small enough that units which hardly ever fire stay below the
+        # normalisation's floor instead of being blown up to the size of the others.
+        gain = (1 - self.decay) / (1 - self.decay ** x.shape[1])
+        trace = egru.exponential_trace(y, self.decay, gain=gain, last=True, batch_first=True)
+        return self.readout(self.normalise(trace))
 
 
 def event_layer(config: Config) -> egru.EGRU:
