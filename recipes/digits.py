@@ -60,7 +60,7 @@ class Classifier(nn.Module):
 
 
 def event_layer(config: Config) -> egru.EGRU:
-    """The settings that train on sequences of this length: a low surrogate, low thresholds, no clearing."""
+    """Settings that train on sequences of this length: a narrow, low surrogate, low thresholds, no clearing."""
     layer = egru.EGRU(
         1,
         config.hidden,
@@ -68,7 +68,7 @@ def event_layer(config: Config) -> egru.EGRU:
         reset="none",
         reset_gate="after",
         threshold=egru.Threshold(mean=config.threshold),
-        surrogate=egru.Surrogate(width=1.0, height=0.3),
+        surrogate=egru.Surrogate(width=0.3, height=0.5),
         zoneout=config.zoneout,
     )
     # Uniform-gate initialisation: update gates spread over (0, 1), so that memories of every length are there.
