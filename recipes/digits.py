@@ -28,8 +28,8 @@ class Config:
     """What the run does; every field is a command-line option."""
 
     hidden: int = 128
-    epochs: int = 100
-    batch: int = 64
+    epochs: int = 80
+    batch: int = 32
     learning_rate: float = 1e-2
     clip: float = 1.0
     trace: float = 200.0
