@@ -1,0 +1,1 @@
+"""The compiled core for the CPU, or the reason there is none."""
