@@ -130,6 +130,13 @@ def _core() -> Any:
     return cpu.core
 
 
+def _fresh(buffer: Tensor) -> Tensor:
+    """A new buffer, its memory in large pages where possible: fewer page faults, fewer address translations."""
+    if buffer.nbytes > 4 << 20:
+        _core().use_huge_pages(buffer.data_ptr(), buffer.nbytes)
+    return buffer
+
+
 class _Call:
     """A ``TrainCall`` of the core, and the tensors whose addresses it holds.
 
@@ -182,7 +189,7 @@ class _Call:
             setattr(self.raw, name + "_b", value.stride(1))
 
     def give_workspace(self, size: Any) -> None:
-        self.set(workspace=torch.empty(size(self.raw), dtype=torch.uint8))
+        self.set(workspace=_fresh(torch.empty(size(self.raw), dtype=torch.uint8)))
 
     def steps(self, first: int) -> None:
         self.raw.first, self.raw.last = first, min(first + self.raw.chunk, self.raw.T)

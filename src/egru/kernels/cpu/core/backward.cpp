@@ -22,7 +22,9 @@ struct BackwardSpace {
     S *dc, *de, *m;           // [b][s][32]
     S* dy[2];                 // of this step and of the one before it
     Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, row by row and column by column
+    // One per thread: which gradients of y are wanted, packed rows of a, and the gradient of 16 rows of the input.
     uint16_t* open[max_team];
+    S *d[max_team], *dx[max_team];
     int64_t bytes;
 
     explicit BackwardSpace(const Layer<S>& layer) {
@@ -50,6 +52,8 @@ struct BackwardSpace {
         columns = Lists<S>(arena, widest, count);
         for (int i = 0; i < call.threads; ++i) {
             open[i] = arena.take<uint16_t>(divide_up(layer.B, rows_max) * layer.blocks * block);
+            d[i] = arena.take<S>(rows_max * d_width);
+            dx[i] = arena.take<S>(call.grad_input ? (int64_t)layer.tiles_I * tile * rows_max : 0);
             h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
         }
         bytes = arena.bytes();
@@ -278,18 +282,18 @@ private:
         for (int from = 0; from < panels; from += most) {
             const int some = panels - from < most ? panels - from : most;
             for (int s0 = 0; s0 < B; s0 += rows_max) {
-                const S *weight[panels_max], *d[panels_max];
+                const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) {
                     const int p = gate * blocks + from + j;
                     const bool scaled = call.after && p >= 2 * blocks;  // r * a_z lies behind a_z
-                    d[j] = space.a + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + (t - call.first) * B + s0) * block;
-                    weight[j] = space.V + p * size + (int64_t)first_block * block * block;
+                    panel[j] = a_at(t, 0, 0) + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + s0) * block;
                 }
-                for (int b = first_block; b < last_block; ++b) {
-                    dots_block<S>(weight, d, some, open + s0 / rows_max * own + (b - first_block) * block,
-                                  layer.units(b), out + ((int64_t)b * B + s0) * block);
-                    for (int j = 0; j < some; ++j) weight[j] += block * block;
-                }
+                pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, space.d[team.index]);
+                const S* weight = space.V + (gate * blocks + from) * size;
+                for (int b = first_block; b < last_block; ++b)
+                    dots_block<S>(weight + b * block * block, size, space.d[team.index], some,
+                                  open + s0 / rows_max * own + (b - first_block) * block, layer.units(b),
+                                  out + ((int64_t)b * B + s0) * block);
             }
         }
     }
@@ -424,22 +428,23 @@ private:
         const int begin = team.begin(groups) * rows_max, end = team.end(groups) * rows_max;
         const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
         uint16_t all[block];
-        alignas(64) S result[rows_max * block];
+        S* d = space.d[team.index];
         for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
             const int some_rows = rows - s0 < rows_max ? rows - s0 : rows_max;
             for (uint16_t& mask : all) mask = (uint16_t)((1u << some_rows) - 1);
-            for (int i0 = 0; i0 < layer.I; i0 += block) {
+            S* result = space.dx[team.index];
+            for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) result[i] = 0;
+            for (int from = 0; from < panels; from += most) {
+                const int some = panels - from < most ? panels - from : most;
+                const S* panel[panels_max];
+                for (int j = 0; j < some; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
+                pack_rows<S>(panel, some, some_rows, d);
+                for (int i0 = 0; i0 < layer.I; i0 += block)
+                    dots_block<S>(space.W + from * size + (int64_t)i0 * block, size, d, some, all,
+                                  layer.I - i0 < block ? layer.I - i0 : block, result + (int64_t)i0 * rows_max);
+            }
+            for (int i0 = 0; i0 < layer.I; i0 += block, result += rows_max * block) {
                 const int positions = layer.I - i0 < block ? layer.I - i0 : block;
-                for (S& each : result) each = 0;
-                for (int from = 0; from < panels; from += most) {
-                    const int some = panels - from < most ? panels - from : most;
-                    const S *weight[panels_max], *d[panels_max];
-                    for (int j = 0; j < some; ++j) {
-                        d[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
-                        weight[j] = space.W + (from + j) * size + (int64_t)i0 * block;
-                    }
-                    dots_block<S>(weight, d, some, all, positions, result);
-                }
                 for (int i = 0; i < some_rows; ++i) {
                     const int row = s0 + i;
                     S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + row) * layer.I + i0;
