@@ -13,7 +13,8 @@ constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and t
 
 template <class S>
 struct BackwardSpace {
-    S *V, *W;                 // packed weights; W only for the gradient of the input, or to compute gates again
+    S *V_rows, *W_rows;       // weights for dot products; W only for the gradient of the input
+    S *V, *W;                 // weights to compute gates again
     S *grad_V, *grad_W;       // panels[gate * blocks + b][source][32]
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
@@ -34,8 +35,10 @@ struct BackwardSpace {
         const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
         const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
         const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
-        V = arena.take<S>(V_size);
-        W = arena.take<S>(recompute || call.grad_input ? W_size : 0);
+        V_rows = arena.take<S>(V_size);
+        W_rows = arena.take<S>(call.grad_input ? W_size : 0);
+        V = arena.take<S>(recompute ? V_size : 0);
+        W = arena.take<S>(recompute ? W_size : 0);
         grad_V = arena.take<S>(V_size);
         grad_W = arena.take<S>(W_size);
         totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
@@ -60,6 +63,21 @@ struct BackwardSpace {
     }
 };
 
+// The ranges of panels whose products with `a` are wanted one by one: all at once ("after"), or first that of z, then
+// those of r and u, which need it ("before").
+template <class S>
+struct RecurrentPieces {
+    Pieces first, second;
+    const Pieces* begin() const { return &first; }
+    const Pieces* end() const { return second.count ? &second + 1 : &second; }
+};
+template <class S>
+RecurrentPieces<S> recurrent_pieces(const Layer<S>& layer) {
+    const int blocks = layer.blocks;
+    if (layer.call.after) return {Pieces(0, 3 * blocks), Pieces(0, 0)};
+    return {Pieces(2 * blocks, blocks), Pieces(0, 2 * blocks)};
+}
+
 template <class S>
 class Backward {
 public:
@@ -76,14 +94,14 @@ public:
             if (call.after) {
                 team.meet();
                 list_open(t - 1);
-                recurrent_dots(t, R, 3, space.dy[(t + 1) & 1]);
+                recurrent_dots(t, Pieces(0, 3 * blocks), space.dy[(t + 1) & 1]);
             } else {
                 team.meet();
                 list_open(t - 1);
-                recurrent_dots(t, Z, 1, space.m);
+                recurrent_dots(t, Pieces(2 * blocks, blocks), space.m);
                 reset_gate(t);
                 team.meet();
-                recurrent_dots(t, R, 2, space.dy[(t + 1) & 1]);
+                recurrent_dots(t, Pieces(0, 2 * blocks), space.dy[(t + 1) & 1]);
             }
         }
         team.meet();
@@ -274,24 +292,23 @@ private:
             }
     }
 
-    // out[b][s][32] += a V^T for this member's units, over `gates` blocks of V's columns from `gate` on.
-    void recurrent_dots(int t, int gate, int gates, S* out) {
-        const int own = (last_block - first_block) * block, panels = gates * blocks;
-        const int64_t size = layer.panel_size(layer.tiles_H);
-        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
-        for (int from = 0; from < panels; from += most) {
-            const int some = panels - from < most ? panels - from : most;
+    // out[b][s][32] += a V^T for this member's units, over a range of V's columns.
+    void recurrent_dots(int t, const Pieces& pieces, S* out) {
+        const int own = (last_block - first_block) * block;
+        S* d = space.d[team.index];
+        for (int from = 0; from < pieces.count; from += pieces.most) {
+            const int some = pieces.size(from);
+            const S* weight = space.V_rows + (pieces.first + from) * layer.panel_size(layer.tiles_H);
             for (int s0 = 0; s0 < B; s0 += rows_max) {
                 const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) {
-                    const int p = gate * blocks + from + j;
+                    const int p = pieces.first + from + j;
                     const bool scaled = call.after && p >= 2 * blocks;  // r * a_z lies behind a_z
                     panel[j] = a_at(t, 0, 0) + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + s0) * block;
                 }
-                pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, space.d[team.index]);
-                const S* weight = space.V + (gate * blocks + from) * size;
+                pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, d);
                 for (int b = first_block; b < last_block; ++b)
-                    dots_block<S>(weight + b * block * block, size, space.d[team.index], some,
+                    dots_block<S>(weight + (int64_t)b * block * some * block, d, some,
                                   open + s0 / rows_max * own + (b - first_block) * block, layer.units(b),
                                   out + ((int64_t)b * B + s0) * block);
             }
@@ -426,7 +443,7 @@ private:
         const int rows = layer.rows(), groups = (int)divide_up(rows, rows_max), panels = 3 * blocks;
         const int64_t size = layer.panel_size(layer.tiles_I);
         const int begin = team.begin(groups) * rows_max, end = team.end(groups) * rows_max;
-        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
+        const Pieces pieces(0, panels);
         uint16_t all[block];
         S* d = space.d[team.index];
         for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
@@ -434,13 +451,13 @@ private:
             for (uint16_t& mask : all) mask = (uint16_t)((1u << some_rows) - 1);
             S* result = space.dx[team.index];
             for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) result[i] = 0;
-            for (int from = 0; from < panels; from += most) {
-                const int some = panels - from < most ? panels - from : most;
+            for (int from = 0; from < panels; from += pieces.most) {
+                const int some = pieces.size(from);
                 const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
                 pack_rows<S>(panel, some, some_rows, d);
                 for (int i0 = 0; i0 < layer.I; i0 += block)
-                    dots_block<S>(space.W + from * size + (int64_t)i0 * block, size, d, some, all,
+                    dots_block<S>(space.W_rows + from * size + (int64_t)i0 * some * block, d, some, all,
                                   layer.I - i0 < block ? layer.I - i0 : block, result + (int64_t)i0 * rows_max);
             }
             for (int i0 = 0; i0 < layer.I; i0 += block, result += rows_max * block) {
@@ -485,9 +502,15 @@ void begin(const TrainCall& call) {
     for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks, from = team.begin(panels), to = team.end(panels);
-        pack(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
-        if (!call.gates || call.grad_input)
-            pack(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
+        const int H = layer.H, I = layer.I, blocks = layer.blocks;
+        for (const Pieces& each : recurrent_pieces(layer))
+            pack_pieces(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, each, from, to, space.V_rows);
+        if (call.grad_input)
+            pack_pieces(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, Pieces(0, panels), from, to, space.W_rows);
+        if (!call.gates) {
+            pack_panels(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, from, to, space.V);
+            pack_panels(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, from, to, space.W);
+        }
         __builtin_memset(space.grad_V + from * V_size, 0, (to - from) * V_size * sizeof(S));
         __builtin_memset(space.grad_W + from * W_size, 0, (to - from) * W_size * sizeof(S));
     });

@@ -177,6 +177,17 @@ inline void prefetch_tile(const S* panel) {
 
 // ---- dots -------------------------------------------------------------------------------------------------------------
 
+// Dot products run over a range of panels in pieces of at most panels_max, and take both operands in whole rows: the
+// weights of a piece are weight[row][panels * 32], a piece starting where its first panel would.
+struct Pieces {
+    int first, count;  // panels of the range
+    int most;          // panels of a piece
+
+    Pieces(int first_, int count_)
+        : first(first_), count(count_), most(count_ ? (int)divide_up(count_, divide_up(count_, panels_max)) : 0) {}
+    int size(int from) const { return count - from < most ? count - from : most; }
+};
+
 constexpr int d_width = panels_max * block;  // columns of a packed row of d
 
 // Rows [0, rows) of up to panels_max panels of d, each row in one piece: d[row][panel * 32 + column].
@@ -188,10 +199,10 @@ void pack_rows(const S* const* panel, int panels, int rows, S* d) {
                 store<S>(d + row * d_width + j * block + v, load<S>(panel[j] + (int64_t)row * block + v));
 }
 
-// out[i] = sum over panels j of weight[j * stride ..][32] . d[row_i][j * 32 ..], for N rows. Three panels at a time,
-// so that the address of a row of d is formed once for several products.
+// out[i] = weight . d[row_i], over `panels` * 32 columns, for N rows. Three panels at a time, so that the address of a
+// row of d is formed once for several products.
 template <class S, int N>
-void dots(const S* weight, int64_t stride, const S* d, const uint8_t* row, int panels, S* out) {
+void dots(const S* weight, const S* d, const uint8_t* row, int panels, S* out) {
     constexpr int L = lanes<S>, wide = block / L;
     constexpr int together = wide <= 2 ? 3 : 1;
     Vector<S> total[N];
@@ -205,33 +216,33 @@ void dots(const S* weight, int64_t stride, const S* d, const uint8_t* row, int p
     for (; j + together <= panels; j += together) {
         Vector<S> w[together * wide];
 #pragma GCC unroll 16
-        for (int k = 0; k < together; ++k)
-#pragma GCC unroll 16
-            for (int v = 0; v < wide; ++v) w[k * wide + v] = load<S>(weight + k * stride + v * L);
+        for (int k = 0; k < together * wide; ++k) w[k] = load<S>(weight + k * L);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) {
             const S* x = d + from[i];
+            asm("" : "+r"(x));  // else GCC keeps an address per product in a register, and runs out of them
 #pragma GCC unroll 16
             for (int k = 0; k < together * wide; ++k) total[i] += w[k] * load<S>(x + k * L);
         }
-        weight += together * stride;
+        weight += together * block;
         d += together * block;
     }
     for (; j < panels; ++j) {
 #pragma GCC unroll 16
-        for (int v = 0; v < wide; ++v) {
-            const Vector<S> w = load<S>(weight + v * L);
+        for (int i = 0; i < N; ++i) {
+            const S* x = d + from[i];
+            asm("" : "+r"(x));
 #pragma GCC unroll 16
-            for (int i = 0; i < N; ++i) total[i] += w * load<S>(d + from[i] + v * L);
+            for (int v = 0; v < wide; ++v) total[i] += load<S>(weight + v * L) * load<S>(x + v * L);
         }
-        weight += stride;
+        weight += block;
         d += block;
     }
     sums<S, N>(total, out);
 }
 
 template <class S>
-using DotsFunction = void (*)(const S*, int64_t, const S*, const uint8_t*, int, S*);
+using DotsFunction = void (*)(const S*, const S*, const uint8_t*, int, S*);
 template <class S>
 constexpr DotsFunction<S> dots_of[dots_max + 1] = {
     nullptr,   dots<S, 1>, dots<S, 2>, dots<S, 3>, dots<S, 4>, dots<S, 5>, dots<S, 6>, dots<S, 7>, dots<S, 8>,
@@ -252,9 +263,9 @@ struct BitPositions {
 constexpr BitPositions bit_positions{};
 
 // out[row * 32 + n] += weight row n . d[row], for the positions n of a block and up to 16 packed rows of d, where bit
-// `row` of wanted[n] is set. Panel j of weight row n is at weight + j * stride + n * 32.
+// `row` of wanted[n] is set. Weight row n is weight[n][panels * 32].
 template <class S>
-void dots_block(const S* weight, int64_t stride, const S* d, int panels, const uint16_t* wanted, int positions, S* out) {
+void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted, int positions, S* out) {
     for (int n = 0; n < positions; ++n) {
         const unsigned mask = wanted[n];
         if (!mask) continue;
@@ -265,13 +276,10 @@ void dots_block(const S* weight, int64_t stride, const S* d, int panels, const u
         __builtin_memcpy(&high, bit_positions.of[mask >> 8], 8);
         high += 0x0808080808080808ull;
         __builtin_memcpy(row + low, &high, 8);
-        for (int j = 0; j < panels; ++j)  // the next weight row, while this one is worked on
-            for (int v = 0; v < block; v += 64 / (int)sizeof(S))
-                __builtin_prefetch(weight + j * stride + (n + 1) * block + v, 0, 3);
         S result[rows_max];
         for (int i = 0; i < count; i += dots_max) {
             const int some = count - i < dots_max ? count - i : dots_max;
-            dots_of<S>[some](weight + n * block, stride, d, row + i, panels, result + i);
+            dots_of<S>[some](weight + (int64_t)n * panels * block, d, row + i, panels, result + i);
         }
         for (int i = 0; i < count; ++i) out[row[i] * block + n] += result[i];
     }
