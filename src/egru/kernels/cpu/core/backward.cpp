@@ -331,7 +331,7 @@ private:
                 panels[j] = space.V + (gates[j] * blocks + b) * panel_size;
                 fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
             }
-            gather_recurrent(layer, panels, count, space.rows, rows, out);
+            gather_tiles<S>(panels, count, layer.tiles_H, space.rows, rows, out);
         };
         S* out[3] = {h, h + (int64_t)rows * block, h + (int64_t)2 * rows * block};
         constexpr int order[3] = {R, U, Z};
@@ -368,15 +368,6 @@ private:
     }
 
     // grad[gate][b][source][32] += sum over the chunk's rows of source value * a.
-    template <int G>
-    void outer(const S* const* a, int width, S* const* grad) {
-        for (int at = 0; at < (int)divide_up(layer.rows(), tile); ++at) {
-            const S* here[G];
-            for (int g = 0; g < G; ++g) here[g] = a[g] + (int64_t)at * tile * block;
-            gather<S, G>(here, space.columns, at, width, grad);
-        }
-    }
-
     void weight_gradients() {
         const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
         const auto plain = [](int, int, S value) { return value; };
@@ -392,7 +383,7 @@ private:
                 a[g] = a_at(call.first, b, g);
                 grad[g] = panel(space.grad_W, wide_I, g * blocks + b);
             }
-            outer<3>(a, layer.I, grad);
+            gather_tiles<S, 3>(a, tiles, space.columns, layer.I, grad);
         }
         team.meet();
         for (int at = team.begin(tiles); at < team.end(tiles); ++at)
@@ -403,7 +394,7 @@ private:
                 const S* a[3] = {a_at(call.first, b, R), a_at(call.first, b, U), a_at(call.first, b, Q)};
                 S* grad[3];
                 for (int g = 0; g < 3; ++g) grad[g] = panel(space.grad_V, wide_H, g * blocks + b);
-                outer<3>(a, H, grad);
+                gather_tiles<S, 3>(a, tiles, space.columns, H, grad);
             }
             team.meet();
             return;
@@ -411,7 +402,7 @@ private:
         for (int b = first_block; b < last_block; ++b) {
             const S* a[2] = {a_at(call.first, b, R), a_at(call.first, b, U)};
             S* grad[2] = {panel(space.grad_V, wide_H, b), panel(space.grad_V, wide_H, blocks + b)};
-            outer<2>(a, H, grad);
+            gather_tiles<S, 2>(a, tiles, space.columns, H, grad);
         }
         team.meet();
         const auto reset_by_r = [&](int row, int unit, S value) {
@@ -428,12 +419,7 @@ private:
                 a[j] = a_at(call.first, b + j, Z);
                 grad[j] = panel(space.grad_V, wide_H, 2 * blocks + b + j);
             }
-            if (some == 3)
-                outer<3>(a, H, grad);
-            else if (some == 2)
-                outer<2>(a, H, grad);
-            else
-                outer<1>(a, H, grad);
+            gather_tiles<S>(a, some, tiles, space.columns, H, grad);
         }
         team.meet();
     }

@@ -80,7 +80,7 @@ private:
             const S* panels[3] = {panel(b, R), panel(b, U), panel(b, Z)};
             S* out[3] = {h, h + B * block, h + 2 * B * block};
             for (int g = 0; g < 3; ++g) fill_bias(layer.bias_hh, H, g, b, B, out[g]);
-            gather_recurrent(layer, panels, 3, events, B, out);
+            gather_tiles<S, 3>(panels, layer.tiles_H, events, B, out);
             const S* p[3] = {p_at(t, b, R), p_at(t, b, U), p_at(t, b, Z)};
             S* gates[4] = {gates_at(t, b, R), gates_at(t, b, U), gates_at(t, b, Z), gates_at(t, b, Q)};
             gates_after<S>(B * block, p, out, gates);
@@ -95,7 +95,7 @@ private:
             const S* panels[2] = {panel(b, R), panel(b, U)};
             S* out[2] = {h, h + B * block};
             for (int g = 0; g < 2; ++g) fill_bias(layer.bias_hh, H, g, b, B, out[g]);
-            gather_recurrent(layer, panels, 2, events, B, out);
+            gather_tiles<S, 2>(panels, layer.tiles_H, events, B, out);
             const S* p[2] = {p_at(t, b, R), p_at(t, b, U)};
             S* gates[2] = {gates_at(t, b, R), gates_at(t, b, U)};
             gates_before<S>(layer, t, b, p, out, gates, space.reset);
@@ -111,7 +111,7 @@ private:
                 out[j] = h + j * B * block;
                 fill_bias(layer.bias_hh, H, Z, b + j, B, out[j]);
             }
-            gather_recurrent(layer, panels, some, events, B, out);
+            gather_tiles<S>(panels, some, layer.tiles_H, events, B, out);
             for (int j = 0; j < some; ++j) {
                 gate_z<S>(B * block, p_at(t, b + j, Z), out[j], gates_at(t, b + j, Z));
                 emit(t, b + j);

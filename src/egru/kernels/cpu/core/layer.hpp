@@ -103,6 +103,28 @@ void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
         for (int i = 0; i < block; i += lanes<S>) store<S>(out + (int64_t)row * block + i, load<S>(padded + i));
 }
 
+// out[j][row][32] += lists * panel[j], tile by tile, for G panels side by side.
+template <class S, int G>
+void gather_tiles(const S* const* panel, int tiles, const Lists<S>& lists, int rows, S* const* out) {
+    for (int at = 0; at < tiles; ++at) {
+        const S *here[G], *next[G];
+        for (int j = 0; j < G; ++j) {
+            here[j] = panel[j] + (int64_t)at * tile * block;
+            next[j] = here[j] + tile * block;
+        }
+        gather<S, G>(here, lists, at, rows, out, at + 1 < tiles ? next : nullptr);
+    }
+}
+template <class S>
+void gather_tiles(const S* const* panel, int panels, int tiles, const Lists<S>& lists, int rows, S* const* out) {
+    if (panels == 3)
+        gather_tiles<S, 3>(panel, tiles, lists, rows, out);
+    else if (panels == 2)
+        gather_tiles<S, 2>(panel, tiles, lists, rows, out);
+    else
+        gather_tiles<S, 1>(panel, tiles, lists, rows, out);
+}
+
 // p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member.
 template <class S>
 void project_input(const Layer<S>& layer, const Team& team, const S* weights, const Lists<S>& lists, S* p) {
@@ -117,29 +139,9 @@ void project_input(const Layer<S>& layer, const Team& team, const S* weights, co
             out[g] = p + (int64_t)(g * blocks + b) * rows * block;
             fill_bias(layer.bias_ih, layer.H, g, b, rows, out[g]);
         }
-        for (int at = 0; at < layer.tiles_I; ++at) {
-            const S* panel[3];
-            for (int g = 0; g < 3; ++g) panel[g] = weights + (g * blocks + b) * size + (int64_t)at * tile * block;
-            gather<S, 3>(panel, lists, at, rows, out);
-        }
-    }
-}
-
-// out[j][row][32] += lists * V for up to three panels side by side.
-template <class S>
-void gather_recurrent(const Layer<S>& layer, const S* const* panel, int panels, const Lists<S>& lists, int rows,
-                      S* const* out) {
-    for (int at = 0; at < layer.tiles_H; ++at) {
-        const S* here[3];
-        for (int j = 0; j < panels; ++j) here[j] = panel[j] + (int64_t)at * tile * block;
-        if (at + 1 < layer.tiles_H)
-            for (int j = 0; j < panels; ++j) prefetch_tile(here[j] + tile * block);
-        if (panels == 3)
-            gather<S, 3>(here, lists, at, rows, out);
-        else if (panels == 2)
-            gather<S, 2>(here, lists, at, rows, out);
-        else
-            gather<S, 1>(here, lists, at, rows, out);
+        const S* panel[3];
+        for (int g = 0; g < 3; ++g) panel[g] = weights + (g * blocks + b) * size;
+        gather_tiles<S, 3>(panel, layer.tiles_I, lists, rows, out);
     }
 }
 

@@ -136,16 +136,23 @@ void list_columns(const Steps<S>& from, int first, int B, int count, int width, 
 
 // ---- gather -----------------------------------------------------------------------------------------------------------
 
-// out[g][row][32] += sum of value * panel[g][index][32] over each row's list, for G panels side by side.
+// out[g][row][32] += sum of value * panel[g][index][32] over each row's list, for G panels side by side. Meanwhile
+// fetches the tiles `next` (may be null) into the second-level cache, a little with every row.
 template <class S, int G>
-void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* const* out) {
+void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* const* out, const S* const* next) {
     constexpr int L = lanes<S>;
     constexpr int room = G == 1 ? 8 : 4;  // vectors of each panel that fit into 16 registers; divides block / L
     constexpr int wide = room < block / L ? room : block / L;
     const uint8_t* index = lists.index + at * lists.capacity();
     const S* value = lists.value + at * lists.capacity();
     const uint32_t* start = lists.start + at * (lists.rows + 1);
+    constexpr int line = 64 / sizeof(S), lines = tile * block / line;
+    const int some_lines = next ? (int)divide_up(lines, rows) : 0;
     for (int row = 0; row < rows; ++row) {
+        if (row * some_lines < lines)
+            for (int i = row * some_lines; i < (row + 1) * some_lines; ++i)
+#pragma GCC unroll 3
+                for (int g = 0; g < G; ++g) __builtin_prefetch(next[g] + i * line, 0, 2);
         const uint32_t begin = start[row], end = start[row + 1];
         if (begin == end) continue;
         for (int column = 0; column < block; column += wide * L) {
@@ -167,12 +174,6 @@ void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* c
                 }
         }
     }
-}
-
-template <class S>
-inline void prefetch_tile(const S* panel) {
-    const char* at = reinterpret_cast<const char*>(panel);
-    for (int i = 0; i < tile * block * (int)sizeof(S); i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
 // ---- dots -------------------------------------------------------------------------------------------------------------
