@@ -1,5 +1,6 @@
 """The sequence operation on the compiled core: work in proportion to events, forward and backward."""
 
+import math
 import warnings
 from typing import Any
 
@@ -18,6 +19,8 @@ _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = 512
 """The same where memory matters more."""
+_SMALL = 1 << 20
+"""Bytes under which memory is left to torch."""
 
 
 class CPUKernel:
@@ -69,10 +72,10 @@ class CPUKernel:
         T, B, _ = problem.input.shape
         H = problem.c0.shape[-1]
         call = _Call(problem, _FORWARD_ROWS)
-        make = problem.c0.new_empty
-        y, c = make(T, B, H), make(T, B, H)
+        dtype = problem.c0.dtype
+        y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
         c_last, y_last = problem.c0.clone(), problem.y0.clone()  # what a row of length zero ends with
-        reserve = make(self.reserve_shape(problem) if save else (0,))
+        reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
         call.give_workspace(core.train_forward_workspace)
         core.train_forward_begin(call.raw)
@@ -98,13 +101,13 @@ class CPUKernel:
         call = _Call(problem, _LEAN_ROWS if problem.lean else _BACKWARD_ROWS)
         dc = torch.zeros_like(problem.c0) if grad_c_last is None else grad_c_last.clone(memory_format=_CONTIGUOUS)
         dy = torch.zeros_like(problem.y0) if grad_y_last is None else grad_y_last.clone(memory_format=_CONTIGUOUS)
-        make = problem.theta.new_empty
+        make, dtype = problem.theta.new_empty, problem.theta.dtype
         grads = Backward(
-            make(problem.input.shape) if input_gradient else None,
+            _empty(tuple(problem.input.shape), dtype) if input_gradient else None,
             dc.contiguous(),
             dy.contiguous(),
-            make(problem.weight_ih.shape),
-            make(problem.weight_hh.shape),
+            _empty(tuple(problem.weight_ih.shape), dtype),
+            _empty(tuple(problem.weight_hh.shape), dtype),
             make(problem.weight_hh.shape[0]),
             make(problem.weight_hh.shape[0]),
             make(problem.theta.shape),
@@ -130,11 +133,15 @@ def _core() -> Any:
     return cpu.core
 
 
-def _fresh(buffer: Tensor) -> Tensor:
-    """A new buffer, its memory in large pages where possible: fewer page faults, fewer address translations."""
-    if buffer.nbytes > 4 << 20:
-        _core().use_huge_pages(buffer.data_ptr(), buffer.nbytes)
-    return buffer
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """``torch.empty`` from memory the core keeps between calls: no page is cleared and mapped anew at every step."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _SMALL:
+        return torch.empty(shape, dtype=dtype)
+    memory = torch.from_numpy(_core().allocate(size))
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore[reportAttributeAccessIssue]
+        memory.fill_(255)  # NaN, as torch fills its own
+    return memory.view(dtype).view(shape)
 
 
 class _Call:
@@ -189,7 +196,7 @@ class _Call:
             setattr(self.raw, name + "_b", value.stride(1))
 
     def give_workspace(self, size: Any) -> None:
-        self.set(workspace=_fresh(torch.empty(size(self.raw), dtype=torch.uint8)))
+        self.set(workspace=_empty((size(self.raw),), torch.uint8))
 
     def steps(self, first: int) -> None:
         self.raw.first, self.raw.last = first, min(first + self.raw.chunk, self.raw.T)

@@ -176,9 +176,9 @@ private:
                     const Vector<S> r = load<S>(r_in + i), u = load<S>(u_in + i), z = load<S>(z_in + i);
                     const Vector<S> c = load_part<S>(c_row(t, s) + unit, count);
                     Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);
-                    const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
                     const auto fired = c > theta;
-                    const auto fired_old = t ? c_old > theta : y_old != zero;
+                    const auto fired_old =
+                        t ? c_old > theta : load_part<S>(layer.y_prev.at(-1, s) + unit, count) != zero;
                     if (reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
 
                     Vector<S> grad = load<S>(dy + i);

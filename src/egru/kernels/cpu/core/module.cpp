@@ -1,5 +1,6 @@
 // The Python face of the core. Buffers come in as addresses: the callers own, shape and check them.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,11 +8,8 @@
 #include <string>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "levels.hpp"
+#include "memory.hpp"
 
 namespace nb = nanobind;
 
@@ -30,14 +28,16 @@ NB_MODULE(_core, m) {
     m.def("level", [] { return std::string(egru::level_name(egru::current_level())); }, "The level in force.");
     m.def("force_level", &egru::force_level, nb::arg("name"), "Use this level from now on; 'auto' undoes.");
     m.def("compiler", [] { return std::string(__VERSION__); }, "The compiler that built the core.");
-    m.def("use_huge_pages", [](std::uintptr_t address, std::int64_t bytes) {
-#ifdef MADV_HUGEPAGE
-        constexpr std::uintptr_t page = 2u << 20;
-        const std::uintptr_t begin = (address + page - 1) / page * page, end = (address + (std::uintptr_t)bytes) / page * page;
-        if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-        (void)address, (void)bytes;
-#endif
-    }, nb::arg("address"), nb::arg("bytes"), "Ask for large pages under a fresh buffer, where the system has them.");
+    m.def("allocate", [](std::size_t bytes) {
+        auto* block = new egru::Block(egru::take_memory(bytes));
+        nb::capsule owner(block, [](void* held) noexcept {
+            auto* given = static_cast<egru::Block*>(held);
+            egru::give_memory(*given);
+            delete given;
+        });
+        return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(block->address, {bytes}, owner);
+    }, nb::arg("bytes"), "A fresh or reused array of bytes, kept for reuse when nothing refers to it any more.");
+    m.def("memory_kept", &egru::memory_kept, "Bytes kept for reuse that nothing refers to.");
+    m.def("release_memory", &egru::release_memory, "Give the memory kept for reuse back to the system.");
     bind_train(m);
 }
