@@ -277,7 +277,7 @@ void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted,
         __builtin_memcpy(&high, bit_positions.of[mask >> 8], 8);
         high += 0x0808080808080808ull;
         __builtin_memcpy(row + low, &high, 8);
-        S result[rows_max];
+        S result[rows_max + 4];
         for (int i = 0; i < count; i += dots_max) {
             const int some = count - i < dots_max ? count - i : dots_max;
             dots_of<S>[some](weight + (int64_t)n * panels * block, d, row + i, panels, result + i);

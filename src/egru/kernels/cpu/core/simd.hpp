@@ -127,35 +127,31 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
     return length;
 }
 
-template <class S>
-inline S sum(Vector<S> v) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(S) == 4) return _mm512_reduce_add_ps((__m512)v);
-#endif
-    S total = v[0];
-    for (int i = 1; i < lanes<S>; ++i) total += v[i];
-    return total;
-}
-
-// The sums of N vectors.
+// The sums of N vectors. May write up to three elements beyond.
 template <class S, int N>
 [[gnu::always_inline]] inline void sums(const Vector<S> (&v)[N], S* out) {
-    constexpr int quads_end = vector_bytes == 64 && sizeof(S) == 4 ? N / 4 * 4 : 0;
 #if defined(__AVX512F__)
     if constexpr (sizeof(S) == 4) {
 #pragma GCC unroll 4
-        for (int i = 0; i < quads_end; i += 4) {  // transpose while adding
-            const __m512 a = (__m512)v[i], b = (__m512)v[i + 1], c = (__m512)v[i + 2], d = (__m512)v[i + 3];
+        for (int i = 0; i < N; i += 4) {  // four at a time, transposed while they are added
+            const __m512 none = _mm512_setzero_ps();
+            const __m512 a = (__m512)v[i], b = i + 1 < N ? (__m512)v[i + 1] : none;
+            const __m512 c = i + 2 < N ? (__m512)v[i + 2] : none, d = i + 3 < N ? (__m512)v[i + 3] : none;
             const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
             const __m512 quads = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
             const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
             _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
         }
+        return;
     }
 #endif
 #pragma GCC unroll 16
-    for (int i = quads_end; i < N; ++i) out[i] = sum<S>(v[i]);
+    for (int i = 0; i < N; ++i) {
+        S total = v[i][0];
+        for (int j = 1; j < lanes<S>; ++j) total += v[i][j];
+        out[i] = total;
+    }
 }
 
 // ---- functions --------------------------------------------------------------------------------------------------------
