@@ -1,0 +1,164 @@
+"""The compiled core around the mathematics: levels, threads, interrupts, absence, memory safety."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import egru
+from egru.events import Surrogate
+from egru.kernels import Problem, choose, cpu, get, info
+from egru.kernels.cpu.kernel import CPUKernel
+
+ROOT = Path(__file__).parents[2]
+needs_core = pytest.mark.skipif(cpu.core is None, reason=f"no compiled core: {cpu.absence}")
+
+
+def problem(T: int = 3, B: int = 2, H: int = 8, dtype: torch.dtype = torch.float32, shape: str = "triangle") -> Problem:
+    zeros = torch.zeros
+    return Problem(
+        torch.ones(T, B, 1, dtype=dtype), zeros(B, H, dtype=dtype), zeros(B, H, dtype=dtype),
+        torch.full((3 * H, 1), 0.3, dtype=dtype), torch.full((3 * H, H), 0.1, dtype=dtype), None, None,
+        torch.full((H,), -1.0, dtype=dtype), torch.ones((), dtype=dtype), None, None, "none", "after",
+        Surrogate(shape=shape), "",
+    )  # fmt: skip
+
+
+@needs_core
+def test_auto_takes_the_core_where_it_can() -> None:
+    assert choose("auto", problem()) == "cpu"
+    assert choose("auto", problem(dtype=torch.float64)) == "cpu"
+    assert choose("auto", problem(shape="rectangle")) == "reference"
+    assert choose("auto", problem(dtype=torch.bfloat16)) == "reference"
+    with pytest.raises(ValueError, match=r"backend='cpu' cannot run this: .*rectangle"):
+        choose("cpu", problem(shape="rectangle"))
+
+
+@needs_core
+def test_info_names_level_threads_and_build() -> None:
+    assert cpu.core is not None
+    text = info()["cpu"]
+    assert cpu.core.level() in text
+    assert f"{torch.get_num_threads()} thread" in text
+    assert cpu.core.compiler() in text
+
+
+@needs_core
+def test_levels_are_forced_and_refused_by_name() -> None:
+    assert cpu.core is not None
+    try:
+        for level in cpu.core.levels():
+            cpu.core.force_level(level)
+            assert cpu.core.level() == level
+        with pytest.raises(ValueError, match=r"unknown level 'sse9'; expected auto, plain"):
+            cpu.core.force_level("sse9")
+    finally:
+        cpu.core.force_level("auto")
+    assert cpu.core.level() == (os.environ.get("EGRU_CPU_LEVEL") or cpu.core.levels()[-1])
+
+
+@needs_core
+@pytest.mark.parametrize(("level", "said"), [("plain", "plain"), ("sse9", "EGRU_CPU_LEVEL: unknown level 'sse9'")])
+def test_the_environment_names_a_level(level: str, said: str) -> None:
+    code = "from egru.kernels.cpu import core; print(core.level())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "EGRU_CPU_LEVEL": level}, capture_output=True, text=True
+    )
+    assert said in done.stdout + done.stderr
+
+
+def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "core", None)
+    monkeypatch.setattr(cpu, "absence", "no compiler")
+    kernel = CPUKernel()
+    assert "no compiler" in kernel.describe()
+    with pytest.warns(UserWarning, match="reference kernel, which is slow: no compiler"):
+        assert kernel.unsupported(problem()) == "no compiler"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kernel.unsupported(problem()) == "no compiler"
+
+
+@needs_core
+def test_an_interrupt_stops_a_long_call() -> None:
+    long = problem(T=200_000, B=16, H=256)  # tens of seconds
+    sent: list[float] = []
+
+    def interrupt() -> None:
+        sent.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        get("cpu").forward(long, False)
+    assert time.perf_counter() - sent[0] < 1
+    timer.join()
+    assert torch.isfinite(get("cpu").forward(problem(), False).c).all()
+
+
+@needs_core
+def test_calls_from_several_threads_at_once() -> None:
+    """Only one call at a time has the pool; the others run alone, with the same result."""
+    layer = egru.EGRU(16, 96)
+    x = torch.randn(20, 8, 16)
+    with torch.no_grad():
+        expected = layer(x)[0]
+    results: list[torch.Tensor] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            results.extend(layer(x)[0] for _ in range(20))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 80
+    assert all(torch.equal(expected, y) for y in results)
+
+
+@needs_core
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_gets_threads_of_its_own() -> None:
+    code = """
+import os, torch, egru
+torch.set_num_threads(2)
+layer = egru.EGRU(4, 96)
+x = torch.randn(5, 2, 4)
+with torch.no_grad():
+    y = layer(x)[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(layer(x)[0], y) else 1)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """The core's own test program under the address and undefined-behaviour sanitizers."""
+    if shutil.which("cmake") is None or shutil.which("c++") is None:
+        pytest.skip("needs cmake and a C++ compiler")
+    probe = tmp_path / "probe.cpp"
+    probe.write_text("int main() { return 0; }")
+    flags = ["-fsanitize=address,undefined"]
+    built = subprocess.run(["c++", *flags, probe, "-o", tmp_path / "probe"], capture_output=True, cwd=tmp_path)
+    if built.returncode or subprocess.run([tmp_path / "probe"], capture_output=True).returncode:
+        pytest.skip("this compiler has no sanitizers, or they do not run here")
+    build = tmp_path / "build"
+    subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DEGRU_SANITIZE=ON"], check=True, capture_output=True)
+    subprocess.run(["cmake", "--build", build, "-j", "2"], check=True, capture_output=True)
+    done = subprocess.run([build / "core_check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

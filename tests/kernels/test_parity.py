@@ -1,0 +1,343 @@
+"""The one parity and gradient file: every kernel, at every level and thread count, against the float64 reference.
+
+A new kernel is one more entry of ``IMPLEMENTATIONS``; nothing else here knows which kernels exist.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from egru import functional
+from egru.events import RESETS, EventState, Surrogate
+from egru.functional import RESET_GATES
+from egru.kernels import Problem, cpu, get, run_sequence
+
+FLOAT64_ERROR = 1e-12
+"""Relative to the largest entry of a tensor; sums of a few hundred terms stay three digits below."""
+FLOAT32_FACTOR = 8
+"""How many times the error of plain torch in float32 a kernel may make. Both round every product and sum once; they add
+in another order and use their own exp, so single errors differ by a small factor while their size agrees."""
+MARGIN = 2e-5
+"""float32 cases keep every state this far from its threshold, or two correct results could differ by an event."""
+
+
+class Implementation(NamedTuple):
+    kernel: str
+    device: str = "cpu"
+    level: str | None = None
+    threads: int = 1
+
+    def __str__(self) -> str:
+        return "-".join(str(part) for part in (self.kernel, self.level, self.threads) if part is not None)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Any]:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        if self.level is not None:
+            assert cpu.core is not None
+            cpu.core.force_level(self.level)
+        try:
+            yield get(self.kernel)
+        finally:
+            torch.set_num_threads(before)
+            if self.level is not None and cpu.core is not None:
+                cpu.core.force_level("auto")
+
+
+LEVELS = tuple(cpu.core.levels()) if cpu.core is not None else ()
+IMPLEMENTATIONS = [
+    Implementation("reference"),
+    *(Implementation("cpu", level=level, threads=threads) for level in LEVELS for threads in (1, 2)),
+]
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, ids=str)
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory() -> Iterator[None]:
+    """Fresh memory is full of NaN, so that an element a kernel forgets is seen."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+# ---- problems --------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A random problem; the fields say what is special about it."""
+
+    T: int = 9
+    B: int = 3
+    I: int = 5  # noqa: E741
+    H: int = 33
+    reset: str = "output"
+    reset_gate: str = "after"
+    bias: bool = True
+    keep: str = ""
+    lengths: bool = False
+    bounded: bool = False
+    density: float = 1.0
+    reset_scale: float = 0.7
+    width: float = 0.4
+    height: float = 0.7
+    theta: float = 0.1
+    lean: bool = False
+
+    def problem(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
+        """The same float32-representable numbers in either type."""
+        g = torch.Generator().manual_seed(seed)
+        T, B, I, H = self.T, self.B, self.I, self.H  # noqa: E741
+
+        def normal(*shape: int, scale: float = 1.0) -> Tensor:
+            return (torch.randn(*shape, generator=g) * scale).to(dtype)
+
+        def chance(*shape: int, p: float) -> Tensor:
+            return (torch.rand(*shape, generator=g) < p).to(dtype)
+
+        x = normal(T, B, I) * chance(T, B, I, p=self.density)
+        theta = self.theta + normal(H, scale=0.1).abs()
+        c0 = normal(B, H, scale=0.5)
+        keep = {"": None, "mask": chance(T, B, H, p=0.3), "share": torch.tensor(0.3).to(dtype)}[self.keep]
+        lengths = torch.randint(1, T + 1, (B,), generator=g) if self.lengths else None
+        return Problem(
+            x, c0, c0 * (c0 > theta), normal(3 * H, I, scale=I**-0.5), normal(3 * H, H, scale=H**-0.5),
+            normal(3 * H, scale=0.3) if self.bias else None, normal(3 * H, scale=0.3) if self.bias else None,
+            theta, torch.tensor(self.reset_scale).to(dtype), keep, lengths, self.reset, self.reset_gate,
+            Surrogate(self.width, self.height, self.bounded), "", self.lean,
+        )  # fmt: skip
+
+
+OPTIONS = {
+    "plain": {},
+    "no-bias": {"bias": False},
+    "zoneout-mask": {"keep": "mask"},
+    "zoneout-share": {"keep": "share"},
+    "lengths": {"lengths": True},
+    "bounded": {"bounded": True, "theta": -0.6},
+    "sparse-input": {"density": 0.2, "I": 64},
+    "no-window": {"height": 0.0},
+    "all-fire": {"theta": -5.0, "reset_scale": 1.0},
+    "none-fire": {"theta": 5.0, "width": 10.0},
+    "lean": {"lean": True, "B": 17},
+    "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
+}
+
+
+def cases() -> Iterator[Any]:
+    for gate, reset, (name, options) in itertools.product(RESET_GATES, RESETS, OPTIONS.items()):
+        yield pytest.param(Case(reset=reset, reset_gate=gate, **options), id=f"{gate}-{reset}-{name}")
+
+
+Result = dict[str, Tensor]
+
+
+def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
+    """All outputs and all gradients, for random gradients of the outputs."""
+    T, B, _ = problem.input.shape
+    shape = problem.c0.shape
+    forward = kernel.forward(problem, True)
+    assert tuple(forward.reserve.shape) == kernel.reserve_shape(problem)
+    g = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(T, *shape, generator=g), torch.randn(T, *shape, generator=g)]
+    grads += [torch.randn(shape, generator=g), torch.randn(shape, generator=g)]
+    grads = [x.to(problem.c0) for x in grads]
+    backward = kernel.backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
+    return {
+        **{name: x for name, x in forward._asdict().items() if name != "reserve"},
+        **{f"grad_{name}": x for name, x in backward._asdict().items()},
+    }
+
+
+@functools.cache
+def reference(case: Case, seed: int = 0) -> Result:
+    """What every kernel must compute for ``case.problem(seed)``."""
+    return run(get("reference"), case.problem(seed))
+
+
+def error(result: Result, expected: Result) -> dict[str, float]:
+    """By tensor: the largest difference, relative to the largest entry. NaN where either holds one."""
+    assert result.keys() == expected.keys()
+    errors = {}
+    for name, x in expected.items():
+        assert result[name].shape == x.shape, name
+        difference = (result[name].to(x) - x).abs().max().item()
+        errors[name] = difference / (x.abs().max().item() or 1.0)
+    return errors
+
+
+def assert_within(errors: dict[str, float], bound: float | dict[str, float]) -> None:
+    bounds = bound if isinstance(bound, dict) else dict.fromkeys(errors, bound)
+    wrong = {name: (x, bounds[name]) for name, x in errors.items() if not x <= bounds[name]}
+    assert not wrong, f"(error, bound): {wrong}"
+
+
+# ---- the reference itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("reset", RESETS)
+def test_reference_is_what_autograd_computes(gate: str, reset: str) -> None:
+    problem = Case(reset=reset, reset_gate=gate, keep="mask", lengths=True).problem()
+    names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
+    leaves = {name: getattr(problem, name).clone().requires_grad_() for name in names}
+    result = functional.egru_sequence(
+        leaves["input"], EventState(leaves["c0"], leaves["y0"]), *(leaves[name] for name in names[3:]),
+        reset=problem.reset, reset_gate=problem.reset_gate, surrogate=problem.surrogate,
+        reset_scale=problem.reset_scale, keep=problem.keep, lengths=problem.lengths,
+    )  # fmt: skip
+    outputs = (result.y, result.c, *result.state)
+    g = torch.Generator().manual_seed(1)
+    grads = torch.autograd.grad(outputs, list(leaves.values()), [torch.randn(x.shape, generator=g).to(x) for x in outputs])
+    expected = {"y": result.y, "c": result.c, "c_last": result.state.c, "y_last": result.state.y}
+    expected |= {f"grad_{name}": x for name, x in zip(names, grads, strict=True)}
+    assert_within(error(run(get("reference"), problem), {k: x.detach() for k, x in expected.items()}), FLOAT64_ERROR)
+
+
+# ---- every kernel ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_float64(case: Case, implementation: Implementation) -> None:
+    problem = case.problem()
+    with implementation.active() as kernel:
+        assert kernel.unsupported(problem) is None
+        assert_within(error(run(kernel, problem), reference(case)), FLOAT64_ERROR)
+
+
+@pytest.mark.parametrize("gate", RESET_GATES)
+def test_odd_sizes(gate: str, implementation: Implementation) -> None:
+    sizes = itertools.product((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17), (1, 2, 9))
+    with implementation.active() as kernel:
+        for H, I, B, T in sizes:  # noqa: E741
+            case = Case(T=T, B=B, I=I, H=H, reset_gate=gate, lean=(H + I + B + T) % 2 == 0)
+            assert_within(error(run(kernel, case.problem()), reference(case)), FLOAT64_ERROR)
+
+
+@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("H", [7, 100])
+def test_float32(gate: str, reset: str, H: int, implementation: Implementation) -> None:
+    case = Case(reset=reset, reset_gate=gate, H=H, B=17, I=64, density=0.3)
+    problem, expected = margin_problem(case)
+    single = case_in_float32(problem)
+    plain = error(run(get("reference"), single), expected)
+    eps = torch.finfo(torch.float32).eps
+    bounds = {name: FLOAT32_FACTOR * max(x, eps) for name, x in plain.items()}
+    with implementation.active() as kernel:
+        result = run(kernel, single)
+    assert torch.equal(result["y"] != 0, expected["y"] != 0), "events differ although every state keeps its margin"
+    assert_within(error(result, expected), bounds)
+
+
+def margin_problem(case: Case) -> tuple[Problem, Result]:
+    """The first seed whose states all keep their distance from the threshold, in float64."""
+    for seed in range(100):
+        problem, result = case.problem(seed), reference(case, seed)
+        if (result["c"] - problem.theta).abs().min() > MARGIN:
+            return problem, result
+    raise AssertionError(f"no seed keeps the margin {MARGIN}")
+
+
+def case_in_float32(problem: Problem) -> Problem:
+    fields = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)}
+    return dataclasses.replace(
+        problem,
+        **{k: v.float() for k, v in fields.items() if isinstance(v, Tensor) and v.is_floating_point()},
+    )
+
+
+@pytest.mark.parametrize("gate", RESET_GATES)
+def test_strides(gate: str, implementation: Implementation) -> None:
+    """Inputs, weights and gradients that are views: transposed, expanded, offset."""
+    problem = Case(reset_gate=gate, keep="mask", lengths=True, B=4).problem()
+    expected = run(get("reference"), problem)
+
+    def view(x: Tensor) -> Tensor:
+        padded = torch.full((*x.shape[:-1], x.shape[-1] + 3), float("nan")).to(x)
+        padded[..., 2:-1] = x
+        return padded[..., 2:-1]
+
+    strided = dataclasses.replace(
+        problem,
+        input=problem.input.transpose(0, 1).contiguous().transpose(0, 1),
+        weight_ih=problem.weight_ih.T.contiguous().T,
+        **{name: view(getattr(problem, name)) for name in ("c0", "y0", "weight_hh", "bias_ih", "bias_hh", "theta", "keep")},
+    )
+    with implementation.active() as kernel:
+        assert_within(error(run(kernel, strided), expected), FLOAT64_ERROR)
+        every_second = dataclasses.replace(problem, input=torch.stack([problem.input] * 2, -1)[..., 0])
+        assert_within(error(run(kernel, every_second), expected), FLOAT64_ERROR)
+        forward = kernel.forward(problem, True)
+        grad = torch.tensor(0.5, dtype=torch.float64).expand(forward.y.shape)
+        got = kernel.backward(problem, forward.y, forward.c, forward.reserve, grad, None, None, None, False)
+        dense = grad.contiguous()
+        want = kernel.backward(problem, forward.y, forward.c, forward.reserve, dense, None, None, None, False)
+        assert got.input is None
+        assert all(torch.equal(a, b) for a, b in zip(got[1:], want[1:], strict=True))
+
+
+@pytest.mark.parametrize("missing", range(4))
+def test_absent_gradients_are_zero(missing: int, implementation: Implementation) -> None:
+    problem = Case(B=2, T=4).problem()
+    with implementation.active() as kernel:
+        forward = kernel.forward(problem, True)
+        grads: list[Tensor | None] = [torch.ones_like(x) for x in forward[:4]]
+        grads[missing] = None
+        got = kernel.backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
+        grads[missing] = torch.zeros_like(forward[missing])
+        want = kernel.backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_without_saving(implementation: Implementation) -> None:
+    problem = Case().problem()
+    with implementation.active() as kernel:
+        saved, unsaved = kernel.forward(problem, True), kernel.forward(problem, False)
+    assert unsaved.reserve.numel() == 0
+    assert all(torch.equal(a, b) for a, b in zip(saved[:4], unsaved[:4], strict=True))
+
+
+def test_through_the_operator(implementation: Implementation) -> None:
+    """Gradients that reach the leaves, and the operator's own consistency checks."""
+    problem = Case(B=2, T=4).problem()
+    names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
+    results = []
+    for backend in ("reference", implementation.kernel):
+        leaves = {name: getattr(problem, name).clone().requires_grad_() for name in names}
+        with implementation.active():
+            y, c, state = run_sequence(dataclasses.replace(problem, **leaves), backend)
+            (y.square().sum() + (c * 0.3).sum() + state.c.sum() + state.y.sum()).backward()
+        results.append({"y": y.detach(), **{name: x.grad for name, x in leaves.items()}})
+    assert_within(error(results[1], results[0]), FLOAT64_ERROR)
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not LEVELS, reason=f"no compiled core: {cpu.absence}")
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("lean", [False, True])
+def test_bits_do_not_depend_on_threads(level: str, gate: str, dtype: torch.dtype, lean: bool) -> None:
+    problem = Case(reset_gate=gate, H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
+    results = []
+    for threads in (1, 2, 3):
+        with Implementation("cpu", level=level, threads=threads).active() as kernel:
+            results.append(run(kernel, problem))
+    for other in results[1:]:
+        assert all(torch.equal(x, other[name]) for name, x in results[0].items())
