@@ -13,7 +13,7 @@ namespace nb = nanobind;
 
 // Each part of the core adds itself here: one declaration, one call.
 // void bind_train(nb::module_& m);
-// void bind_engine(nb::module_& m);
+void bind_engine(nb::module_& m);
 
 NB_MODULE(_core, m) {
     m.def("levels", [] {
@@ -26,5 +26,6 @@ NB_MODULE(_core, m) {
     m.def("level", [] { return std::string(egru::level_name(egru::current_level())); }, "The level in force.");
     m.def("force_level", &egru::force_level, nb::arg("name"), "Use this level from now on; 'auto' undoes.");
     m.def("compiler", [] { return std::string(__VERSION__); }, "The compiler that built the core.");
+    bind_engine(m);
     m.def("_sum", [](const std::vector<double>& v) { return EGRU_PICK(smoke_table).sum(v.data(), (long)v.size()); });
 }
