@@ -1,0 +1,249 @@
+"""Watching a model: who fired, how often, and what it would cost to skip the silence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from egru.activity.operations import EnergyModel, LayerCost, count_parameters
+from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
+from egru.layers import EventRNN, Record
+from egru.models.baselines import CoRNN, IndRNN
+
+
+class _EventCounts:
+    """Running counts of one layer and direction; tensors on the layer's device, updated without leaving it."""
+
+    def __init__(self, module: EventRNN, label: str, input_size: int) -> None:
+        device = module.reset_scale.device
+        self.module, self.label, self.input_size = module, label, input_size
+        H = module.hidden_size
+        self.events = torch.zeros(H, dtype=torch.int64, device=device)
+        self.inside_window = torch.zeros((), dtype=torch.int64, device=device)
+        self.gradient = torch.zeros((), dtype=torch.int64, device=device)
+        self.input_active = torch.zeros((), dtype=torch.int64, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.input_gradient = False
+
+    @torch.no_grad()
+    def __call__(self, record: Record) -> None:
+        c, theta, surrogate = record.c, record.theta, record.surrogate
+        fired = c > theta
+        inside = (c - theta).abs() < surrogate.width
+        value = c if self.module.gates != 4 else torch.ones_like(c)  # an LSTM's slope: the open window alone
+        slope = surrogate.slope(c, theta)
+        k = surrogate.output_slope(value, fired.to(c.dtype), slope) != 0
+        active = record.input != 0
+        T, B = c.shape[:2]
+        if record.lengths is None:
+            self.steps += T * B
+        else:
+            real = (torch.arange(T, device=c.device)[:, None] < record.lengths)[..., None]
+            fired, inside, k, active = fired & real, inside & real, k & real, active & real
+            self.steps += record.lengths.sum()
+        self.events += fired.sum((0, 1))
+        self.inside_window += inside.sum()
+        self.gradient += k.sum()
+        self.input_active += active.sum()
+        self.input_gradient = self.input_gradient or record.input.requires_grad
+
+    def activity(self, gradient_density_below: float | None) -> LayerActivity:
+        steps = int(self.steps)
+        H = self.module.hidden_size
+        states = steps * H
+        gradient = int(self.gradient) / states
+        below = 1.0 if gradient_density_below is None else gradient_density_below
+        cost = LayerCost(
+            self.input_size,
+            H,
+            gates=self.module.gates,
+            input_density=int(self.input_active) / (steps * self.input_size),
+            activity=int(self.events.sum()) / states,
+            gradient_density=gradient,
+            input_gradient_density=below if self.input_gradient else 0.0,
+        )
+        return LayerActivity(
+            self.label,
+            type(self.module).__name__,
+            cost,
+            steps,
+            tuple((self.events.double() / steps).tolist()),
+            1 - int(self.inside_window) / states,
+            1 - gradient,
+        )
+
+
+class _DenseCounts:
+    """Near-zero outputs of a dense recurrent module. Seen from outside: the last layer's output stands for them all."""
+
+    def __init__(self, module: nn.Module, label: str, costs: list[LayerCost], tolerance: float) -> None:
+        self.module, self.label, self.costs, self.tolerance = module, label, costs, tolerance
+        self.near_zero: Tensor | None = None
+        self.steps = 0
+        self.input_active: Tensor | int = 0
+        self.input_gradient = False
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        x, y = args[0], output[0]
+        if isinstance(y, PackedSequence):
+            x, y = x.data, y.data
+        near_zero = (y.abs() <= self.tolerance).flatten(0, -2).sum(0)
+        self.near_zero = near_zero if self.near_zero is None else self.near_zero + near_zero
+        self.steps += y.numel() // y.shape[-1]
+        self.input_active = self.input_active + (x != 0).sum()
+        self.input_gradient = self.input_gradient or bool(x.requires_grad)
+
+    def activities(self) -> list[LayerActivity]:
+        assert self.near_zero is not None
+        silent = self.near_zero.double() / self.steps
+        unit_activity = tuple((1 - silent).tolist())
+        activity = sum(unit_activity) / len(unit_activity)
+        first_density = int(self.input_active) / (self.steps * self.costs[0].input_size)
+        rows: list[LayerActivity] = []
+        for i, cost in enumerate(self.costs):
+            used = LayerCost(
+                cost.input_size,
+                cost.hidden_size,
+                cost.gates,
+                cost.recurrent_size,
+                input_density=first_density if i == 0 else activity,
+                activity=activity,
+                input_gradient_density=float(i > 0 or self.input_gradient),
+            )
+            name = self.label if len(self.costs) == 1 else f"{self.label}.l{i}"
+            rows.append(LayerActivity(name, type(self.module).__name__, used, self.steps, unit_activity, None, None))
+        return rows
+
+
+class _LinearCounts:
+    """Non-zero inputs of a linear layer."""
+
+    def __init__(self, module: nn.Linear, label: str) -> None:
+        self.module, self.label, self.calls = module, label, 0
+        self.active: Tensor | int = 0
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        x: Tensor = args[0]
+        self.calls += x.numel() // x.shape[-1]
+        self.active = self.active + (x != 0).sum()
+
+    def activity(self) -> LinearActivity:
+        i, o = self.module.in_features, self.module.out_features
+        return LinearActivity(self.label, i, o, self.calls, int(self.active) / (self.calls * i))
+
+
+_TORCH_GATES = {"GRU": 3, "LSTM": 4, "RNN_TANH": 1, "RNN_RELU": 1}
+
+
+def _dense_costs(module: nn.Module) -> list[LayerCost] | None:
+    """One cost per layer and direction of a dense recurrent module, or None for any other module."""
+    if isinstance(module, nn.RNNBase):
+        directions = 2 if module.bidirectional else 1
+        H = module.hidden_size
+        return [
+            LayerCost(module.input_size if layer == 0 else directions * H, H, _TORCH_GATES[module.mode])
+            for layer in range(module.num_layers)
+            for _ in range(directions)
+        ]
+    if isinstance(module, CoRNN):
+        return [LayerCost(module.input_size, module.hidden_size, 1, 2 * module.hidden_size)]
+    if isinstance(module, IndRNN):
+        sizes = [module.input_size, *[module.hidden_size] * (module.num_layers - 1)]
+        return [LayerCost(size, module.hidden_size, 1, 1) for size in sizes]
+    return None
+
+
+class ActivityMonitor:
+    """Counts events, open windows and operations of every recurrent and linear layer in ``model`` while it is active.
+
+    ::
+
+        with egru.ActivityMonitor(model) as activity:
+            model(x)
+        print(activity.summary())
+
+    Event layers are counted exactly, layer by layer, on their own device, compiled or not. Dense recurrent layers
+    (``nn.GRU``, ``nn.LSTM``, ``nn.RNN`` and the baselines of :mod:`egru.models`) count outputs with
+    ``|h| <= tolerance`` as silent; they and ``nn.Linear`` are watched through forward hooks. A compiled model is
+    compiled once more with the counting inside. Costs nothing outside the context. Entering again adds up;
+    :meth:`reset` starts anew.
+    """
+
+    def __init__(self, model: nn.Module, *, tolerance: float = 1e-8, energy: EnergyModel | None = None) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"ActivityMonitor: model must be a torch.nn.Module, got {type(model).__name__}")
+        if not tolerance >= 0:
+            raise ValueError(f"ActivityMonitor: tolerance must not be negative, got {tolerance!r}")
+        self.model, self.tolerance, self.energy = model, tolerance, energy or EnergyModel()
+        self._undo: list[Callable[[], None]] = []
+        self.reset()
+        if not self._event and not self._dense:
+            raise ValueError("ActivityMonitor: the model has no recurrent layer to watch")
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        watching = bool(self._undo)
+        self._stop()
+        self._event: list[tuple[EventRNN, dict[str, _EventCounts]]] = []
+        self._dense: list[_DenseCounts] = []
+        self._linear: list[_LinearCounts] = []
+        for name, module in self.model.named_modules():
+            label = name.removeprefix("_orig_mod").lstrip(".") or type(module).__name__.lower()
+            if isinstance(module, EventRNN):
+                self._event.append((module, self._event_counts(module, label)))
+            elif costs := _dense_costs(module):
+                self._dense.append(_DenseCounts(module, label, costs, self.tolerance))
+            elif type(module) is nn.Linear:
+                self._linear.append(_LinearCounts(module, label))
+        if watching:
+            self._start()
+
+    def _event_counts(self, module: EventRNN, label: str) -> dict[str, _EventCounts]:
+        names = list(module.thresholds())
+        counts = {}
+        for i, name in enumerate(names):
+            first = i < module.num_directions
+            input_size = module.input_size if first else module.num_directions * module.hidden_size
+            counts[name] = _EventCounts(module, label if len(names) == 1 else f"{label}.{name}", input_size)
+        return counts
+
+    def _start(self) -> None:
+        for module, counts in self._event:
+            self._undo.append(module.observe(lambda record, counts=counts: counts[record.name](record)))
+        for counts in (*self._dense, *self._linear):
+            self._undo.append(counts.module.register_forward_hook(counts).remove)
+
+    def _stop(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> "ActivityMonitor":
+        if self._undo:
+            raise RuntimeError("ActivityMonitor: already active")
+        self._start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
+
+    def summary(self) -> ActivitySummary:
+        """What was seen so far. Layers that did not run are left out."""
+        layers: list[LayerActivity] = []
+        for module, counts in self._event:
+            below: float | None = None
+            seen = [c for c in counts.values() if int(c.steps)]
+            for i, count in enumerate(seen):
+                if i % module.num_directions == 0 and i:
+                    previous = layers[-module.num_directions :]
+                    below = sum(p.cost.gradient_density for p in previous) / len(previous)
+                layers.append(count.activity(below))
+        for count in self._dense:
+            layers += count.activities() if count.steps else []
+        if not layers:
+            raise RuntimeError("ActivityMonitor: nothing was counted; run the model inside the context")
+        linears = tuple(count.activity() for count in self._linear if count.calls)
+        return ActivitySummary(tuple(layers), linears, count_parameters(self.model), self.energy)

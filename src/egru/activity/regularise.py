@@ -1,0 +1,82 @@
+"""The paper's two activity regularisers, as functions of a state and around a whole model."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from egru.events import Surrogate, emit
+from egru.layers import EventRNN, Record
+
+
+def _mean(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Mean over the real entries of ``(T, B, H)``."""
+    if lengths is None:
+        return values.mean()
+    real = (torch.arange(values.shape[0], device=values.device)[:, None] < lengths)[..., None]
+    return torch.where(real, values, 0).sum() / (lengths.sum() * values.shape[-1])
+
+
+def rate_loss(
+    c: Tensor,
+    theta: Tensor,
+    surrogate: Surrogate,
+    *,
+    target: float = 0.05,
+    squared: bool = False,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """``mean(e) - target``, differentiable through the surrogate; squared as in EvNN on request."""
+    _, e = emit(c, c, theta, surrogate)
+    excess = _mean(e, lengths) - target
+    return excess**2 if squared else excess
+
+
+def state_loss(c: Tensor, theta: Tensor, *, margin: float = 0.05, lengths: Tensor | None = None) -> Tensor:
+    """``mean(c - (theta - margin))`` with the threshold held fixed: pulls states below their thresholds."""
+    return _mean(c - (theta.detach() - margin), lengths)
+
+
+class ActivityLoss:
+    """Adds up both regularisers over the event layers of ``model`` while it is active.
+
+    ::
+
+        with egru.ActivityLoss(model, rate=0.01, state=0.05) as activity:
+            loss = criterion(model(x), target) + activity.value
+
+    ``rate`` and ``state`` are the paper's ``w_reg`` and ``w_v``. Entering again starts from zero.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        rate: float = 0.01,
+        state: float = 0.05,
+        target: float = 0.05,
+        margin: float = 0.05,
+        squared: bool = False,
+    ) -> None:
+        self.layers = [m for m in model.modules() if isinstance(m, EventRNN)]
+        if not self.layers:
+            raise ValueError("ActivityLoss: the model has no event layer")
+        self.rate, self.state, self.target, self.margin, self.squared = rate, state, target, margin, squared
+        self.value: Tensor | float = 0.0
+        self._undo: list[Callable[[], None]] = []
+
+    def _observe(self, record: Record) -> None:
+        c, theta, lengths = record.c, record.theta, record.lengths
+        rate = rate_loss(c, theta, record.surrogate, target=self.target, squared=self.squared, lengths=lengths)
+        self.value = (
+            self.value + self.rate * rate + self.state * state_loss(c, theta, margin=self.margin, lengths=lengths)
+        )
+
+    def __enter__(self) -> "ActivityLoss":
+        self.value = 0.0
+        self._undo = [layer.observe(self._observe) for layer in self.layers]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        while self._undo:
+            self._undo.pop()()

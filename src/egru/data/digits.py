@@ -1,0 +1,47 @@
+"""Handwritten digits, 8 by 8 pixels, that ship inside scikit-learn: one pixel at a time, 64 steps."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Split(NamedTuple):
+    """``x`` of shape ``(N, T, features)`` and integer labels ``y``."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Classification(NamedTuple):
+    """A labelled data set of sequences; validation decides, the test split is touched once."""
+
+    name: str
+    classes: int
+    train: Split
+    validation: Split
+    test: Split
+
+
+def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
+    """The 1,797 digits, row by row or in one fixed random order of pixels, as 60 / 15 / 25 % splits.
+
+    Splits and permutation depend on ``seed`` alone. Needs scikit-learn (``pip install 'egru[demo]'``).
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ImportError("the digits need scikit-learn: pip install 'egru[demo]'") from error
+    data = load_digits()
+    rng = np.random.default_rng(seed)
+    order, pixels = rng.permutation(len(data.target)), rng.permutation(64)
+    images = data.images.reshape(-1, 64) / 16
+    if permuted:
+        images = images[:, pixels]
+    x = torch.from_numpy(images[order].astype(np.float32))[..., None]
+    y = torch.from_numpy(data.target[order].astype(np.int64))
+    n = len(y)
+    edges = [0, round(0.6 * n), round(0.75 * n), n]
+    splits = [Split(x[a:b].contiguous(), y[a:b].contiguous()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return Classification("permuted digits" if permuted else "digits", 10, *splits)

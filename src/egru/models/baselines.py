@@ -1,0 +1,167 @@
+"""Dense recurrent baselines the paper compares with, behind the calling convention of ``torch.nn.GRU``.
+
+GRU and LSTM are torch's own; :class:`egru.ActivityMonitor` counts their near-zero outputs.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from egru.layers import checks
+
+
+class CoRNNState(NamedTuple):
+    """Position and velocity of the oscillators, each ``(B, H)``."""
+
+    y: Tensor
+    z: Tensor
+
+
+class CoRNN(nn.Module):
+    r"""Coupled oscillatory RNN (Rusch and Mishra, ICLR 2021)::
+
+        z_t = z_{t-1} + dt * (tanh(W [y_{t-1}, z_{t-1}] + V x_t + b) - gamma * y_{t-1} - epsilon * z_{t-1})
+        y_t = y_{t-1} + dt * z_t
+
+    The defaults are its authors' for sequential MNIST.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        dt: float = 0.042,
+        gamma: float = 2.7,
+        epsilon: float = 4.7,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = checks.positive_int("CoRNN", "input_size", input_size)
+        self.hidden_size = checks.positive_int("CoRNN", "hidden_size", hidden_size)
+        self.dt, self.gamma, self.epsilon, self.batch_first = dt, gamma, epsilon, batch_first
+        self.weight_ih_l0 = nn.Parameter(torch.empty(hidden_size, input_size, device=device, dtype=dtype))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(hidden_size, 2 * hidden_size, device=device, dtype=dtype))
+        self.bias_l0 = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.input_size + 2 * self.hidden_size)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input: Tensor, state: CoRNNState | None = None) -> tuple[Tensor, CoRNNState]:
+        """``(T, B, I)`` (or batch first) to the positions ``y`` at every step and the last state."""
+        checks.sequence_input("CoRNN", input, self.input_size, self.weight_ih_l0, (3,), "(time, batch, features)")
+        x = input.transpose(0, 1) if self.batch_first else input
+        if state is None:
+            zeros = x.new_zeros(x.shape[1], self.hidden_size)
+            state = CoRNNState(zeros, zeros)
+        y, z = state
+        ys: list[Tensor] = []
+        for p in F.linear(x, self.weight_ih_l0, self.bias_l0):
+            force = torch.tanh(p + F.linear(torch.cat([y, z], -1), self.weight_hh_l0))
+            z = z + self.dt * (force - self.gamma * y - self.epsilon * z)
+            y = y + self.dt * z
+            ys.append(y)
+        out = torch.stack(ys)
+        return (out.transpose(0, 1) if self.batch_first else out), CoRNNState(y, z)
+
+
+class IndRNN(nn.Module):
+    r"""Independently recurrent network (Li et al., CVPR 2018): ``h_t = relu(W x_t + u * h_{t-1} + b)``, stacked."""
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        *,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_size = checks.positive_int("IndRNN", "input_size", input_size)
+        self.hidden_size = checks.positive_int("IndRNN", "hidden_size", hidden_size)
+        self.num_layers = checks.positive_int("IndRNN", "num_layers", num_layers)
+        self.batch_first = batch_first
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else hidden_size
+            weight = nn.Parameter(torch.empty(hidden_size, features, device=device, dtype=dtype))
+            self.register_parameter(f"weight_ih_l{layer}", weight)
+            for name in ("weight_hh", "bias"):
+                vector = nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
+                self.register_parameter(f"{name}_l{layer}", vector)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name, parameter in self.named_parameters():
+            if name.startswith("weight_ih"):
+                nn.init.kaiming_normal_(parameter, nonlinearity="relu")
+            elif name.startswith("weight_hh"):
+                nn.init.uniform_(parameter, 0, 1)
+            else:
+                nn.init.zeros_(parameter)
+
+    def forward(self, input: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``(T, B, I)`` (or batch first) to the last layer's output, and the last state ``(num_layers, B, H)``."""
+        like = self.get_parameter("weight_ih_l0")
+        checks.sequence_input("IndRNN", input, self.input_size, like, (3,), "(time, batch, features)")
+        x = input.transpose(0, 1) if self.batch_first else input
+        last: list[Tensor] = []
+        for layer in range(self.num_layers):
+            h = x.new_zeros(x.shape[1], self.hidden_size) if state is None else state[layer]
+            u = self.get_parameter(f"weight_hh_l{layer}")
+            hs: list[Tensor] = []
+            for p in F.linear(x, self.get_parameter(f"weight_ih_l{layer}"), self.get_parameter(f"bias_l{layer}")):
+                h = torch.relu(p + u * h)
+                hs.append(h)
+            x = torch.stack(hs)
+            last.append(h)
+        return (x.transpose(0, 1) if self.batch_first else x), torch.stack(last)
+
+
+class DenseIndRNN(nn.Module):
+    """Densely connected IndRNN, time first: the word-level Penn Treebank model of Li et al. (2019).
+
+    Blocks of dense layers, each a wide IndRNN (``4 * growth``) and a narrow one (``growth``) whose output joins what it
+    read; between blocks, an IndRNN halves the width; a last one maps to ``output_size``.
+    """
+
+    def __init__(
+        self, input_size: int, output_size: int, *, growth: int = 256, blocks: tuple[int, ...] = (8, 6, 4)
+    ) -> None:
+        super().__init__()
+        self.dense, self.transitions = nn.ModuleList(), nn.ModuleList()
+        width = input_size
+        for i, layers in enumerate(blocks):
+            block = nn.ModuleList()
+            for _ in range(layers):
+                block.append(nn.ModuleList([IndRNN(width, 4 * growth), IndRNN(4 * growth, growth)]))
+                width += growth
+            self.dense.append(block)
+            after = output_size if i == len(blocks) - 1 else width // 2
+            self.transitions.append(IndRNN(width, after))
+            width = after
+
+    def forward(self, input: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """``(T, B, input_size)`` to ``(T, B, output_size)``; the state is a list, one entry per IndRNN in order."""
+        last: list[Tensor] = []
+
+        def run(layer: nn.Module, x: Tensor) -> Tensor:
+            y, h = layer(x, None if state is None else state[len(last)])
+            last.append(h)
+            return y
+
+        x = input
+        for block, transition in zip(self.dense, self.transitions, strict=True):
+            for wide, narrow in block:  # pyright: ignore[reportGeneralTypeIssues]
+                x = torch.cat([x, run(narrow, run(wide, x))], -1)
+            x = run(transition, x)
+        return x, last

@@ -1,0 +1,30 @@
+"""Every test runs in float64 unless it says otherwise, from a fixed seed, with uninitialised memory full of NaN."""
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("egru", deadline=None, max_examples=int(os.environ.get("EGRU_EXAMPLES", "40")))
+hypothesis.settings.load_profile("egru")
+
+
+@pytest.fixture(autouse=True)
+def ground():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="needs a CUDA device; none here")
+        for item in items:
+            if "cuda" in item.keywords:
+                item.add_marker(skip)
