@@ -317,7 +317,7 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
 // ---- what comes out -------------------------------------------------------------------------------------------------
 
 void Engine::write_events(const Share& share, const Layer& layer, int steps, bool last, float* out) {
-    const int U = layer.units, from = share.begin(U), to = std::min(share.end(U), layer.hidden);
+    const int U = layer.units, to = std::min(share.end(U), layer.hidden), from = std::min(share.begin(U), to);
     for (int t = 0; t < steps; ++t)
         for (int s = share.first_stream; s < share.last_stream; ++s) {
             const size_t place = static_cast<size_t>(t) * options_.streams + s;
