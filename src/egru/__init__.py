@@ -1,20 +1,28 @@
 """Event-based recurrent networks: layers that compute, and cost, only where something happens."""
 
-from egru import functional, kernels
+from egru import activity, data, functional, kernels, models
+from egru.activity import ActivityLoss, ActivityMonitor
 from egru.events import EventState, Surrogate, register_surrogate
 from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
 from egru.runtime import EventEngine
+from egru.trace import exponential_trace
 
 __all__ = [
     "EGRU",
     "ELSTM",
     "ERNN",
+    "ActivityLoss",
+    "ActivityMonitor",
     "EGRUCell",
     "EventEngine",
     "EventState",
     "Surrogate",
     "Threshold",
+    "activity",
+    "data",
+    "exponential_trace",
     "functional",
     "kernels",
+    "models",
     "register_surrogate",
 ]

@@ -133,8 +133,8 @@ class _Emit(torch.autograd.Function):
 
     @staticmethod
     def forward(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
-        events = (c > theta).to(c.dtype)
-        return value * events, events
+        fired = c > theta
+        return torch.where(fired, value, 0), fired.to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -24,6 +24,14 @@ MARGIN = 1e-5
 CLOSE = 1e-6
 
 
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16"])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param not in core.levels():
@@ -101,7 +109,7 @@ def test_odd_sizes(level: str, inputs: int, hidden: int) -> None:
     x = torch.randn(15, inputs)
     y, _, margin = in_float64(layer, x)
     assert margin > MARGIN
-    for threads in (1, 2, 3):
+    for threads in (1, 3):
         out = EventEngine(layer, threads=threads).run(x)
         assert torch.equal(out != 0, y != 0)
         torch.testing.assert_close(out.double(), y, rtol=0, atol=CLOSE)
@@ -189,21 +197,28 @@ def test_embedding_layers_readout(trace: float | None, table: int) -> None:
 @pytest.mark.parametrize("gate", ["before", "after"])
 def test_threads_streams_and_chunks_change_no_bit(level: str, weights: str, gate: str) -> None:
     layer = build(50, 150, num_layers=2, reset_gate=gate)
-    x = torch.randn(70, 4, 50) * (torch.rand(70, 4, 50) < 0.4)  # spans two chunks
-    x[35:] = torch.randn(35, 4, 50)  # dense and sparse input take different products
+    x = torch.randn(20, 4, 50) * (torch.rand(20, 4, 50) < 0.4)  # two chunks of 16 for four streams
+    x[10:] = torch.randn(10, 4, 50)  # dense and sparse input take different products
     one = EventEngine(layer, weights)
     ours = torch.stack([run_bits(one, x[:, s]) for s in range(4)], 1)
     assert float((ours != 0).float().mean()) > 0.05
-    for threads, streams in ((2, 1), (3, 1), (1, 4), (2, 4), (3, 2)):
+    for threads, streams in ((2, 1), (1, 4), (2, 4), (3, 2)):
         engine = EventEngine(layer, weights, threads, streams)
         rows = x[:, :streams] if streams > 1 else x[:, 0]
         expected = ours[:, :streams] if streams > 1 else ours[:, 0]
         assert torch.equal(run_bits(engine, rows), expected)
         engine.reset()
-        pieces = torch.cat([engine.run(part) for part in rows.split([1, 40, 29])])
+        pieces = torch.cat([engine.run(part) for part in rows.split([1, 10, 9])])
         assert torch.equal(pieces, expected)
         engine.reset()
         assert torch.equal(torch.stack([engine.step(row).clone() for row in rows]), expected)
+
+
+def test_a_long_run_is_its_steps() -> None:
+    engine, x = EventEngine(build(50, 150)), torch.randn(150, 50)  # three chunks
+    whole = engine.run(x)
+    engine.reset()
+    assert torch.equal(torch.stack([engine.step(row).clone() for row in x]), whole)
 
 
 def test_sparse_input_is_dense_input() -> None:

@@ -51,12 +51,13 @@ def sequence(
     bounded: bool,
     shape: str,
     precision: str,
+    lean: bool,
     backend: str,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
     )  # fmt: skip
     _check_finite(problem)
     with torch.autocast(input.device.type, enabled=False):
@@ -68,11 +69,11 @@ def sequence(
 @sequence.register_fake
 def _(
     input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-    reset, reset_gate, width, height, bounded, shape, precision, backend, save,
+    reset, reset_gate, width, height, bounded, shape, precision, lean, backend, save,
 ):  # fmt: skip
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
     )  # fmt: skip
     y = c0.new_empty(input.shape[0], *c0.shape)
     reserve = c0.new_empty(get(backend).reserve_shape(problem) if save else (0,))
@@ -106,12 +107,13 @@ def sequence_backward(
     bounded: bool,
     shape: str,
     precision: str,
+    lean: bool,
     backend: str,
     input_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
     )  # fmt: skip
     with torch.autocast(input.device.type, enabled=False):
         grads = get(backend).backward(problem, y, c, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient)
@@ -122,7 +124,7 @@ def sequence_backward(
 @sequence_backward.register_fake
 def _(
     grad_y, grad_c, grad_c_last, grad_y_last, y, c, reserve, input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh,
-    theta, reset_scale, keep, lengths, reset, reset_gate, width, height, bounded, shape, precision, backend,
+    theta, reset_scale, keep, lengths, reset, reset_gate, width, height, bounded, shape, precision, lean, backend,
     input_gradient,
 ):  # fmt: skip
     bias = weight_hh.new_empty(weight_hh.shape[0])

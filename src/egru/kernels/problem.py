@@ -15,7 +15,8 @@ class Problem:
     ``input`` is ``(T, B, I)``; ``c0`` and ``y0`` are ``(B, H)``; ``theta`` is ``(H,)``, already constrained;
     ``reset_scale`` is a 0-dim tensor, so that scheduling it costs no synchronisation; ``keep`` broadcasts to
     ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
-    to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type.
+    to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
+    kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
     """
 
     input: Tensor
@@ -33,6 +34,7 @@ class Problem:
     reset_gate: str
     surrogate: Surrogate
     precision: str
+    lean: bool = False
 
 
 class Forward(NamedTuple):
@@ -65,6 +67,10 @@ class Kernel(Protocol):
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this kernel cannot run ``problem``, or None if it can. Looks at options, types and devices only."""
+        ...
+
+    def describe(self) -> str:
+        """Its standing on this machine in one line, for :func:`egru.kernels.info`."""
         ...
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:

@@ -29,6 +29,9 @@ class ReferenceKernel:
     def unsupported(self, problem: Problem) -> str | None:
         return None
 
+    def describe(self) -> str:
+        return "plain torch, dense, any device and type: what every other kernel is tested against"
+
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
         T, B, _ = problem.input.shape
         gates = 4 if problem.reset_gate == "after" else 3

@@ -1,10 +1,11 @@
 """Which kernels exist, and which one a call gets."""
 
+from egru.kernels.cpu.kernel import CPUKernel
 from egru.kernels.problem import Kernel, Problem
 from egru.kernels.reference import ReferenceKernel
 
-_REFERENCE = ReferenceKernel()
-_KERNELS: dict[str, Kernel] = {_REFERENCE.name: _REFERENCE}  # fastest first; the reference takes everything
+_KERNELS: dict[str, Kernel] = {k.name: k for k in (CPUKernel(), ReferenceKernel())}
+"""Fastest first; the reference takes everything."""
 
 
 def backends() -> tuple[str, ...]:
@@ -28,5 +29,5 @@ def choose(backend: str, problem: Problem) -> str:
 
 
 def info() -> dict[str, str]:
-    """Each kernel and its standing, fastest first."""
-    return {name: (kernel.__class__.__doc__ or "").strip() for name, kernel in _KERNELS.items()}
+    """Each kernel and its standing, fastest first: what it runs on, how it was built, or why it is absent."""
+    return {name: kernel.describe() for name, kernel in _KERNELS.items()}

@@ -29,6 +29,7 @@ def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tenso
         surrogate.bounded,
         surrogate.shape,
         problem.precision,
+        problem.lean,
         choose(backend, problem),
         save,
     )

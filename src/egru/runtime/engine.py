@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from egru.events import EventState
+from egru.kernels import cpu
 from egru.layers import checks
 from egru.runtime.network import check_state, describe
 from egru.runtime.runners import WEIGHTS, Array, CompiledRunner, ReferenceRunner, Runner
@@ -102,7 +103,7 @@ class EventEngine:
         rows = () if streams == 1 else (streams,)
         self._in_shape = torch.Size((*rows, self._network.inputs))
         self._out_shape = torch.Size((*rows, self._network.outputs))
-        self._out = torch.zeros(self._out_shape)
+        self._out = torch.zeros(self._out_shape, dtype=torch.float32)
         self._out_array: Array = self._out.numpy()
         self._out_address = self._out.data_ptr()
 
@@ -369,11 +370,7 @@ def _shown(x: Any) -> str:
 
 
 def _compiled_core() -> Any:
-    try:
-        from egru.kernels.cpu import _core  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        return None
-    return _core
+    return cpu.core
 
 
 _said = False
@@ -384,7 +381,7 @@ def _say_once() -> None:
     if not _said:
         _said = True
         warnings.warn(
-            "egru: the compiled CPU core is not there; EventEngine runs on plain torch, correct and slow",
+            f"EventEngine runs on plain torch, correct and slow: {cpu.absence}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -91,7 +91,7 @@ class CompiledRunner:
         return self.core.counters()
 
     def get_state(self, layer: int) -> EventState:
-        c = torch.empty(self._streams, self._network.layers[layer].hidden)
+        c = torch.empty(self._streams, self._network.layers[layer].hidden, dtype=torch.float32)
         y = torch.empty_like(c)
         self.core.get_state(layer, c.data_ptr(), y.data_ptr())
         return EventState(c, y)
@@ -100,7 +100,7 @@ class CompiledRunner:
         self.core.set_state(layer, c.data_ptr(), y.data_ptr())
 
     def get_trace(self) -> Tensor:
-        trace = torch.empty(self._streams, self._network.outputs)
+        trace = torch.empty(self._streams, self._network.outputs, dtype=torch.float32)
         self.core.get_trace(trace.data_ptr())
         return trace
 

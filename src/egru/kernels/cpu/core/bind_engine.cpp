@@ -20,7 +20,8 @@ namespace nb = nanobind;
 
 namespace {
 
-using egru::Engine;
+namespace engine = egru::engine;
+using engine::Engine;
 
 template <class T>
 const T* at(uintptr_t address) {
@@ -92,17 +93,17 @@ private:
         std::atomic<bool>& busy_;
     };
 
-    static std::vector<egru::LayerSource> sources(const std::vector<LayerTuple>& layers) {
-        std::vector<egru::LayerSource> result;
+    static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
+        std::vector<engine::LayerSource> result;
         for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, reset, after, rho, keep] : layers)
             result.push_back({inputs, hidden, at<float>(w), at<float>(v), at<float>(b_w), at<float>(b_v),
-                              at<float>(theta), static_cast<egru::Reset>(reset), after, rho, keep});
+                              at<float>(theta), static_cast<engine::Reset>(reset), after, rho, keep});
         return result;
     }
 
-    static egru::EngineOptions options(int weights, int threads, int streams, float trace, size_t bytes) {
-        egru::EngineOptions result;
-        result.weights = static_cast<egru::Weights>(weights);
+    static engine::EngineOptions options(int weights, int threads, int streams, float trace, size_t bytes) {
+        engine::EngineOptions result;
+        result.weights = static_cast<engine::Weights>(weights);
         result.threads = threads;
         result.streams = streams;
         result.has_trace = trace >= 0;
@@ -180,7 +181,7 @@ void bind_engine(nb::module_& m) {
         .def("reset_counters", [](EngineCore& core) { core.engine().reset_counters(); })
         .def("counters",
              [](EngineCore& core) {
-                 const egru::Counters& c = core.engine().counters();
+                 const engine::Counters& c = core.engine().counters();
                  return std::make_tuple(c.steps, c.macs, c.events);
              })
         .def("get_state",

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-namespace egru {
+namespace egru::engine {
 namespace {
 
 constexpr int chunk_items = 64;   // steps times streams that share one reading of the input weights
@@ -423,4 +423,4 @@ void Engine::set_trace(const float* trace) {
     for (int s = 0; s < options_.streams; ++s) std::copy_n(trace + s * outputs(), outputs(), trace_.data() + s * width);
 }
 
-}  // namespace egru
+}  // namespace egru::engine

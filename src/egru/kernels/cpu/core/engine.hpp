@@ -11,7 +11,7 @@
 #include "packed.hpp"
 #include "threads.hpp"
 
-namespace egru {
+namespace egru::engine {
 
 // One layer as torch keeps it: blocks r, u, z of `hidden` rows. Addresses are read during construction only.
 struct LayerSource {
@@ -162,4 +162,4 @@ private:
     int chunk_steps_ = 1;
 };
 
-}  // namespace egru
+}  // namespace egru::engine

@@ -1,10 +1,12 @@
 // See engine_kernels.hpp for what each function does, and for the order of summation they all keep.
 #include "engine_kernels.hpp"
 
-#include "simd.hpp"
+#include "floats.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
+
+using namespace egru::engine;
 
 using simd::all;
 using simd::Floats;

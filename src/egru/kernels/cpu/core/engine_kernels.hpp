@@ -11,13 +11,13 @@
 
 #include "levels.hpp"
 
-namespace egru {
+namespace egru::engine {
 
 enum class Weights : int { float32, bfloat16, int8 };
 enum class Reset : int { output, threshold, hard, none };
 
 // Columns of a packed matrix come in blocks of this many.
-constexpr int granule(Weights kind) { return kind == Weights::float32 ? 16 : kind == Weights::bfloat16 ? 32 : 64; }
+[[gnu::always_inline]] constexpr int granule(Weights kind) { return kind == Weights::float32 ? 16 : kind == Weights::bfloat16 ? 32 : 64; }
 
 // A packed matrix, row by row (one row per source unit), so that only rows of active units are read.
 //   float32   as they are
@@ -88,6 +88,6 @@ struct EngineTable {
                   float* y_new);
 };
 
-}  // namespace egru
+}  // namespace egru::engine
 
-EGRU_DECLARE_TABLE(egru::EngineTable, engine_table)
+EGRU_DECLARE_TABLE(egru::engine::EngineTable, engine_table)

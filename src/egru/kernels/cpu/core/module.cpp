@@ -7,12 +7,11 @@
 #include <vector>
 
 #include "levels.hpp"
-#include "smoke.hpp"
 
 namespace nb = nanobind;
 
 // Each part of the core adds itself here: one declaration, one call.
-// void bind_train(nb::module_& m);
+void bind_train(nb::module_& m);
 void bind_engine(nb::module_& m);
 
 NB_MODULE(_core, m) {
@@ -26,6 +25,6 @@ NB_MODULE(_core, m) {
     m.def("level", [] { return std::string(egru::level_name(egru::current_level())); }, "The level in force.");
     m.def("force_level", &egru::force_level, nb::arg("name"), "Use this level from now on; 'auto' undoes.");
     m.def("compiler", [] { return std::string(__VERSION__); }, "The compiler that built the core.");
+    bind_train(m);
     bind_engine(m);
-    m.def("_sum", [](const std::vector<double>& v) { return EGRU_PICK(smoke_table).sum(v.data(), (long)v.size()); });
 }

@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #endif
 
-namespace egru {
+namespace egru::engine {
 namespace {
 
 constexpr size_t line = 64;
@@ -82,4 +82,4 @@ Rows PackedRows::view() const {
     return Rows{kind_, bytes_.data(), stride_, inputs_, columns_, scale_.size() ? scale_.data() : nullptr};
 }
 
-}  // namespace egru
+}  // namespace egru::engine

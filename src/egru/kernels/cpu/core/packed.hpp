@@ -9,7 +9,7 @@
 
 #include "engine_kernels.hpp"
 
-namespace egru {
+namespace egru::engine {
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -61,4 +61,4 @@ private:
     Buffer<float> scale_;
 };
 
-}  // namespace egru
+}  // namespace egru::engine

@@ -1,106 +1,200 @@
-// Vectors of floats as wide as the level has registers, from the compiler's own vector types.
-//
-// Products that are summed are always an explicit fma: sources that include this are compiled without contraction, so
-// that an expression has the same bits wherever it is inlined. Included by level sources only.
+// Vectors as wide as the level has registers, by the compiler's vector extensions: one source for every level.
+// Intrinsics appear only where the extensions have no word for it. Everything has internal linkage (see levels.hpp).
 #pragma once
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
-
 #ifdef EGRU_X86
 #include <immintrin.h>
 #endif
 
-namespace egru::EGRU_LEVEL::simd {
+namespace egru::EGRU_LEVEL {
+namespace {
 
 #if defined(__AVX512F__)
-constexpr int width = 16;
+constexpr int vector_bytes = 64;
 #elif defined(__AVX2__)
-constexpr int width = 8;
+constexpr int vector_bytes = 32;
 #else
-constexpr int width = 4;
+constexpr int vector_bytes = 16;
 #endif
 
-typedef float Floats __attribute__((vector_size(width * 4)));
-typedef int32_t Ints __attribute__((vector_size(width * 4)));
-typedef uint32_t Words __attribute__((vector_size(width * 4)));
+template <class S>
+struct VectorOf {
+    typedef S type __attribute__((vector_size(vector_bytes)));
+};
+template <class S>
+using Vector = typename VectorOf<S>::type;
+template <class S>
+constexpr int lanes = vector_bytes / sizeof(S);
 
-template <class V, class T>
-inline V load(const T* from) {
-    V v;
-    std::memcpy(&v, from, sizeof v);
+template <class S>
+inline Vector<S> load(const S* from) {
+    Vector<S> v;
+    __builtin_memcpy(&v, from, sizeof v);
     return v;
 }
-template <class V, class T>
-inline void store(T* to, V v) {
-    std::memcpy(to, &v, sizeof v);
+template <class S>
+inline void store(S* to, Vector<S> v) {
+    __builtin_memcpy(to, &v, sizeof v);
 }
-inline Floats loadf(const float* from) { return load<Floats>(from); }
-inline Floats all(float x) { return Floats{} + x; }
+template <class S>
+inline Vector<S> broadcast(S value) {
+    return Vector<S>{} + value;
+}
 
-inline Floats fma(Floats a, Floats b, Floats c) {
+// The first `count` elements, zero beyond: the end of a row whose length is no multiple of the vector.
+template <class S>
+inline Vector<S> load_part(const S* from, int count) {
+    if (__builtin_expect(count >= lanes<S>, 1)) return load<S>(from);
+    S padded[lanes<S>] = {};
+    for (int i = 0; i < count; ++i) padded[i] = from[i];
+    return load<S>(padded);
+}
+template <class S>
+inline void store_part(S* to, Vector<S> v, int count) {
+    if (__builtin_expect(count >= lanes<S>, 1)) return store<S>(to, v);
+    S padded[lanes<S>];
+    store<S>(padded, v);
+    for (int i = 0; i < count; ++i) to[i] = padded[i];
+}
+
+template <class S>
+inline Vector<S> absolute(Vector<S> v) {
+    return v < 0 ? -v : v;
+}
+template <class S>
+inline Vector<S> clamp(Vector<S> v, S low, S high) {
+    v = v < low ? broadcast<S>(low) : v;
+    return v > high ? broadcast<S>(high) : v;
+}
+
+// One bit per lane, lane 0 lowest.
+template <class S, class Mask>
+inline uint32_t bits(Mask mask) {
 #if defined(__AVX512F__)
-    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+    if constexpr (sizeof(S) == 4)
+        return _mm512_movepi32_mask((__m512i)mask);
+    else
+        return _mm512_movepi64_mask((__m512i)mask);
 #elif defined(__AVX2__)
-    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+    if constexpr (sizeof(S) == 4)
+        return (uint32_t)_mm256_movemask_ps((__m256)mask);
+    else
+        return (uint32_t)_mm256_movemask_pd((__m256d)mask);
 #else
-    return a * b + c;
+    uint32_t result = 0;
+    for (int i = 0; i < lanes<S>; ++i) result |= (uint32_t)(mask[i] & 1) << i;
+    return result;
 #endif
 }
 
-// Bit i is set where lane i of `condition` (all ones or all zeros) holds.
-inline uint32_t bits(Ints condition) {
+// Bit `column` of each of 16 words.
+inline uint32_t bit_column(const uint32_t* words, int column) {
 #if defined(__AVX512F__)
-    return _mm512_movepi32_mask((__m512i)condition);
-#elif defined(__AVX2__)
-    return static_cast<uint32_t>(_mm256_movemask_ps((__m256)condition));
+    return _mm512_movepi32_mask(_mm512_slli_epi32(_mm512_loadu_si512(words), 31 - column));
 #else
-    uint32_t mask = 0;
-    for (int i = 0; i < width; ++i) mask |= (condition[i] ? 1u : 0u) << i;
-    return mask;
+    uint32_t result = 0;
+    for (int i = 0; i < 16; ++i) result |= (words[i] >> column & 1u) << i;
+    return result;
 #endif
 }
 
-// Store the lanes of `v` named by `mask` (as `condition` gives it) one after another. May write a whole vector.
-template <class V, class T>
-inline void compress(T* to, V v, uint32_t mask) {
+// The non-zero elements of `count` values: appends (offset + lane, value) and returns the new length. May write one
+// vector beyond it.
+template <class S>
+inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, S* value, int length) {
 #if defined(__AVX512F__)
-    // in the register, then stored whole: the compressing store is microcoded on some processors
-    store(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), (__m512i)v));
-#else
-    for (; mask != 0; mask &= mask - 1) *to++ = v[__builtin_ctz(mask)];
+    if constexpr (sizeof(S) == 4) {
+        if (count >= 16) {
+            const __m512 v = _mm512_loadu_ps(from);
+            const __mmask16 k = _mm512_cmp_ps_mask(v, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+            const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            const __m512i at = _mm512_maskz_compress_epi32(k, _mm512_add_epi32(lane, _mm512_set1_epi32(offset)));
+            _mm_storeu_si128((__m128i*)(index + length), _mm512_cvtepi32_epi8(at));
+            _mm512_storeu_ps(value + length, _mm512_maskz_compress_ps(k, v));
+            return length + __builtin_popcount(k);
+        }
+    }
 #endif
+    const int end = count < lanes<S> ? count : lanes<S>;
+    for (int i = 0; i < end; ++i) {  // without a branch: whether an element is zero cannot be predicted
+        index[length] = (uint8_t)(offset + i);
+        value[length] = from[i];
+        length += from[i] != 0;
+    }
+    return length;
 }
 
-inline Ints lanes() {
-    Ints v;
-    for (int i = 0; i < width; ++i) v[i] = i;
-    return v;
+template <class S>
+inline S sum(Vector<S> v) {
+    S total = v[0];
+    for (int i = 1; i < lanes<S>; ++i) total += v[i];
+    return total;
 }
 
-// exp to about one unit in the last place on [-40, 40], clamped beyond; a NaN stays one. Two such values can be multiplied.
-inline Floats exp(Floats x) {
-    x = x > 40.0f ? all(40.0f) : x;
-    x = x < -40.0f ? all(-40.0f) : x;
-    const Floats magic = all(12582912.0f);  // adding 1.5 * 2^23 rounds to an integer
-    const Floats n = fma(x, all(1.44269504f), magic) - magic;
-    Floats f = fma(n, all(-0.693359375f), x);
-    f = fma(n, all(2.12194440e-4f), f);
-    Floats p = all(1.9875691500e-4f);
-    p = fma(p, f, all(1.3981999507e-3f));
-    p = fma(p, f, all(8.3334519073e-3f));
-    p = fma(p, f, all(4.1665795894e-2f));
-    p = fma(p, f, all(1.6666665459e-1f));
-    p = fma(p, f, all(5.0000001201e-1f));
-    p = fma(p, f * f, f + 1.0f);
-    const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-    return p * (Floats)exponent;
+// The sums of N vectors.
+template <class S, int N>
+inline void sums(const Vector<S>* v, S* out) {
+    int i = 0;
+#if defined(__AVX512F__)
+    if constexpr (sizeof(S) == 4) {
+        for (; i + 4 <= N; i += 4) {  // transpose while adding
+            const __m512 a = (__m512)v[i], b = (__m512)v[i + 1], c = (__m512)v[i + 2], d = (__m512)v[i + 3];
+            const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+            const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+            const __m512 quads = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+            const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
+            _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+        }
+        for (; i < N; ++i) out[i] = _mm512_reduce_add_ps((__m512)v[i]);
+    }
+#endif
+    for (; i < N; ++i) out[i] = sum<S>(v[i]);
 }
 
-inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exp(-x)); }
-inline Floats tanh(Floats x) {
-    const Floats e = exp(-2.0f * x);
-    return (1.0f - e) / (1.0f + e);
+// ---- functions --------------------------------------------------------------------------------------------------------
+
+// exp to about one unit in the last place (Cephes). Arguments are clamped to +-87, beyond which gates are saturated.
+inline Vector<float> exponential(Vector<float> x) {
+    typedef int32_t Int __attribute__((vector_size(vector_bytes)));
+    x = clamp<float>(x, -87.0f, 87.0f);
+    const Vector<float> magic = broadcast<float>(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    const Vector<float> shifted = x * 1.44269504f + magic;
+    const Vector<float> n = shifted - magic;
+    const Vector<float> f = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Vector<float> p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * (f * f) + (f + 1.0f);
+    const Int power = ((Int)shifted - 0x4B400000 + 127) << 23;  // 0x4B400000: the bits of `magic`
+    return p * (Vector<float>)power;
 }
 
-}  // namespace egru::EGRU_LEVEL::simd
+inline Vector<float> sigmoid(Vector<float> x) { return 1.0f / (1.0f + exponential(-x)); }
+
+inline Vector<float> hyperbolic_tangent(Vector<float> x) {
+    const Vector<float> far = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+    const Vector<float> s = x * x;  // near zero that difference loses digits; a polynomial (Cephes) does not
+    Vector<float> p = s * -5.70498872745e-3f + 2.06390887954e-2f;
+    p = p * s - 5.37397155531e-2f;
+    p = p * s + 1.33314422036e-1f;
+    p = p * s - 3.33332819422e-1f;
+    return absolute<float>(x) < 0.625f ? p * s * x + x : far;
+}
+
+// float64 serves the parity tests: the library's functions, lane by lane.
+inline Vector<double> sigmoid(Vector<double> x) {
+    for (int i = 0; i < lanes<double>; ++i) x[i] = 1.0 / (1.0 + ::exp(-x[i]));
+    return x;
+}
+inline Vector<double> hyperbolic_tangent(Vector<double> x) {
+    for (int i = 0; i < lanes<double>; ++i) x[i] = ::tanh(x[i]);
+    return x;
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

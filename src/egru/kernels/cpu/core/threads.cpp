@@ -122,7 +122,7 @@ void Barrier::wait() {
 }
 
 void run_team(int threads, void (*body)(const Team&, void*), void* context) {
-    shared_pool().run(threads, body, context);
+    shared_pool().run(threads < max_team ? threads : max_team, body, context);
 }
 
 }  // namespace egru

@@ -21,24 +21,27 @@ private:
     alignas(64) std::atomic<unsigned> round_{0};
 };
 
+constexpr int max_team = 64;
+
 // What a body knows of its team.
 struct Team {
     int index;
     int size;
     Barrier* barrier;
 
-    void meet() const {
+    // Always inlined: these are called from sources compiled for one instruction set (see levels.hpp).
+    [[gnu::always_inline]] void meet() const {
         if (size > 1) barrier->wait();
     }
     // This member's share of [0, n): contiguous, sizes differ by at most one, larger shares first.
-    int begin(int n) const { return share(n, index); }
-    int end(int n) const { return share(n, index + 1); }
+    [[gnu::always_inline]] int begin(int n) const { return share(n, index); }
+    [[gnu::always_inline]] int end(int n) const { return share(n, index + 1); }
 
 private:
-    int share(int n, int i) const { return n / size * i + (n % size < i ? n % size : i); }
+    [[gnu::always_inline]] int share(int n, int i) const { return n / size * i + (n % size < i ? n % size : i); }
 };
 
-// Runs `body(team)` on up to `threads` threads, the caller among them, and returns when all are done. The team is
+// Runs `body(team)` on up to `threads` threads (at most max_team), the caller among them, and returns when all are done. The team is
 // smaller (down to the caller alone) when another call holds the pool, so results must not depend on its size.
 void run_team(int threads, void (*body)(const Team&, void*), void* context);
 

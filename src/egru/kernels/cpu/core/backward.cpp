@@ -1,0 +1,548 @@
+// Backward, chunk by chunk from the end: the gates again where they were not kept, the recursion over the steps of the
+// chunk, then the weight gradients of all its rows at once.
+//
+// The gradient of y_{t-1} is formed only where it is used: where the unit fired or stood inside the surrogate's window.
+// Gradients of pre-activations are panels, a[gate][b][row][32] with gates r, u, z and, in the "after" form, r * z, which
+// is what the recurrent product sees.
+#include "layer.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and the threshold's
+
+template <class S>
+struct BackwardSpace {
+    S *V, *W;                 // packed weights; W only for the gradient of the input, or to compute gates again
+    S *grad_V, *grad_W;       // panels[gate * blocks + b][source][32]
+    double* totals;           // [sums_kept][H]
+    S* a;                     // gradients of pre-activations of a chunk
+    S *gates, *p, *reset;     // of a chunk, where gates were not kept: they, x W + b, and r * y
+    S* h[max_team];           // y V + b of a block
+    S *dc, *de, *m;           // [b][s][32]
+    S* dy[2];                 // of this step and of the one before it
+    Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, row by row and column by column
+    uint16_t* open[max_team];
+    int64_t bytes;
+
+    explicit BackwardSpace(const Layer<S>& layer) {
+        const TrainCall& call = layer.call;
+        Arena arena(call.workspace);
+        const bool recompute = !call.gates;
+        const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
+        const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
+        const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
+        V = arena.take<S>(V_size);
+        W = arena.take<S>(recompute || call.grad_input ? W_size : 0);
+        grad_V = arena.take<S>(V_size);
+        grad_W = arena.take<S>(W_size);
+        totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
+        a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
+        gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
+        p = arena.take<S>(recompute ? 3 * layer.blocks * count * block : 0);
+        dc = arena.take<S>(state);
+        de = arena.take<S>(state);
+        m = arena.take<S>(state);
+        for (S*& each : dy) each = arena.take<S>(state);
+        const int widest = layer.H > layer.I ? layer.H : layer.I;
+        reset = arena.take<S>(recompute && !call.after ? count * layer.H : 0);
+        if (recompute) rows = Lists<S>(arena, count, widest);
+        columns = Lists<S>(arena, widest, count);
+        for (int i = 0; i < call.threads; ++i) {
+            open[i] = arena.take<uint16_t>(divide_up(layer.B, rows_max) * layer.blocks * block);
+            h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
+        }
+        bytes = arena.bytes();
+    }
+};
+
+template <class S>
+class Backward {
+public:
+    Backward(const Layer<S>& layer, const Team& team)
+        : layer(layer), call(layer.call), team(team), space(layer), keep(call), B(layer.B), H(layer.H),
+          blocks(layer.blocks), first_block(team.begin(blocks)), last_block(team.end(blocks)),
+          open(space.open[team.index]), grad_y{layer.as(call.grad_y), call.grad_y_t, call.grad_y_b},
+          grad_c{layer.as(call.grad_c), call.grad_c_t, call.grad_c_b} {}
+
+    void run() {
+        if (!call.gates) recompute_gates();
+        for (int t = call.last - 1; t >= call.first; --t) {
+            cell(t);
+            if (call.after) {
+                team.meet();
+                list_open(t - 1);
+                recurrent_dots(t, R, 3, space.dy[(t + 1) & 1]);
+            } else {
+                team.meet();
+                list_open(t - 1);
+                recurrent_dots(t, Z, 1, space.m);
+                reset_gate(t);
+                team.meet();
+                recurrent_dots(t, R, 2, space.dy[(t + 1) & 1]);
+            }
+        }
+        team.meet();
+        weight_gradients();
+        if (call.grad_input) input_gradient();
+    }
+
+private:
+    const Layer<S>& layer;
+    const TrainCall& call;
+    const Team& team;
+    BackwardSpace<S> space;
+    const Keep<S> keep;
+    const int B, H, blocks, first_block, last_block;
+    uint16_t* open;
+    const Steps<S> grad_y, grad_c;
+
+    const S* gates_at(int t, int b, int g) const {
+        const S* base = call.gates ? layer.as(call.gates) + t * layer.gates_step()
+                                   : space.gates + (t - call.first) * layer.gates_step();
+        return base + ((int64_t)b * layer.gate_count + g) * B * block;
+    }
+    S* a_at(int t, int b, int g) const {
+        return space.a + ((int64_t)(g * blocks + b) * layer.rows() + (int64_t)(t - call.first) * B) * block;
+    }
+    const S* p_at(int t, int b, int g) const {
+        return space.p + ((int64_t)(g * blocks + b) * layer.rows() + (int64_t)(t - call.first) * B) * block;
+    }
+    const S* c_row(int t, int s) const {
+        return t < 0 ? layer.as(call.c0) + (int64_t)s * H : layer.c + ((int64_t)t * B + s) * H;
+    }
+    Vector<S> slope(Vector<S> c, Vector<S> theta) const {
+        const Vector<S> x = 1 - absolute<S>((c - theta) / (S)call.width);
+        return (S)call.height * (x > 0 ? x : Vector<S>{});
+    }
+
+    // ---- the recursion -------------------------------------------------------------------------------------------
+
+    // From the gradients of y_t and c_t to those of the pre-activations and of c_{t-1}, unit by unit.
+    void cell(int t) {
+        const Vector<S> zero = {}, one = zero + 1;
+        const S rho = (S)call.rho;
+        const Reset reset = call.reset;
+        for (int b = first_block; b < last_block; ++b) {
+            const S *r_in = gates_at(t, b, R), *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
+            const S* q_in = call.after ? gates_at(t, b, Q) : nullptr;
+            S *a_r = a_at(t, b, R), *a_u = a_at(t, b, U), *a_z = a_at(t, b, Z);
+            S* a_q = call.after ? a_at(t, b, Q) : nullptr;
+            const int64_t state = (int64_t)b * B * block;
+            S *dc = space.dc + state, *de = space.de + state, *m = space.m + state;
+            S *dy = space.dy[t & 1] + state, *dy_before = space.dy[(t + 1) & 1] + state;
+            for (int v = layer.units(b); v < block; ++v)  // products read whole blocks
+                for (int s = 0; s < B; ++s) {
+                    a_r[s * block + v] = a_u[s * block + v] = a_z[s * block + v] = 0;
+                    if (a_q) a_q[s * block + v] = 0;
+                }
+            for (int v = 0; v < layer.units(b); v += lanes<S>) {
+                const int unit = b * block + v, count = H - unit;
+                const Vector<S> theta = load_part<S>(layer.theta + unit, count);
+                Vector<S> total[sums_kept] = {};
+                for (int s = 0; s < B; ++s) {
+                    const int i = s * block + v;
+                    if (!layer.real(t, s)) {  // the state of a finished row passes through
+                        store<S>(dy_before + i, load<S>(dy + i));
+                        store<S>(m + i, zero);
+                        store<S>(a_r + i, zero);
+                        store<S>(a_u + i, zero);
+                        store<S>(a_z + i, zero);
+                        if (a_q) store<S>(a_q + i, zero);
+                        continue;
+                    }
+                    const Vector<S> r = load<S>(r_in + i), u = load<S>(u_in + i), z = load<S>(z_in + i);
+                    const Vector<S> c = load_part<S>(c_row(t, s) + unit, count);
+                    Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);
+                    const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
+                    const auto fired = c > theta;
+                    const auto fired_old = t ? c_old > theta : y_old != zero;
+                    if (reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
+
+                    Vector<S> grad = load<S>(dy + i);
+                    if (grad_y.base) grad += load_part<S>(grad_y.at(t, s) + unit, count);
+                    const Vector<S> steep = slope(c, theta), from_c = load<S>(dc + i);
+                    Vector<S> k = (fired ? one : zero) + c * steep;
+                    if (call.bounded) k = clamp<S>(k, 0, 1);
+                    Vector<S> grad_seen = grad * k + from_c;
+                    Vector<S> grad_theta = grad * c;
+                    if (reset == Reset::hard) {
+                        const Vector<S> from_e = load<S>(de + i);
+                        grad_seen += from_e * steep;
+                        grad_theta += from_e;
+                    }
+                    grad_theta *= -steep;
+                    if (reset == Reset::threshold) {
+                        grad_seen -= from_c * rho * theta * steep;
+                        grad_theta -= from_c * rho * ((fired ? one : zero) - theta * steep);
+                    }
+                    if (grad_c.base) grad_seen += load_part<S>(grad_c.at(t, s) + unit, count);
+
+                    const Vector<S> share = keep.base ? keep.at(t, s, unit, count) : zero;
+                    const Vector<S> grad_new = keep.base ? (one - share) * grad_seen : grad_seen;
+                    const Vector<S> memory = reset == Reset::hard ? (fired_old ? c_old * (1 - rho) : c_old) : c_old;
+                    const Vector<S> grad_u = -(grad_new * (z - memory) * u * (one - u));  // torch's gate is 1 - u
+                    const Vector<S> grad_z = grad_new * u * (one - z * z);
+                    Vector<S> grad_old = grad_new * (one - u);
+                    if (reset == Reset::hard) {
+                        store<S>(de + i, -rho * grad_old * c_old);
+                        grad_old = fired_old ? grad_old * (1 - rho) : grad_old;
+                    }
+                    if (keep.base) grad_old += share * grad_seen;
+                    store<S>(dc + i, grad_old);
+                    store<S>(dy_before + i, reset == Reset::output ? -rho * grad_new : zero);
+                    store<S>(a_u + i, grad_u);
+                    store<S>(a_z + i, grad_z);
+                    total[U] += grad_u;
+                    total[Z] += grad_z;
+                    total[4] += grad_theta;
+                    if (call.after) {
+                        const Vector<S> grad_r = grad_z * load<S>(q_in + i) * r * (one - r);
+                        const Vector<S> grad_q = r * grad_z;
+                        store<S>(a_r + i, grad_r);
+                        store<S>(a_q + i, grad_q);
+                        total[R] += grad_r;
+                        total[Q] += grad_q;
+                    } else {
+                        store<S>(m + i, zero);
+                    }
+                }
+                add_totals(unit, count, total);
+            }
+        }
+    }
+
+    // "before": with m = a_z V_z^T known, the gradient of r and the part of dy that passes through r * y.
+    void reset_gate(int t) {
+        const Vector<S> one = Vector<S>{} + 1;
+        for (int b = first_block; b < last_block; ++b) {
+            const S* r_in = gates_at(t, b, R);
+            S* a_r = a_at(t, b, R);
+            const S* m = space.m + (int64_t)b * B * block;
+            S* dy_before = space.dy[(t + 1) & 1] + (int64_t)b * B * block;
+            for (int v = 0; v < layer.units(b); v += lanes<S>) {
+                const int unit = b * block + v, count = H - unit;
+                Vector<S> total[sums_kept] = {};
+                for (int s = 0; s < B; ++s) {
+                    if (!layer.real(t, s)) continue;
+                    const int i = s * block + v;
+                    const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
+                    const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
+                    const Vector<S> grad_r = through * y_old * r * (one - r);
+                    store<S>(a_r + i, grad_r);
+                    store<S>(dy_before + i, load<S>(dy_before + i) + r * through);
+                    total[R] += grad_r;
+                }
+                add_totals(unit, count, total);
+            }
+        }
+    }
+
+    // A step's sums are short and in S; the sum over steps is long and in double.
+    void add_totals(int unit, int count, const Vector<S>* total) {
+        for (int j = 0; j < sums_kept; ++j)
+            for (int i = 0; i < lanes<S> && i < count; ++i)
+                space.totals[(int64_t)j * blocks * block + unit + i] += (double)total[j][i];
+    }
+
+    // Which gradients of y_t are used: bit s of open[(s / 16) * own units + unit]. At the seam, all of them.
+    void list_open(int t) {
+        const int own = (last_block - first_block) * block;
+        for (int s0 = 0; s0 < B; s0 += rows_max)
+            for (int b = first_block; b < last_block; ++b) {
+                uint16_t* masks = open + s0 / rows_max * own + (b - first_block) * block;
+                const int some = B - s0 < rows_max ? B - s0 : rows_max;
+                alignas(64) uint32_t words[rows_max] = {};
+                for (int i = 0; i < some; ++i) {
+                    if (!layer.real(t + 1, s0 + i)) continue;
+                    if (t < 0) {
+                        words[i] = 0xffffffffu;
+                        continue;
+                    }
+                    for (int v = 0; v < layer.units(b); v += lanes<S>) {
+                        const int unit = b * block + v;
+                        const Vector<S> theta = load_part<S>(layer.theta + unit, H - unit);
+                        const Vector<S> c = load_part<S>(c_row(t, s0 + i) + unit, H - unit);
+                        words[i] |= bits<S>(c > theta || slope(c, theta) != 0) << v;
+                    }
+                }
+                for (int n = 0; n < block; ++n) masks[n] = (uint16_t)bit_column(words, n);
+            }
+    }
+
+    // out[b][s][32] += a V^T for this member's units, over `gates` blocks of V's columns from `gate` on.
+    void recurrent_dots(int t, int gate, int gates, S* out) {
+        const int own = (last_block - first_block) * block, panels = gates * blocks;
+        const int64_t size = layer.panel_size(layer.tiles_H);
+        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
+        for (int from = 0; from < panels; from += most) {
+            const int some = panels - from < most ? panels - from : most;
+            for (int s0 = 0; s0 < B; s0 += rows_max) {
+                const S *weight[panels_max], *d[panels_max];
+                for (int j = 0; j < some; ++j) {
+                    const int p = gate * blocks + from + j;
+                    const bool scaled = call.after && p >= 2 * blocks;  // r * a_z lies behind a_z
+                    d[j] = space.a + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + (t - call.first) * B + s0) * block;
+                    weight[j] = space.V + p * size + (int64_t)first_block * block * block;
+                }
+                for (int b = first_block; b < last_block; ++b) {
+                    dots_block<S>(weight, d, some, open + s0 / rows_max * own + (b - first_block) * block,
+                                  layer.units(b), out + ((int64_t)b * B + s0) * block);
+                    for (int j = 0; j < some; ++j) weight[j] += block * block;
+                }
+            }
+        }
+    }
+
+    // ---- once per chunk ------------------------------------------------------------------------------------------
+
+    // The gates of the chunk from its input and events, as forward computed them, but all rows at once.
+    void recompute_gates() {
+        const int rows = layer.rows();
+        const int64_t panel_size = layer.panel_size(layer.tiles_H);
+        S* h = space.h[team.index];
+        project_input(layer, team, space.W, space.rows, space.p);
+        team.meet();
+        list_rows(layer.y_prev, call.first - 1);
+        const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
+            const S* panels[3];
+            for (int j = 0; j < count; ++j) {
+                panels[j] = space.V + (gates[j] * blocks + b) * panel_size;
+                fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
+            }
+            gather_recurrent(layer, panels, count, space.rows, rows, out);
+        };
+        S* out[3] = {h, h + (int64_t)rows * block, h + (int64_t)2 * rows * block};
+        constexpr int order[3] = {R, U, Z};
+        for (int b = first_block; b < last_block; ++b) {
+            recurrent(b, order, call.after ? 3 : 2, out);
+            for (int t = call.first; t < call.last; ++t) {
+                const int64_t at = (int64_t)(t - call.first) * B * block;
+                const S* here[3] = {out[R] + at, out[U] + at, out[Z] + at};
+                const S* p[3] = {p_at(t, b, R), p_at(t, b, U), p_at(t, b, Z)};
+                S* gates[4];
+                for (int g = 0; g < layer.gate_count; ++g) gates[g] = const_cast<S*>(gates_at(t, b, g));
+                if (call.after)
+                    gates_after<S>(B * block, p, here, gates);
+                else
+                    gates_before<S>(layer, t, b, p, here, gates, space.reset + (int64_t)(t - call.first) * B * H);
+            }
+        }
+        team.meet();
+        if (call.after) return;
+        list_rows(Steps<S>{space.reset, (int64_t)B * H, H}, 0);
+        for (int b = first_block; b < last_block; ++b) {
+            recurrent(b, order + Z, 1, out);
+            for (int t = call.first; t < call.last; ++t)
+                gate_z<S>(B * block, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
+                          const_cast<S*>(gates_at(t, b, Z)));
+        }
+        team.meet();
+    }
+
+    void list_rows(const Steps<S>& from, int first) {
+        for (int at = team.begin(layer.tiles_H); at < team.end(layer.tiles_H); ++at)
+            list_tile(from, first, B, layer.rows(), H, at, space.rows);
+        team.meet();
+    }
+
+    // grad[gate][b][source][32] += sum over the chunk's rows of source value * a.
+    template <int G>
+    void outer(const S* const* a, int width, S* const* grad) {
+        for (int at = 0; at < (int)divide_up(layer.rows(), tile); ++at) {
+            const S* here[G];
+            for (int g = 0; g < G; ++g) here[g] = a[g] + (int64_t)at * tile * block;
+            gather<S, G>(here, space.columns, at, width, grad);
+        }
+    }
+
+    void weight_gradients() {
+        const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
+        const auto plain = [](int, int, S value) { return value; };
+        const auto panel = [&](S* base, int width, int p) { return base + (int64_t)p * width * block; };
+        const int wide_H = layer.tiles_H * tile, wide_I = layer.tiles_I * tile;
+        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+            list_columns(layer.input, call.first, B, rows, layer.I, at, space.columns, plain);
+        team.meet();
+        for (int b = first_block; b < last_block; ++b) {
+            const S* a[3];
+            S* grad[3];
+            for (int g = 0; g < 3; ++g) {
+                a[g] = a_at(call.first, b, g);
+                grad[g] = panel(space.grad_W, wide_I, g * blocks + b);
+            }
+            outer<3>(a, layer.I, grad);
+        }
+        team.meet();
+        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, plain);
+        team.meet();
+        if (call.after) {
+            for (int b = first_block; b < last_block; ++b) {
+                const S* a[3] = {a_at(call.first, b, R), a_at(call.first, b, U), a_at(call.first, b, Q)};
+                S* grad[3];
+                for (int g = 0; g < 3; ++g) grad[g] = panel(space.grad_V, wide_H, g * blocks + b);
+                outer<3>(a, H, grad);
+            }
+            team.meet();
+            return;
+        }
+        for (int b = first_block; b < last_block; ++b) {
+            const S* a[2] = {a_at(call.first, b, R), a_at(call.first, b, U)};
+            S* grad[2] = {panel(space.grad_V, wide_H, b), panel(space.grad_V, wide_H, blocks + b)};
+            outer<2>(a, H, grad);
+        }
+        team.meet();
+        const auto reset_by_r = [&](int row, int unit, S value) {
+            return value * gates_at(call.first + row / B, unit / block, R)[row % B * block + unit % block];
+        };
+        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, reset_by_r);
+        team.meet();
+        for (int b = first_block; b < last_block; b += 3) {
+            const int some = last_block - b < 3 ? last_block - b : 3;
+            const S* a[3];
+            S* grad[3];
+            for (int j = 0; j < some; ++j) {
+                a[j] = a_at(call.first, b + j, Z);
+                grad[j] = panel(space.grad_V, wide_H, 2 * blocks + b + j);
+            }
+            if (some == 3)
+                outer<3>(a, H, grad);
+            else if (some == 2)
+                outer<2>(a, H, grad);
+            else
+                outer<1>(a, H, grad);
+        }
+        team.meet();
+    }
+
+    // x has no window: every entry of its gradient is wanted. Shared out by batch rows.
+    void input_gradient() {
+        const int rows = layer.rows(), groups = (int)divide_up(rows, rows_max), panels = 3 * blocks;
+        const int64_t size = layer.panel_size(layer.tiles_I);
+        const int begin = team.begin(groups) * rows_max, end = team.end(groups) * rows_max;
+        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
+        uint16_t all[block];
+        alignas(64) S result[rows_max * block];
+        for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
+            const int some_rows = rows - s0 < rows_max ? rows - s0 : rows_max;
+            for (uint16_t& mask : all) mask = (uint16_t)((1u << some_rows) - 1);
+            for (int i0 = 0; i0 < layer.I; i0 += block) {
+                const int positions = layer.I - i0 < block ? layer.I - i0 : block;
+                for (S& each : result) each = 0;
+                for (int from = 0; from < panels; from += most) {
+                    const int some = panels - from < most ? panels - from : most;
+                    const S *weight[panels_max], *d[panels_max];
+                    for (int j = 0; j < some; ++j) {
+                        d[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
+                        weight[j] = space.W + (from + j) * size + (int64_t)i0 * block;
+                    }
+                    dots_block<S>(weight, d, some, all, positions, result);
+                }
+                for (int i = 0; i < some_rows; ++i) {
+                    const int row = s0 + i;
+                    S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + row) * layer.I + i0;
+                    for (int n = 0; n < positions; ++n) to[n] = result[i * block + n];
+                }
+            }
+        }
+    }
+};
+
+// ---- entry points --------------------------------------------------------------------------------------------------
+
+// [b][s][32] from (B, H) and back; null is zero.
+template <class S>
+void to_blocks(const Layer<S>& layer, const S* from, S* to) {
+    for (int b = 0; b < layer.blocks; ++b)
+        for (int s = 0; s < layer.B; ++s)
+            for (int i = 0; i < block; ++i)
+                to[((int64_t)b * layer.B + s) * block + i] =
+                    from && i < layer.units(b) ? from[(int64_t)s * layer.H + b * block + i] : S(0);
+}
+template <class S>
+void from_blocks(const Layer<S>& layer, const S* from, S* to) {
+    for (int b = 0; b < layer.blocks; ++b)
+        for (int s = 0; s < layer.B; ++s)
+            for (int i = 0; i < layer.units(b); ++i)
+                to[(int64_t)s * layer.H + b * block + i] = from[((int64_t)b * layer.B + s) * block + i];
+}
+
+template <class S>
+void begin(const TrainCall& call) {
+    const Layer<S> layer(call);
+    const BackwardSpace<S> space(layer);
+    const int64_t V_size = layer.panel_size(layer.tiles_H), W_size = layer.panel_size(layer.tiles_I);
+    to_blocks<S>(layer, layer.as(call.grad_c0), space.dc);
+    to_blocks<S>(layer, nullptr, space.de);
+    to_blocks<S>(layer, layer.as(call.grad_y0), space.dy[(call.T - 1) & 1]);
+    for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
+    run_team(call.threads, [&](const Team& team) {
+        const int panels = 3 * layer.blocks, from = team.begin(panels), to = team.end(panels);
+        pack(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
+        if (!call.gates || call.grad_input)
+            pack(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
+        __builtin_memset(space.grad_V + from * V_size, 0, (to - from) * V_size * sizeof(S));
+        __builtin_memset(space.grad_W + from * W_size, 0, (to - from) * W_size * sizeof(S));
+    });
+}
+
+template <class S>
+void chunk(const TrainCall& call) {
+    const Layer<S> layer(call);
+    run_team(call.threads, [&](const Team& team) { Backward<S>(layer, team).run(); });
+}
+
+// panels[gate * blocks + b][source][32] into torch's (3H, width).
+template <class S>
+void unpack(const Layer<S>& layer, const S* panels, int width, int tiles, int p, S* grad) {
+    const int gate = p / layer.blocks, b = p % layer.blocks;
+    const S* from = panels + p * layer.panel_size(tiles);
+    for (int n0 = 0; n0 < width; n0 += tile)
+        for (int i = 0; i < layer.units(b); ++i) {
+            S* to = grad + ((int64_t)gate * layer.H + b * block + i) * width;
+            for (int n = n0; n < n0 + tile && n < width; ++n) to[n] = from[(int64_t)n * block + i];
+        }
+}
+
+template <class S>
+void finish(const TrainCall& call) {
+    const Layer<S> layer(call);
+    const BackwardSpace<S> space(layer);
+    from_blocks<S>(layer, space.dc, layer.as(call.grad_c0));
+    from_blocks<S>(layer, space.dy[1], layer.as(call.grad_y0));
+    for (int n = 0; n < layer.H; ++n) {
+        const auto total = [&](int j) { return (S)space.totals[(int64_t)j * layer.blocks * block + n]; };
+        for (int g = 0; g < 3; ++g) {
+            layer.as(call.grad_bias_ih)[g * layer.H + n] = total(g);
+            layer.as(call.grad_bias_hh)[g * layer.H + n] = total(g == Z && call.after ? Q : g);
+        }
+        layer.as(call.grad_theta)[n] = total(4);
+    }
+    run_team(call.threads, [&](const Team& team) {
+        const int panels = 3 * layer.blocks;
+        for (int p = team.begin(panels); p < team.end(panels); ++p) {
+            unpack(layer, space.grad_V, layer.H, layer.tiles_H, p, layer.as(call.grad_weight_hh));
+            unpack(layer, space.grad_W, layer.I, layer.tiles_I, p, layer.as(call.grad_weight_ih));
+        }
+    });
+}
+
+template <class S>
+int64_t workspace(const TrainCall& call) {
+    TrainCall sizes = call;
+    sizes.workspace = 0;
+    return BackwardSpace<S>(Layer<S>(sizes)).bytes;
+}
+
+}  // namespace
+
+const BackwardTable backward_table{
+    [](const TrainCall& call) { return call.float64 ? workspace<double>(call) : workspace<float>(call); },
+    [](const TrainCall& call) { call.float64 ? begin<double>(call) : begin<float>(call); },
+    [](const TrainCall& call) { call.float64 ? chunk<double>(call) : chunk<float>(call); },
+    [](const TrainCall& call) { call.float64 ? finish<double>(call) : finish<float>(call); },
+};
+
+}  // namespace egru::EGRU_LEVEL

@@ -1,0 +1,168 @@
+// A call with its types: the addresses of a TrainCall as pointers, and what forward and backward both compute.
+//
+// Panels: gate g of block b is panel g * blocks + b. Gates are kept as gates[t][b][g][s][32], g in r, u, z and, in the
+// "after" form, q = y V_z + b: the part of z that r multiplies.
+#pragma once
+
+#include "products.hpp"
+#include "threads.hpp"
+#include "train.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+enum Gate { R, U, Z, Q };
+
+template <class S>
+struct Layer {
+    const TrainCall& call;
+    const int B, I, H;
+    const int blocks, tiles_H, tiles_I;
+    const int gate_count;
+    const S *theta, *bias_ih, *bias_hh;
+    const int64_t* lengths;
+    S *y, *c;
+    Steps<S> input, y_prev;  // y_prev.at(t - 1, s) is what step t sees
+
+    explicit Layer(const TrainCall& call_)
+        : call(call_), B(call_.B), I(call_.I), H(call_.H),
+          blocks((int)divide_up(H, block)), tiles_H((int)divide_up(H, tile)), tiles_I((int)divide_up(I, tile)),
+          gate_count(call_.after ? 4 : 3),
+          theta(as(call_.theta)), bias_ih(as(call_.bias_ih)), bias_hh(as(call_.bias_hh)),
+          lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
+          y(as(call_.y)), c(as(call_.c)),
+          input{as(call_.input), call_.input_t, call_.input_b},
+          y_prev{as(call_.y), (int64_t)call_.B * call_.H, call_.H, as(call_.y0), call_.H} {}
+
+    static S* as(uintptr_t address) { return reinterpret_cast<S*>(address); }
+
+    int steps() const { return call.last - call.first; }
+    int rows() const { return steps() * B; }  // batch rows of this chunk
+    int64_t rows_max() const { return (int64_t)call.chunk * B; }
+    int64_t gates_step() const { return (int64_t)blocks * gate_count * B * block; }
+    // Elements of unit block b that exist.
+    int units(int b) const { return H - b * block < block ? H - b * block : block; }
+    bool real(int t, int s) const { return !lengths || t < lengths[s]; }
+    int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
+};
+
+// The share of the old state that zoneout keeps, for `count` units from `unit`; null where there is no zoneout.
+template <class S>
+struct Keep {
+    const S* base;
+    int64_t t, b, h;
+
+    explicit Keep(const TrainCall& call)
+        : base(reinterpret_cast<const S*>(call.keep)), t(call.keep_t), b(call.keep_b), h(call.keep_h) {}
+    Vector<S> at(int step, int s, int unit, int count) const {
+        const S* from = base + step * t + s * b;
+        return h ? load_part<S>(from + unit, count) : broadcast<S>(*from);
+    }
+};
+
+// weight (3H, width), torch's layout, into panels of its transpose: panel[gate * blocks + b][source][32]. Panels
+// [begin, end); sources and units that do not exist are zero.
+template <class S>
+void pack(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
+    const int64_t size = (int64_t)tiles * tile * block;
+    for (int p = begin; p < end; ++p) {
+        const int gate = p / blocks, unit = p % blocks * block;
+        const int units = H - unit < block ? H - unit : block;
+        const S* from = weight + ((int64_t)gate * H + unit) * width;
+        S* to = panels + p * size;
+        for (int n0 = 0; n0 < tiles * tile; n0 += tile) {
+            const int sources = width - n0 < tile ? (width > n0 ? width - n0 : 0) : tile;
+            for (int n = 0; n < tile; ++n)
+                for (int i = 0; i < block; ++i)
+                    to[(int64_t)(n0 + n) * block + i] =
+                        n < sources && i < units ? from[(int64_t)i * width + n0 + n] : S(0);
+        }
+    }
+}
+
+// rows of bias (3H, or null for zero) blocks, one per batch row: what a product is added to. out[g][row][32].
+template <class S>
+void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
+    alignas(64) S padded[block] = {};
+    for (int i = 0; bias && i < block && b * block + i < H; ++i) padded[i] = bias[gate * H + b * block + i];
+    for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < block; i += lanes<S>) store<S>(out + (int64_t)row * block + i, load<S>(padded + i));
+}
+
+// p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member.
+template <class S>
+void project_input(const Layer<S>& layer, const Team& team, const S* weights, const Lists<S>& lists, S* p) {
+    const int rows = layer.rows(), blocks = layer.blocks;
+    for (int at = team.begin(layer.tiles_I); at < team.end(layer.tiles_I); ++at)
+        list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
+    team.meet();
+    const int64_t size = layer.panel_size(layer.tiles_I);
+    for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
+        S* out[3];
+        for (int g = 0; g < 3; ++g) {
+            out[g] = p + (int64_t)(g * blocks + b) * rows * block;
+            fill_bias(layer.bias_ih, layer.H, g, b, rows, out[g]);
+        }
+        for (int at = 0; at < layer.tiles_I; ++at) {
+            const S* panel[3];
+            for (int g = 0; g < 3; ++g) panel[g] = weights + (g * blocks + b) * size + (int64_t)at * tile * block;
+            gather<S, 3>(panel, lists, at, rows, out);
+        }
+    }
+}
+
+// out[j][row][32] += lists * V for up to three panels side by side.
+template <class S>
+void gather_recurrent(const Layer<S>& layer, const S* const* panel, int panels, const Lists<S>& lists, int rows,
+                      S* const* out) {
+    for (int at = 0; at < layer.tiles_H; ++at) {
+        const S* here[3];
+        for (int j = 0; j < panels; ++j) here[j] = panel[j] + (int64_t)at * tile * block;
+        if (at + 1 < layer.tiles_H)
+            for (int j = 0; j < panels; ++j) prefetch_tile(here[j] + tile * block);
+        if (panels == 3)
+            gather<S, 3>(here, lists, at, rows, out);
+        else if (panels == 2)
+            gather<S, 2>(here, lists, at, rows, out);
+        else
+            gather<S, 1>(here, lists, at, rows, out);
+    }
+}
+
+// ---- gates of `count` values, from the input's part p and the recurrent part h ----------------------------------------
+
+// z = tanh(p_z + r * (y V_z + b)), the bracket being h_z.
+template <class S>
+inline void gates_after(int64_t count, const S* const* p, const S* const* h, S* const* gate) {
+    for (int64_t i = 0; i < count; i += lanes<S>) {
+        const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
+        const Vector<S> q = load<S>(h[Z] + i);
+        store<S>(gate[R] + i, r);
+        store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
+        store<S>(gate[Z] + i, hyperbolic_tangent(load<S>(p[Z] + i) + r * q));
+        store<S>(gate[Q] + i, q);
+    }
+}
+
+// "before": r and u of the units of block b, and reset[s] = r * y, which is what V_z multiplies.
+template <class S>
+inline void gates_before(const Layer<S>& layer, int t, int b, const S* const* p, const S* const* h, S* const* gate,
+                         S* reset) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int v = 0; v < block; v += lanes<S>) {
+            const int i = s * block + v, unit = b * block + v, count = layer.H - unit;
+            const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
+            store<S>(gate[R] + i, r);
+            store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
+            if (count > 0)
+                store_part<S>(reset + (int64_t)s * layer.H + unit,
+                              r * load_part<S>(layer.y_prev.at(t - 1, s) + unit, count), count);
+        }
+}
+template <class S>
+inline void gate_z(int64_t count, const S* p, const S* h, S* z) {
+    for (int64_t i = 0; i < count; i += lanes<S>) store<S>(z + i, hyperbolic_tangent(load<S>(p + i) + load<S>(h + i)));
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

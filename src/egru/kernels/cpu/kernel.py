@@ -1,0 +1,188 @@
+"""The sequence operation on the compiled core: work in proportion to events, forward and backward."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from egru.events import RESETS
+from egru.kernels import cpu
+from egru.kernels.problem import Backward, Forward, Problem
+
+_CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
+"""Multiplications of a dense product that a chunk of steps may stand for: a few tenths of a second on one core."""
+_FORWARD_ROWS = 256
+"""Batch rows of a forward chunk: enough to reuse a tile of input weights, few enough to keep their products in cache."""
+_BACKWARD_ROWS = 4096
+"""Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
+_LEAN_ROWS = 512
+"""The same where memory matters more."""
+
+
+class CPUKernel:
+    """Compiled, event-driven, for float32 and float64 on the CPU."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._warned = False
+
+    def unsupported(self, problem: Problem) -> str | None:
+        tensors = (problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.theta)
+        if any(x.device.type != "cpu" for x in tensors):
+            return f"it runs on the CPU, the input is on {problem.input.device}"
+        if cpu.core is None:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"egru runs on its reference kernel, which is slow: {cpu.absence}", stacklevel=2)
+            return cpu.absence
+        dtype = problem.weight_hh.dtype
+        if dtype not in (torch.float32, torch.float64):
+            return f"it knows float32 and float64, not {dtype}"
+        if any(x.dtype != dtype for x in tensors):
+            return "input, state, weights and thresholds differ in type"
+        if problem.surrogate.shape != "triangle":
+            return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
+        if problem.precision:
+            return f"it does not round products to {problem.precision}"
+        return None
+
+    def describe(self) -> str:
+        """Its standing, for :func:`egru.kernels.info`."""
+        if cpu.core is None:
+            return f"absent: {cpu.absence}"
+        return (
+            f"compiled, event-driven, float32 and float64 on the CPU; level {cpu.core.level()} of "
+            f"{', '.join(cpu.core.levels())}; {torch.get_num_threads()} threads; built by {cpu.core.compiler()}"
+        )
+
+    def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
+        if problem.lean:
+            return (0,)
+        T, B, _ = problem.input.shape
+        H = problem.c0.shape[-1]
+        return (T, -(-H // 32), 4 if problem.reset_gate == "after" else 3, B, 32)
+
+    def forward(self, problem: Problem, save: bool) -> Forward:
+        core = _core()
+        T, B, _ = problem.input.shape
+        H = problem.c0.shape[-1]
+        call = _Call(problem, _FORWARD_ROWS)
+        make = problem.c0.new_empty
+        y, c = make(T, B, H), make(T, B, H)
+        c_last, y_last = problem.c0.clone(), problem.y0.clone()  # what a row of length zero ends with
+        reserve = make(self.reserve_shape(problem) if save else (0,))
+        call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
+        call.give_workspace(core.train_forward_workspace)
+        core.train_forward_begin(call.raw)
+        for first in range(0, T, call.raw.chunk):
+            call.steps(first)
+            core.train_forward_chunk(call.raw)
+        return Forward(y, c, c_last, y_last, reserve)
+
+    def backward(
+        self,
+        problem: Problem,
+        y: Tensor,
+        c: Tensor,
+        reserve: Tensor,
+        grad_y: Tensor | None,
+        grad_c: Tensor | None,
+        grad_c_last: Tensor | None,
+        grad_y_last: Tensor | None,
+        input_gradient: bool,
+    ) -> Backward:
+        core = _core()
+        T = problem.input.shape[0]
+        call = _Call(problem, _LEAN_ROWS if problem.lean else _BACKWARD_ROWS)
+        dc = torch.zeros_like(problem.c0) if grad_c_last is None else grad_c_last.clone(memory_format=_CONTIGUOUS)
+        dy = torch.zeros_like(problem.y0) if grad_y_last is None else grad_y_last.clone(memory_format=_CONTIGUOUS)
+        make = problem.theta.new_empty
+        grads = Backward(
+            make(problem.input.shape) if input_gradient else None,
+            dc.contiguous(),
+            dy.contiguous(),
+            make(problem.weight_ih.shape),
+            make(problem.weight_hh.shape),
+            make(problem.weight_hh.shape[0]),
+            make(problem.weight_hh.shape[0]),
+            make(problem.theta.shape),
+        )
+        call.set(y=y, c=c, gates=reserve)
+        call.set_strided(grad_y=grad_y, grad_c=grad_c)
+        call.set(**{f"grad_{name}": grad for name, grad in grads._asdict().items()})
+        call.give_workspace(core.train_backward_workspace)
+        core.train_backward_begin(call.raw)
+        for first in reversed(range(0, T, call.raw.chunk)):
+            call.steps(first)
+            core.train_backward_chunk(call.raw)
+        core.train_backward_finish(call.raw)
+        return grads
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _core() -> Any:
+    if cpu.core is None:
+        raise RuntimeError(cpu.absence)
+    return cpu.core
+
+
+class _Call:
+    """A ``TrainCall`` of the core, and the tensors whose addresses it holds.
+
+    A call runs in chunks of steps: an interrupt is seen between chunks, and buffers need only hold one.
+    """
+
+    def __init__(self, problem: Problem, rows: int) -> None:
+        core = _core()
+        T, B, features = problem.input.shape
+        H = problem.c0.shape[-1]
+        self._alive: list[Tensor] = []
+        self.raw = raw = core.TrainCall()
+        raw.T, raw.B, raw.I, raw.H = T, B, features, H
+        rows = min(rows, int(_CHUNK_WORK[core.level()] / (3 * H * (H + features))))
+        raw.chunk = min(T, max(1, rows // max(B, 1)))
+        raw.threads = min(torch.get_num_threads(), -(-H // 32), 64)
+        raw.float64 = problem.c0.dtype == torch.float64
+        raw.after = problem.reset_gate == "after"
+        raw.reset = RESETS.index(problem.reset)
+        raw.bounded = problem.surrogate.bounded
+        raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
+        raw.rho = float(problem.reset_scale)
+        for name in ("c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
+            value: Tensor | None = getattr(problem, name)
+            self.set(**{name: None if value is None else value.contiguous()})
+        self.set_strided(input=problem.input)
+        if problem.keep is not None:
+            keep = problem.keep.to(problem.c0.dtype).expand(T, B, H)
+            if keep.stride(2) not in (0, 1):
+                keep = keep.contiguous()
+            self.set(keep=keep)
+            raw.keep_t, raw.keep_b, raw.keep_h = keep.stride()
+
+    def set(self, **tensors: Tensor | None) -> None:
+        """Addresses of tensors; an absent or empty one is 0."""
+        for name, value in tensors.items():
+            if value is not None:
+                self._alive.append(value)
+            setattr(self.raw, name, 0 if value is None or value.numel() == 0 else value.data_ptr())
+
+    def set_strided(self, **tensors: Tensor | None) -> None:
+        """The same for tensors of shape (T, B, width) of any strides but in the last dimension."""
+        for name, value in tensors.items():
+            if value is None:
+                continue
+            if value.stride(2) != 1:
+                value = value.contiguous()
+            self.set(**{name: value})
+            setattr(self.raw, name + "_t", value.stride(0))
+            setattr(self.raw, name + "_b", value.stride(1))
+
+    def give_workspace(self, size: Any) -> None:
+        self.set(workspace=torch.empty(size(self.raw), dtype=torch.uint8))
+
+    def steps(self, first: int) -> None:
+        self.raw.first, self.raw.last = first, min(first + self.raw.chunk, self.raw.T)
