@@ -236,7 +236,8 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
     const Rows rows = layer.w.view();
     const int blocks = to - from == U ? 1 : 3, width = blocks == 1 ? 3 * U : to - from;
     const bool dense = static_cast<double>(active) > dense_share * items * layer.inputs;
-    float* out = scratch.projected.data();
+    // One item: where advance() wants it, behind the block of q.
+    float* out = items == 1 ? scratch.sum.data() + U : scratch.projected.data();
     for (int b = 0; b < blocks; ++b) {
         const int first = b * U + from;
         if (items > 1 && rows.kind != Weights::int8) {
@@ -274,7 +275,8 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
             const float* given = start[s0 + i - share.first_stream];
             List& list = scratch.lists[i];
             list.count = table_->scan(layer.y[now].data() + at, U, list.index, list.value);
-            for (int b = 0; b < 3; ++b) std::copy_n(given + b * U + from, width, sum + (b + 1) * U + from);
+            if (given != sum + U)
+                for (int b = 0; b < 3; ++b) std::copy_n(given + b * U + from, width, sum + (b + 1) * U + from);
             if (after) std::copy_n(layer.start_q.data() + from, width, sum + from);
             if (whole) {
                 const int first = after ? 0 : U;

@@ -263,30 +263,54 @@ void add_rows_int8(const Rows& rows, int first, int columns, const Rounded& list
 }
 
 void round(const List& list, Rounded* rounded) {
-    float largest = 0;
-    for (int k = 0; k < list.count; ++k) {
-        const float magnitude = list.value[k] < 0 ? -list.value[k] : list.value[k];
-        largest = magnitude > largest ? magnitude : largest;
+    typedef uint8_t Bytes __attribute__((vector_size(width)));
+    Floats high{}, low{};
+    int k = 0;
+    for (; k + width <= list.count; k += width) {
+        const Floats v = loadf(list.value + k);
+        high = v > high ? v : high;
+        low = v < low ? v : low;
     }
-    const float per_unit = largest > 0 ? 255.0f / largest : 0.0f;
-    rounded->unit = largest / 255.0f;
+    float largest = 0, least = 0;
+    const auto extend = [&](float top, float bottom) {
+        largest = top > largest ? top : largest;
+        least = bottom < least ? bottom : least;
+    };
+    for (int i = 0; i < width; ++i) extend(high[i], low[i]);
+    for (; k < list.count; ++k) extend(list.value[k], list.value[k]);
+    const float magnitude = largest > -least ? largest : -least;
+    const float per_unit = magnitude > 0 ? 255.0f / magnitude : 0.0f;
+    rounded->unit = magnitude / 255.0f;
+
     int n = 0;
-    const auto append = [&](bool negative) {
-        const int from = n;
-        for (int k = 0; k < list.count; ++k) {
-            const float value = negative ? -list.value[k] : list.value[k];
-            rounded->index[n] = list.index[k];
-            rounded->q[n] = static_cast<uint8_t>(static_cast<int>(value > 0 ? value * per_unit + 0.5f : 0.0f));
-            n += value > 0;
-        }
-        for (; (n - from) % 4 != 0; ++n) {
+    const auto append = [&](float value, int32_t index) {
+        rounded->index[n] = index;
+        rounded->q[n++] = static_cast<uint8_t>(static_cast<int>(value * per_unit + 0.5f));
+    };
+    const auto pad = [&] {
+        for (; n % 4 != 0; ++n) {
             rounded->index[n] = rounded->index[n - 1];
             rounded->q[n] = 0;
         }
-        return n - from;
     };
-    rounded->negative = append(true);
-    rounded->positive = append(false);
+    if (least < 0) {
+        for (k = 0; k < list.count; ++k)
+            if (list.value[k] < 0) append(-list.value[k], list.index[k]);
+        pad();
+        rounded->negative = n;
+        for (k = 0; k < list.count; ++k)
+            if (list.value[k] > 0) append(list.value[k], list.index[k]);
+    } else {
+        rounded->negative = 0;
+        for (k = 0; k + width <= list.count; k += width) {
+            const Floats scaled = loadf(list.value + k) * per_unit + 0.5f;
+            store(rounded->q + k, __builtin_convertvector(__builtin_convertvector(scaled, Ints), Bytes));
+        }
+        std::memcpy(rounded->index, list.index, sizeof(int32_t) * static_cast<size_t>(k));
+        for (n = k; k < list.count; ++k) append(list.value[k], list.index[k]);
+    }
+    pad();
+    rounded->positive = n - rounded->negative;
 }
 
 // ---- element-wise ---------------------------------------------------------------------------------------------------
