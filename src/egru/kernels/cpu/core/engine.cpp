@@ -17,6 +17,9 @@ const char* pick_level(const EngineTable** table) {
     return level_name(current_level());
 }
 
+// Floats from one row of projected inputs to the next: an odd number of cache lines, see PackedRows.
+size_t projected_stride(int columns) { return static_cast<size_t>(columns / 16 % 2 == 0 ? columns + 16 : columns); }
+
 void copy_blocks(const float* from, int blocks, int width, int padded, float* to) {
     if (from == nullptr) return;
     for (int b = 0; b < blocks; ++b)
@@ -64,7 +67,7 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
     scratch_ = std::vector<Scratch>(static_cast<size_t>(options.threads));
     for (Scratch& s : scratch_) {
         s.sum = Buffer<float>(together * 4 * static_cast<size_t>(units_max));
-        s.projected = Buffer<float>(items * 3 * static_cast<size_t>(units_max));
+        s.projected = Buffer<float>(items * projected_stride(3 * units_max));
         s.index = Buffer<int32_t>(together * list);
         s.value = Buffer<float>(together * list);
         s.chunk_index = Buffer<int32_t>(items * input_list);
@@ -207,12 +210,12 @@ void Engine::add(const Rows& rows, int first, int columns, const List& list, Scr
 const float* const* Engine::project(const Share& share, const Layer& layer, const Input& input, int steps) {
     Scratch& scratch = share.scratch;
     const int U = layer.units, from = share.begin(U), to = share.end(U), items = steps * share.streams();
-    const size_t row = 3 * static_cast<size_t>(U);
+    const size_t row = projected_stride(3 * U);
     std::vector<const float*>& starts = scratch.rows;
     if (input.ids != nullptr && token_table_.size() != 0) {
         for (int i = 0; i < items; ++i) {
             const int t = i / share.streams(), s = share.first_stream + i % share.streams();
-            starts[i] = token_table_.data() + static_cast<size_t>(input.ids[t * options_.streams + s]) * row;
+            starts[i] = token_table_.data() + static_cast<size_t>(input.ids[t * options_.streams + s]) * 3 * U;
         }
         return starts.data();
     }

@@ -85,16 +85,19 @@ void add_rows(const Rows& rows, int first, int columns, const List& list, float*
 
 // ---- several lists at once ------------------------------------------------------------------------------------------
 
-// N vectors of columns, starting at column j: one row's weights as floats.
+template <Weights kind>
+constexpr int element = kind == Weights::float32 ? 4 : 2;  // bytes
+
+// N vectors of weights as floats, from an address at the beginning of a block.
 template <Weights kind, int N>
-inline void weights_at(const unsigned char* row, int j, Floats* w) {
+inline void weights_at(const unsigned char* from, Floats* w) {
     if constexpr (kind == Weights::float32) {
-        for (int i = 0; i < N; ++i) w[i] = loadf(reinterpret_cast<const float*>(row) + j + i * width);
+        for (int i = 0; i < N; ++i) w[i] = load<Floats>(from + 4 * width * i);
     } else {
         constexpr int per_half = 16 / width;  // vectors in half a block
         for (int i = 0; i < N; ++i) {
             const int block = i / (2 * per_half), within = i % (2 * per_half), half = within % per_half;
-            const Words x = load<Words>(reinterpret_cast<const uint32_t*>(row) + j / 2 + block * 16 + half * width);
+            const Words x = load<Words>(from + 4 * (block * 16 + half * width));
             w[i] = (Floats)(within < per_half ? x << 16 : x & 0xffff0000u);
         }
     }
@@ -112,19 +115,40 @@ struct Projection {
     size_t stride;
 };
 
+// Tiles of weights that stay in L1 while every item takes what it needs from them, its sums in registers meanwhile.
+constexpr int tile_rows = 64;
+constexpr int items_at_once = 64;
+
 template <Weights kind, int N>
 void list_panel(const Projection& p, int j) {
-    for (int m = 0; m < p.items; ++m) {
-        const List& list = p.lists[m];
-        Floats s[N], w[N];
-        for (int i = 0; i < N; ++i) s[i] = loadf(p.start + j + i * width);
-        for (int k = 0; k < list.count; ++k) {
-            weights_at<kind, N>(p.rows.base + list.index[k] * p.rows.stride, p.first + j, w);
-            const Floats v = all(list.value[k]);
+    const unsigned char* base = p.rows.base + (p.first + j) * element<kind>;
+    for (int first = 0; first < p.items; first += items_at_once) {
+        const int items = p.items - first < items_at_once ? p.items - first : items_at_once;
+        const List* lists = p.lists + first;
+        float* out = p.out + first * p.stride + j;
+        int at[items_at_once] = {};  // how far each list has come
+        for (int m = 0; m < items; ++m)
+            for (int i = 0; i < N; ++i) store(out + m * p.stride + i * width, loadf(p.start + j + i * width));
+        for (int end = tile_rows; end - tile_rows < p.rows.count; end += tile_rows)
+            for (int m = 0; m < items; ++m) {
+                const List& list = lists[m];
+                int k = at[m];
+                if (m < tile_rows && end + m < p.rows.count) {  // a row of the next tile
+                    const unsigned char* next = base + (end + m) * p.rows.stride;
+                    for (int i = 0; i < N * width * element<kind>; i += 64) __builtin_prefetch(next + i, 0, 2);
+                }
+                if (k == list.count || list.index[k] >= end) continue;
+                Floats s[N], w[N];
+                for (int i = 0; i < N; ++i) s[i] = loadf(out + m * p.stride + i * width);
+                do {
+                    weights_at<kind, N>(base + list.index[k] * p.rows.stride, w);
+                    const Floats v = all(list.value[k]);
 #pragma GCC unroll 8
-            for (int i = 0; i < N; ++i) s[i] = simd::fma(v, w[i], s[i]);
-        }
-        for (int i = 0; i < N; ++i) store(p.out + m * p.stride + j + i * width, s[i]);
+                    for (int i = 0; i < N; ++i) s[i] = simd::fma(v, w[i], s[i]);
+                } while (++k < list.count && list.index[k] < end);
+                for (int i = 0; i < N; ++i) store(out + m * p.stride + i * width, s[i]);
+                at[m] = k;
+            }
     }
 }
 
@@ -133,9 +157,9 @@ void dense_tile(const Projection& p, int item, int j) {
     Floats s[M][N], w[N];
     for (int m = 0; m < M; ++m)
         for (int i = 0; i < N; ++i) s[m][i] = loadf(p.start + j + i * width);
-    const unsigned char* row = p.rows.base;
+    const unsigned char* row = p.rows.base + (p.first + j) * element<kind>;
     for (int k = 0; k < p.rows.count; ++k, row += p.rows.stride) {
-        weights_at<kind, N>(row, p.first + j, w);
+        weights_at<kind, N>(row, w);
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
             const Floats v = all(p.x[item + m][k]);
@@ -158,7 +182,7 @@ void dense_panel(const Projection& p, int j) {
 template <Weights kind>
 void over_panels(const Projection& p) {
     constexpr int narrow = granule(kind) / width;
-    constexpr int wide = narrow > 8 ? narrow : 8, wide_dense = narrow > 4 ? narrow : 4;
+    constexpr int wide = 8, wide_dense = narrow > 4 ? narrow : 4;
     int j = 0;
     if (p.lists != nullptr) {
         for (; j + wide * width <= p.columns; j += wide * width) list_panel<kind, wide>(p, j);

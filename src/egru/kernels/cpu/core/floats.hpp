@@ -39,7 +39,15 @@ inline void store(T* to, V v) {
     std::memcpy(to, &v, sizeof v);
 }
 inline Floats loadf(const float* from) { return load<Floats>(from); }
-inline Floats all(float x) { return Floats{} + x; }
+inline Floats all(float x) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_set1_ps(x);
+#else
+    return Floats{x, x, x, x};
+#endif
+}
 
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
