@@ -28,6 +28,11 @@ const T* at(uintptr_t address) {
     return reinterpret_cast<const T*>(address);
 }
 
+template <class T>
+T* to(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
 constexpr const char* not_finite =
     "EventEngine: the state became NaN or infinite: the weights or the input are too large. Call reset() to go on";
 
@@ -40,26 +45,32 @@ public:
                size_t token_table_bytes)
         : engine_(sources(layers), options(weights, threads, streams, trace, token_table_bytes)) {}
 
-    Engine& engine() { return engine_; }
+    const Engine& engine() const { return engine_; }
+    // For everything that reads or changes what a running step does.
+    template <class Work>
+    auto use(Work work) {
+        const Use use(busy_);
+        return work(engine_);
+    }
 
     void step(const float* x, size_t count, uintptr_t out) {
         const Use use(busy_);
         check_finite(x, count, "step", "x");
-        finish(released([&] { return engine_.run(x, nullptr, 1, false, reinterpret_cast<float*>(out)); }));
+        finish(released([&] { return engine_.run(x, nullptr, 1, false, to<float>(out)); }));
     }
 
     void step_list(uintptr_t index, uintptr_t value, int count, uintptr_t out) {
         const Use use(busy_);
         check_finite(at<float>(value), static_cast<size_t>(count), "step", "the values of x");
         finish(released([&] {
-            return engine_.step_list(at<int32_t>(index), at<float>(value), count, reinterpret_cast<float*>(out));
+            return engine_.step_list(at<int32_t>(index), at<float>(value), count, to<float>(out));
         }));
     }
 
     void step_token(int64_t id, uintptr_t out) {
         const Use use(busy_);
         check_tokens(&id, 1, "step");
-        finish(released([&] { return engine_.run(nullptr, &id, 1, false, reinterpret_cast<float*>(out)); }));
+        finish(released([&] { return engine_.run(nullptr, &id, 1, false, to<float>(out)); }));
     }
 
     void run(uintptr_t x, uintptr_t ids, int64_t steps, bool last, uintptr_t out) {
@@ -67,14 +78,14 @@ public:
         const size_t items = static_cast<size_t>(steps) * static_cast<size_t>(engine_.streams());
         if (x != 0) check_finite(at<float>(x), items * static_cast<size_t>(engine_.inputs()), "run", "x");
         if (ids != 0) check_tokens(at<int64_t>(ids), items, "run");
-        float* to = reinterpret_cast<float*>(out);
+        float* result = to<float>(out);
         for (int64_t from = 0; from < steps; from += engine_.chunk_steps()) {
             const int count = static_cast<int>(std::min<int64_t>(engine_.chunk_steps(), steps - from));
             const size_t offset = static_cast<size_t>(from) * static_cast<size_t>(engine_.streams());
             finish(released([&] {
                 return engine_.run(x == 0 ? nullptr : at<float>(x) + offset * static_cast<size_t>(engine_.inputs()),
                                    ids == 0 ? nullptr : at<int64_t>(ids) + offset, count, last,
-                                   last ? to : to + offset * static_cast<size_t>(engine_.outputs()));
+                                   last ? result : result + offset * static_cast<size_t>(engine_.outputs()));
             }));
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
         }
@@ -153,11 +164,11 @@ void bind_engine(nb::module_& m) {
         .def(nb::init<const std::vector<EngineCore::LayerTuple>&, int, int, int, float, size_t>())
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
-                 core.engine().set_embedding(at<float>(table), tokens, width);
+                 core.use([&](Engine& e) { e.set_embedding(at<float>(table), tokens, width); });
              })
         .def("set_readout",
              [](EngineCore& core, uintptr_t weight, uintptr_t bias, int inputs, int outputs) {
-                 core.engine().set_readout({inputs, outputs, at<float>(weight), at<float>(bias)});
+                 core.use([&](Engine& e) { e.set_readout({inputs, outputs, at<float>(weight), at<float>(bias)}); });
              })
         // The size of an array given here must be right already: the shapes accepted are checked in Python.
         .def("step_array",
@@ -177,24 +188,25 @@ void bind_engine(nb::module_& m) {
         .def("step_list", &EngineCore::step_list)
         .def("step_token", &EngineCore::step_token)
         .def("run", &EngineCore::run)
-        .def("reset", [](EngineCore& core) { core.engine().reset(); })
-        .def("reset_counters", [](EngineCore& core) { core.engine().reset_counters(); })
+        .def("reset", [](EngineCore& core) { core.use([](Engine& e) { e.reset(); }); })
+        .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
         .def("counters",
              [](EngineCore& core) {
-                 const engine::Counters& c = core.engine().counters();
+                 const engine::Counters c = core.use([](Engine& e) { return e.counters(); });
                  return std::make_tuple(c.steps, c.macs, c.events);
              })
         .def("get_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
-                 core.engine().get_state(layer, reinterpret_cast<float*>(c), reinterpret_cast<float*>(y));
+                 core.use([&](Engine& e) { e.get_state(layer, to<float>(c), to<float>(y)); });
              })
         .def("set_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
-                 core.engine().set_state(layer, at<float>(c), at<float>(y));
+                 core.use([&](Engine& e) { e.set_state(layer, at<float>(c), at<float>(y)); });
              })
         .def("get_trace",
-             [](EngineCore& core, uintptr_t trace) { core.engine().get_trace(reinterpret_cast<float*>(trace)); })
-        .def("set_trace", [](EngineCore& core, uintptr_t trace) { core.engine().set_trace(at<float>(trace)); })
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(to<float>(trace)); }); })
+        .def("set_trace",
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(at<float>(trace)); }); })
         .def_prop_ro("level", [](EngineCore& core) { return std::string(core.engine().level()); })
         .def_prop_ro("weight_bytes", [](EngineCore& core) { return core.engine().weight_bytes(); });
 }
