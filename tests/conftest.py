@@ -13,6 +13,7 @@ hypothesis.settings.load_profile("egru")
 @pytest.fixture(autouse=True)
 def ground():
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # small tensors: a second thread only waits
     torch.set_default_dtype(torch.float64)
     torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
     assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]

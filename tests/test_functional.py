@@ -14,7 +14,7 @@ from tests.helpers import worst
 T, B, I, H = 7, 3, 4, 5
 
 
-def tensors(bias: bool = True, threshold: float = 0.06):
+def tensors(bias: bool = True, threshold: float = 0.06) -> list[Any]:
     """Inputs of the sequence, all requiring gradients, with states that cross the thresholds often."""
     made = [
         torch.randn(T, B, I), torch.randn(B, H), torch.randn(B, H).relu(), torch.randn(3 * H, I),
@@ -52,7 +52,8 @@ def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
         assert 0.05 < (result.y != 0).double().mean() < 0.9, "the case tests nothing if nobody or everybody fires"
         outputs = (result.y, result.c, *result.state)
         w_y, w_c, w_c_last, w_y_last = (torch.randn_like(out) for out in outputs)
-        loss = sum((w * out).sum() for w, out in zip((w_y, w_c, w_c_last, w_y_last), outputs, strict=True))
+        pairs = zip((w_y, w_c, w_c_last, w_y_last), outputs, strict=True)
+        loss = torch.stack([(w * out).sum() for w, out in pairs]).sum()
         wanted = [p for p in (x, c0, y0, W, V, b, b_hh, theta) if p is not None]
         expected = torch.autograd.grad(loss, wanted)
         with torch.no_grad():

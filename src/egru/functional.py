@@ -299,8 +299,7 @@ def egru_backward(
     V_r, V_u, V_z = weight_hh.split(H)
 
     zeros = torch.zeros_like(state.c)
-    dc = zeros if grad_state[0] is None else grad_state[0]
-    dy = zeros if grad_state[1] is None else grad_state[1]
+    dc, dy = (zeros if grad is None else grad for grad in grad_state)
     de = zeros
     dtheta = torch.zeros_like(forward.c[0])
     a = torch.zeros(T, B, 3 * H, dtype=c_seen.dtype, device=c_seen.device)

@@ -1,6 +1,7 @@
 """Handwritten digits, 8 by 8 pixels, that ship inside scikit-learn: one pixel at a time, 64 steps."""
 
-from typing import NamedTuple
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("the digits need scikit-learn: pip install 'egru[demo]'") from error
-    data = load_digits()
+    data: Any = load_digits()
     rng = np.random.default_rng(seed)
     order, pixels = rng.permutation(len(data.target)), rng.permutation(64)
     images = data.images.reshape(-1, 64) / 16
@@ -43,5 +44,5 @@ def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
     y = torch.from_numpy(data.target[order].astype(np.int64))
     n = len(y)
     edges = [0, round(0.6 * n), round(0.75 * n), n]
-    splits = [Split(x[a:b].contiguous(), y[a:b].contiguous()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    splits = [Split(x[a:b].contiguous(), y[a:b].contiguous()) for a, b in itertools.pairwise(edges)]
     return Classification("permuted digits" if permuted else "digits", 10, *splits)

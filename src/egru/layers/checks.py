@@ -37,14 +37,14 @@ def instance(owner: str, name: str, value: Any, kind: type) -> Any:
     return value
 
 
-def scale(owner: str, name: str, value: Any) -> Tensor:
-    tensor = torch.as_tensor(value, dtype=torch.get_default_dtype()) if isinstance(value, int | float) else value
-    if not isinstance(tensor, Tensor) or tensor.numel() != 1 or not tensor.is_floating_point():
+def scale(owner: str, name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{owner}: {name} must be one number or a floating tensor of one element, got {value!r}")
-    number = tensor.item()
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{owner}: {name} must be finite and not negative, got {number!r}")
-    return tensor.detach().clone().reshape(())
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{owner}: {name} must be finite and not negative, got {value!r}")
+    return float(value)
 
 
 def sequence_input(owner: str, x: Any, features: int, like: Tensor, dims: tuple[int, ...], layout: str) -> None:

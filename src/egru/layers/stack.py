@@ -83,7 +83,7 @@ class EventRNN(nn.Module):
         self.dropout = checks.probability(me, "dropout", dropout, one=True)
         self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, MODES)
         self.reset = checks.choice(me, "reset", reset, self.resets)
-        self.threshold: Threshold = checks.instance(me, "threshold", threshold or Threshold(), Threshold)
+        self.threshold_config: Threshold = checks.instance(me, "threshold", threshold or Threshold(), Threshold)
         self.surrogate: Surrogate = checks.instance(me, "surrogate", surrogate or Surrogate(), Surrogate)
         self.dropconnect = checks.probability(me, "dropconnect", dropconnect)
         self.zoneout = checks.probability(me, "zoneout", zoneout)
@@ -103,9 +103,11 @@ class EventRNN(nn.Module):
                 if bias:
                     for name in ("bias_ih", "bias_hh"):
                         self.register_parameter(name + suffix, nn.Parameter(torch.empty(self.gates * H, **kind)))
-                tau = nn.Parameter(torch.empty(self.threshold.size(H), **kind), requires_grad=self.threshold.trainable)
+                tau = nn.Parameter(
+                    torch.empty(self.threshold_config.size(H), **kind), requires_grad=self.threshold_config.trainable
+                )
                 self.register_parameter("threshold" + suffix, tau)
-        self.register_buffer("reset_scale", checks.scale(me, "reset_scale", reset_scale).to(**kind))
+        self.register_buffer("reset_scale", torch.tensor(checks.scale(me, "reset_scale", reset_scale), **kind))
         self._observers: list[Observer] = []
         self.reset_parameters()
 
@@ -131,12 +133,12 @@ class EventRNN(nn.Module):
             elif name.startswith("bias"):
                 nn.init.uniform_(parameter, -bound, bound)
             else:
-                self.threshold.initialise_(parameter.data)
+                self.threshold_config.initialise_(parameter.data)
 
     def thresholds(self) -> dict[str, Tensor]:
         """The constrained thresholds by layer and direction, e.g. ``{"l0": ...}``, each ``(hidden_size,)``."""
         return {
-            suffix[1:] or "cell": self.threshold.constrain(getattr(self, "threshold" + suffix), self.hidden_size)
+            suffix[1:] or "cell": self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size)
             for layer in range(self.num_layers)
             for suffix in self._suffixes(layer)
         }
@@ -237,7 +239,7 @@ class EventRNN(nn.Module):
             hh,
             self.get_parameter("bias_ih" + suffix) if self.bias else None,
             self.get_parameter("bias_hh" + suffix) if self.bias else None,
-            self.threshold.constrain(self.get_parameter("threshold" + suffix), self.hidden_size),
+            self.threshold_config.constrain(self.get_parameter("threshold" + suffix), self.hidden_size),
         )
 
     def _sequence(
@@ -293,7 +295,7 @@ class EventRNN(nn.Module):
             parts.append("bias=False")
         parts.append(f"reset={self.reset!r}")
         parts += [f"{n}={getattr(self, n)}" for n in ("dropout", "dropconnect", "zoneout") if getattr(self, n)]
-        return ", ".join([*parts, repr(self.threshold), repr(self.surrogate)])
+        return ", ".join([*parts, repr(self.threshold_config), repr(self.surrogate)])
 
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -66,11 +66,8 @@ class Threshold:
         """Fill ``parameter`` with fresh unconstrained values."""
         mean = _DEFAULT_MEAN[self.kind] if self.mean is None else self.mean
         if self.kind == "clamp":
-            # Two gammas make a beta: unlike torch.distributions' sampler, this one takes the global generator in
-            # every type.
-            a = torch._standard_gamma(torch.full_like(parameter, 3 * mean / (1 - mean)))
-            b = torch._standard_gamma(torch.full_like(parameter, 3.0))
-            parameter.copy_(a / (a + b))
+            beta = torch.distributions.Beta(3 * mean / (1 - mean), 3.0, validate_args=False)
+            parameter.copy_(beta.sample(parameter.shape))
         else:
             std = _DEFAULT_STD[self.kind] if self.std is None else self.std
             parameter.normal_(mean, std * math.sqrt(2))

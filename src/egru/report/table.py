@@ -1,0 +1,79 @@
+"""Every run side by side: a measure a row, a run a column, so that it fits a terminal and a phone."""
+
+from collections.abc import Sequence
+
+from egru.report import format
+from egru.report.run import RunReport, check_runs
+
+
+def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
+    """Rows of the table: what is measured, and one cell per run."""
+
+    def of(used: float, dense: float) -> str:
+        return f"{format.count(used)} ({format.percent(used / dense, 0)})"
+
+    columns = [
+        (
+            format.percent(run.test_accuracy),
+            format.percent(run.history[-1].validation_accuracy),
+            format.percent(run.activity.activity_sparsity),
+            format.percent(run.activity.backward_sparsity),
+            format.percent(run.activity.backward_skippable),
+            of(run.activity.forward_macs, run.activity.dense_forward_macs),
+            format.count(run.activity.dense_forward_macs),
+            of(run.activity.backward_macs, run.activity.dense_backward_macs),
+            format.count(run.activity.dense_backward_macs),
+            format.joules(run.activity.joules),
+            f"{run.activity.parameters:,}",
+            f"{len(run.history)}",
+            format.seconds(run.seconds),
+            f"{run.seed}",
+        )
+        for run in runs
+    ]
+    labels = (
+        "test accuracy",
+        "validation accuracy, last epoch",
+        "activity sparsity",
+        "backward sparsity, paper's",
+        "backward sparsity, skippable",
+        "forward MACs (of dense)",
+        "forward MACs, dense",
+        "backward MACs (of dense)",
+        "backward MACs, dense",
+        "energy a step, estimated",
+        "parameters",
+        "epochs",
+        "training time",
+        "seed",
+    )
+    return [(label, list(cells)) for label, cells in zip(labels, zip(*columns, strict=True), strict=True)]
+
+
+NOTE = (
+    "MACs and energy are per time step of one sequence. Backward sparsity: the paper's counts states outside the "
+    "surrogate's window, the skippable one states whose gradient is exactly zero, which is what MACs go by."
+)
+
+
+def print_table(runs: Sequence[RunReport]) -> None:
+    """Print the runs side by side to the terminal."""
+    check_runs("print_table", runs)
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError as error:
+        raise ImportError("the table needs rich: pip install 'egru[demo]'") from error
+    from rich.box import SIMPLE_HEAD
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    for run in runs:
+        style = "bold" if run.event_layers else ""
+        table.add_column(Text(run.name), justify="right", style=style, header_style="bold")
+    for label, cells in measures(runs):
+        table.add_row(label, *map(Text, cells))
+    console = Console()
+    console.print(table)
+    console.print(Text(NOTE, style="dim"))

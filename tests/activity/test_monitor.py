@@ -1,0 +1,182 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import egru
+from egru.activity import EnergyModel, LayerCost
+from tests.helpers import lively
+
+
+class Model(nn.Module):
+    def __init__(self, rnn):
+        super().__init__()
+        self.inner = nn.ModuleDict({"rnn": rnn})
+        self.readout = nn.Linear(rnn.hidden_size, 4)
+
+    def forward(self, x):
+        y, _ = self.inner["rnn"](x)
+        return self.readout(y)
+
+
+def test_counts_are_those_of_the_definition():
+    surrogate = egru.Surrogate(width=0.3)
+    layer = lively(egru.EGRU(3, 6, 2, surrogate=surrogate, threshold=egru.Threshold(mean=-2.0)))
+    model = Model(layer)
+    records = []
+    layer.observe(records.append)
+    x = torch.randn(9, 4, 3).relu()
+    with egru.ActivityMonitor(model) as activity:
+        y = model.inner["rnn"](x)[0]
+        model.readout(y)
+    first, second = activity.summary().layers
+    assert [first.name, second.name] == ["inner.rnn.l0", "inner.rnn.l1"]
+    for row, record in zip((first, second), records, strict=True):
+        e = (record.c > record.theta).double()
+        assert row.steps == 36
+        assert row.cost.activity == pytest.approx(e.mean().item())
+        assert 0 < row.cost.activity < 1
+        assert row.unit_activity == pytest.approx(e.mean((0, 1)).tolist())
+        distance = (record.c - record.theta).abs()
+        assert row.backward_sparsity == pytest.approx((distance >= 0.3).double().mean().item())
+        k = e + record.c * (1 - distance / 0.3).clamp_min(0)
+        assert row.backward_skippable == pytest.approx((k == 0).double().mean().item())
+        assert row.cost.input_density == pytest.approx((record.input != 0).double().mean().item())
+    assert first.cost.input_gradient_density == 0, "data needs no gradient"
+    assert second.cost.input_gradient_density == first.cost.gradient_density
+    (readout,) = activity.summary().linears
+    assert readout.macs == pytest.approx((y != 0).sum().item() * 4)
+
+
+def test_macs_by_hand():
+    cost = LayerCost(10, 20, input_density=0.5, activity=0.25, gradient_density=0.75, input_gradient_density=0.1)
+    assert cost.forward == 60 * (5 + 5) + 60
+    assert cost.backward == 60 * (0.75 * 20 + 0.25 * 20 + 0.5 * 10 + 0.1 * 10) + 60
+    assert cost.dense.forward == 60 * 30 + 60
+    assert cost.dense.backward == 60 * (40 + 20) + 60
+
+
+def test_overall_is_weighted_by_units():
+    big, small = lively(egru.EGRU(3, 30)), egru.EGRU(30, 2, threshold=egru.Threshold.constant(2.0))
+    model = nn.ModuleList([big, small])
+    with egru.ActivityMonitor(model) as activity:
+        small(big(torch.randn(5, 2, 3))[0])
+    summary = activity.summary()
+    assert summary.layers[1].activity_sparsity == 1
+    expected = (30 * summary.layers[0].activity_sparsity + 2) / 32
+    assert summary.activity_sparsity == pytest.approx(expected)
+
+
+def test_padding_is_not_counted():
+    layer = lively(egru.EGRU(3, 6, bidirectional=True))
+    x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 2, 5])
+    with egru.ActivityMonitor(layer) as packed:
+        layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
+    with egru.ActivityMonitor(layer) as single:
+        for i, n in enumerate(lengths):
+            layer(x[:n, i : i + 1])
+    assert packed.summary().steps == 16
+    assert packed.summary().to_dict() == single.summary().to_dict()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [nn.GRU(3, 8, 2), nn.LSTM(3, 8, bidirectional=True), egru.models.CoRNN(3, 8), egru.models.IndRNN(3, 8, 2)],
+    ids=lambda m: type(m).__name__,
+)
+def test_dense_baselines_count_near_zero_outputs(module):
+    module = module.double()
+    x = torch.randn(7, 2, 3)
+    wide, narrow = [], []
+    for tolerance, into in ((1e-8, narrow), (1e9, wide)):
+        with egru.ActivityMonitor(module, tolerance=tolerance) as activity:
+            module(x)
+        into.append(activity.summary())
+    near_zero = (module(x)[0].abs() <= 1e-8).double().mean().item()
+    assert narrow[0].activity_sparsity == pytest.approx(near_zero)
+    assert wide[0].activity_sparsity == 1
+    assert narrow[0].backward_sparsity is None
+    assert narrow[0].forward_macs <= narrow[0].dense_forward_macs
+
+
+def test_dense_gru_is_not_sparse_at_all():
+    gru = nn.GRU(3, 8)
+    with egru.ActivityMonitor(gru) as activity:
+        gru(torch.randn(7, 2, 3))
+    summary = activity.summary()
+    assert summary.forward_macs == summary.dense_forward_macs == 24 * 11 + 24
+    assert "-" in str(summary)
+
+
+def test_packed_dense_baseline():
+    gru = nn.GRU(3, 8)
+    with egru.ActivityMonitor(gru) as activity:
+        gru(pack_padded_sequence(torch.randn(7, 2, 3), torch.tensor([7, 3])))
+    assert activity.summary().steps == 10
+
+
+def test_summary_prints_and_converts():
+    model = Model(lively(egru.EGRU(3, 6)))
+    with egru.ActivityMonitor(model) as activity:
+        model(torch.randn(5, 2, 3))
+    summary = activity.summary()
+    data = json.loads(summary.to_json())
+    assert data == summary.to_dict()
+    assert data["overall"]["activity_sparsity"] == summary.activity_sparsity
+    assert data["overall"]["joules"] == pytest.approx(summary.forward_macs * 54.6e-12)
+    assert len(data["layers"][0]["unit_activity"]) == 6
+    text = str(summary)
+    assert f"{100 * summary.activity_sparsity:.1f} %" in text
+    assert "inner.rnn (EGRU)" in text
+    assert "readout (Linear)" in text
+    assert "assuming" in text
+    assert EnergyModel().assumption in text
+
+
+def test_nothing_is_counted_outside_and_reset_forgets():
+    layer = lively(egru.EGRU(3, 6))
+    activity = egru.ActivityMonitor(layer)
+    x = torch.randn(5, 2, 3)
+    layer(x)
+    with pytest.raises(RuntimeError, match="nothing was counted; run the model inside the context"):
+        activity.summary()
+    with activity:
+        layer(x)
+        activity.reset()
+        layer(x)
+        with pytest.raises(RuntimeError, match="already active"):
+            activity.__enter__()
+    layer(x)
+    assert activity.summary().steps == 10
+    with activity:
+        layer(x)
+    assert activity.summary().steps == 20
+    assert not layer._observers
+
+
+def test_an_error_inside_leaves_no_hook():
+    model = Model(egru.EGRU(3, 6))
+    with pytest.raises(ValueError, match="features"), egru.ActivityMonitor(model):
+        model(torch.zeros(1, 1, 1))
+    assert not model.inner["rnn"]._observers  # pyright: ignore[reportAttributeAccessIssue]
+    assert not model.readout._forward_hooks
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="no recurrent layer to watch"):
+        egru.ActivityMonitor(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
+        egru.ActivityMonitor(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="tolerance must not be negative, got -1"):
+        egru.ActivityMonitor(nn.GRU(1, 1), tolerance=-1)
+
+
+def test_event_lstm_is_counted():
+    layer = egru.ELSTM(3, 6, threshold=egru.Threshold(mean=-3.0))
+    with egru.ActivityMonitor(layer) as activity:
+        layer(torch.randn(9, 4, 3))
+    (row,) = activity.summary().layers
+    assert row.cost.gates == 4
+    assert 0 < row.cost.activity < 1

@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import egru
+from egru.activity import rate_loss, state_loss
+from tests.helpers import lively
+
+
+def test_rate_loss_is_the_papers():
+    c = torch.randn(6, 3, 4, requires_grad=True)
+    theta = torch.rand(4, requires_grad=True)
+    surrogate = egru.Surrogate(width=0.5)
+    rate = (c > theta).double().mean()
+    loss = rate_loss(c, theta, surrogate)
+    assert loss.item() == pytest.approx((rate - 0.05).item())
+    assert rate_loss(c, theta, surrogate, squared=True, target=0.2).item() == pytest.approx(((rate - 0.2) ** 2).item())
+    (grad,) = torch.autograd.grad(loss, c)
+    torch.testing.assert_close(grad, surrogate.slope(c, theta) / c.numel())
+
+
+def test_state_loss_leaves_the_threshold_alone():
+    c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
+    loss = state_loss(c, theta)
+    assert loss.item() == pytest.approx((c - theta + 0.05).mean().item())
+    grad_c, grad_theta = torch.autograd.grad(loss, (c, theta), allow_unused=True)
+    assert grad_theta is None
+    torch.testing.assert_close(grad_c, torch.full_like(c, 1 / c.numel()))
+
+
+def test_padding_does_not_count():
+    c, theta, lengths = torch.randn(6, 2, 4), torch.rand(4), torch.tensor([6, 2])
+    real = torch.cat([c[:, 0], c[:2, 1]])
+    assert state_loss(c, theta, lengths=lengths).item() == pytest.approx((real - theta + 0.05).mean().item())
+    rate = rate_loss(c, theta, egru.Surrogate(), target=0, lengths=lengths)
+    assert rate.item() == pytest.approx((real > theta).double().mean().item())
+
+
+def test_around_a_model():
+    model = nn.ModuleList([lively(egru.EGRU(3, 6, 2)), egru.ELSTM(6, 4)])
+    records = []
+    for layer in model:
+        layer.observe(records.append)  # pyright: ignore[reportCallIssue]
+    regulariser = egru.ActivityLoss(model, rate=0.3, state=0.7)
+    for _ in range(2):
+        records.clear()
+        with regulariser as activity:
+            model[1](model[0](torch.randn(5, 2, 3))[0])
+        assert len(records) == 3
+        expected = sum(0.3 * rate_loss(r.c, r.theta, r.surrogate) + 0.7 * state_loss(r.c, r.theta) for r in records)
+        assert isinstance(activity.value, torch.Tensor)
+        torch.testing.assert_close(activity.value, expected)
+    assert isinstance(regulariser.value, torch.Tensor)
+    regulariser.value.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_it_lowers_the_activity():
+    layer = lively(egru.EGRU(3, 16, threshold=egru.Threshold(mean=-3.0)))
+    x = torch.randn(10, 8, 3)
+    optimiser = torch.optim.Adam(layer.parameters(), 0.03)
+    before = (layer(x)[0] != 0).double().mean()
+    for _ in range(15):
+        with egru.ActivityLoss(layer, rate=1.0, state=0.1) as activity:
+            layer(x)
+        assert isinstance(activity.value, torch.Tensor)
+        optimiser.zero_grad()
+        activity.value.backward()
+        optimiser.step()
+    assert (layer(x)[0] != 0).double().mean() < 0.5 * before
+
+
+def test_packed_input_and_no_event_layer():
+    layer = egru.EGRU(3, 6)
+    with egru.ActivityLoss(layer) as activity:
+        layer(pack_padded_sequence(torch.randn(7, 2, 3), torch.tensor([7, 3])))
+    assert isinstance(activity.value, torch.Tensor)
+    assert torch.isfinite(activity.value)
+    with pytest.raises(ValueError, match="no event layer"):
+        egru.ActivityLoss(nn.GRU(1, 1))

@@ -1,0 +1,106 @@
+"""Bad input gets an error that names the argument, the value and what is accepted."""
+
+import pytest
+import torch
+from torch import nn
+
+import egru
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"input_size": 0}, ValueError, "EGRU: input_size must be at least 1, got 0"),
+        ({"hidden_size": -2}, ValueError, "hidden_size must be at least 1, got -2"),
+        ({"hidden_size": 2.5}, TypeError, "hidden_size must be an int, got float 2.5"),
+        ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
+        ({"num_layers": True}, TypeError, "num_layers must be an int, got bool True"),
+        ({"dropout": 1.5}, ValueError, "dropout must be a probability, 0 <= p <= 1; got 1.5"),
+        ({"dropconnect": 1.0}, ValueError, "dropconnect must be a probability, 0 <= p < 1; got 1.0"),
+        ({"zoneout": -0.1}, ValueError, "zoneout must be a probability, 0 <= p < 1; got -0.1"),
+        ({"reset": "soft"}, ValueError, "reset must be one of output, threshold, hard, none; got 'soft'"),
+        ({"reset_gate": "v3"}, ValueError, "reset_gate must be one of before, after; got 'v3'"),
+        ({"dropout_mode": "locked"}, ValueError, "dropout_mode must be one of variational, plain; got 'locked'"),
+        ({"backend": "tpu"}, ValueError, "backend must be one of auto, .*reference; got 'tpu'"),
+        ({"threshold": 0.5}, TypeError, "threshold must be an egru.Threshold, got float 0.5"),
+        ({"surrogate": "triangle"}, TypeError, "surrogate must be an egru.Surrogate, got str 'triangle'"),
+        ({"reset_scale": -1.0}, ValueError, "reset_scale must be finite and not negative, got -1.0"),
+        ({"reset_scale": torch.ones(2)}, TypeError, "reset_scale must be one number"),
+        ({"dtype": torch.int64}, TypeError, "dtype must be a floating type, got torch.int64"),
+    ],
+)
+def test_constructor(arguments, error, message):
+    with pytest.raises(error, match=message):
+        egru.EGRU(**{"input_size": 3, "hidden_size": 4, **arguments})
+
+
+def test_an_elman_cell_has_nothing_to_clear_hard():
+    with pytest.raises(ValueError, match="ERNN: reset must be one of output, none; got 'hard'"):
+        egru.ERNN(3, 4, reset="hard")
+
+
+def test_dropout_without_a_place_to_act():
+    with pytest.warns(UserWarning, match="acts between layers and num_layers=1 has none"):
+        egru.EGRU(3, 4, dropout=0.5)
+
+
+STATE = egru.EventState(torch.zeros(1, 2, 4, dtype=torch.float64), torch.zeros(1, 2, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("x", "state", "error", "message"),
+    [
+        (torch.zeros(5, 2, 2), None, ValueError, r"input has 2 features \(shape \(5, 2, 2\)\), expected 3"),
+        (torch.zeros(5), None, ValueError, r"shape \(time, batch, features\) or \(time, features\), got \(5,\)"),
+        (torch.zeros(0, 2, 3), None, ValueError, r"input is empty, shape \(0, 2, 3\)"),
+        (torch.zeros(5, 2, 3).float(), None, TypeError, r"input is torch.float32, the parameters are torch.float64"),
+        (torch.zeros(5, 2, 3).long(), None, TypeError, r"input is torch.int64"),
+        ([1.0], None, TypeError, "input must be a Tensor or PackedSequence, got list"),
+        (torch.zeros(5, 2, 3, device="meta"), None, ValueError, "input is on meta, the parameters on cpu"),
+        (torch.zeros(5, 2, 3), torch.zeros(1, 2, 4), TypeError, r"state must be egru.EventState\(c, y\), got Tensor"),
+        (torch.zeros(5, 3, 3), STATE, ValueError, r"state.c has shape \(1, 2, 4\), expected \(1, 3, 4\)"),
+        (torch.zeros(5, 2, 3), (STATE.c, STATE.y.half()), TypeError, r"state.y is torch.float16"),
+        (torch.zeros(5, 2, 3), (STATE.c, None), TypeError, r"state.y must be a Tensor, got NoneType"),
+        (torch.zeros(5, 3), STATE, ValueError, r"state.c has shape \(1, 2, 4\), expected \(1, 4\)"),
+        (torch.full((5, 2, 3), float("nan")), None, ValueError, "input holds nan; expected finite values"),
+        (torch.full((5, 2, 3), -float("inf")), None, ValueError, "input holds -inf; expected finite values"),
+        (torch.zeros(5, 2, 3), (STATE.c / 0, STATE.y), ValueError, r"state.c holds nan"),
+        (torch.zeros(5, 2, 3), (STATE.c, STATE.y / 0), ValueError, r"state.y holds nan"),
+    ],
+)
+def test_call(x, state, error, message):
+    if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and "float32" not in message:
+        x = x.double()  # made before the fixture set the default type
+    if isinstance(state, torch.Tensor):
+        state = state.double()
+    with pytest.raises(error, match=message):
+        egru.EGRU(3, 4)(x, state)
+
+
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "threshold_l0"])
+def test_broken_weights_are_not_silence(name):
+    """NaN compares false, so a broken unit would look silent; it must be an error instead."""
+    layer = egru.EGRU(3, 4)
+    with torch.no_grad():
+        layer.get_parameter(name).view(-1)[1] = float("nan")
+    with pytest.raises(ValueError, match="not finite" if name != "threshold_l0" else "threshold holds nan"):
+        layer(torch.ones(5, 2, 3), egru.EventState(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
+
+
+def test_cell_errors():
+    cell = egru.EGRUCell(3, 4)
+    with pytest.raises(ValueError, match=r"shape \(batch, features\) or \(features,\), got \(1, 2, 3\)"):
+        cell(torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match=r"state.c has shape \(2, 5\), expected \(2, 4\)"):
+        cell(torch.zeros(2, 3), egru.EventState(torch.zeros(2, 5), torch.zeros(2, 5)))
+    with pytest.raises(TypeError, match=r"state must be egru.EventState"):
+        cell(torch.zeros(2, 3), nn.Parameter(torch.zeros(2, 4)))
+
+
+def test_double_backward_is_refused():
+    layer = egru.EGRU(3, 4)
+    (grad,) = torch.autograd.grad(
+        layer(torch.randn(3, 2, 3))[0].sum(), layer.get_parameter("weight_hh_l0"), create_graph=True
+    )
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()

@@ -1,0 +1,83 @@
+"""With events switched off, each event layer is torch's dense one: forward and every gradient."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import egru
+from egru.layers import EventRNN
+from tests.helpers import worst
+
+ALWAYS = egru.Threshold.constant(-1e3)
+
+
+def pair(kind, **shape):
+    if kind == "GRU":
+        dense = nn.GRU(4, 5, **shape)
+        return dense, egru.EGRU.from_gru(dense, reset="none", reset_gate="after", threshold=ALWAYS)
+    dense = {"LSTM": nn.LSTM, "RNN": nn.RNN}[kind](4, 5, **shape)
+    event = {"LSTM": egru.ELSTM, "RNN": egru.ERNN}[kind](4, 5, **shape, reset="none", threshold=ALWAYS)
+    event.load_state_dict(dense.state_dict())
+    return dense, event
+
+
+def run(module, x, first, second):
+    """Output and the two halves of the state, whatever the module's convention."""
+    if isinstance(module, EventRNN):
+        y, (c, last) = module(x, egru.EventState(second, first))
+        return y, last, c
+    if isinstance(module, nn.LSTM):
+        y, (h, c) = module(x, (first, second))
+        return y, h, c
+    y, h = module(x, first)
+    return y, h, h
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("packed", ["padded", "packed", "packed unsorted", "batch first"])
+def test_is_the_dense_layer(kind, layers, bidirectional, bias, packed):
+    shape = {"num_layers": layers, "bidirectional": bidirectional, "bias": bias, "batch_first": packed == "batch first"}
+    dense, event = pair(kind, **shape)
+    x = torch.randn(7, 3, 4, requires_grad=True)
+    h = torch.randn(layers * (1 + bidirectional), 3, 5, requires_grad=True)
+    # in a GRU and an Elman network the state is the output; the event layer carries both halves
+    second = torch.randn_like(h).requires_grad_() if kind == "LSTM" else h
+    results = []
+    for module in (dense, event):
+        if packed in ("padded", "batch first"):
+            out = run(module, x.transpose(0, 1) if packed == "batch first" else x, h, second)
+        else:
+            lengths = torch.tensor([7, 4, 2] if packed == "packed" else [2, 7, 4])
+            given = pack_padded_sequence(x, lengths, enforce_sorted=packed == "packed")
+            out = run(module, given, h, second)
+            assert out[0].batch_sizes.tolist() == given.batch_sizes.tolist()
+            out = (out[0].data, pad_packed_sequence(out[0])[0], *out[1:])
+        weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)) for i, o in enumerate(out)]
+        loss = torch.stack([(w * o).sum() for w, o in zip(weights, out, strict=True)]).sum()
+        parameters = [event.get_parameter(n) if module is event else p for n, p in dense.named_parameters()]
+        results.append((out, torch.autograd.grad(loss, [x, h, *parameters])))
+    (dense_out, dense_grads), (event_out, event_grads) = results
+    assert worst(dense_out, event_out) <= 1e-12
+    assert worst(dense_grads, event_grads) <= 1e-12
+
+
+def test_there_and_back():
+    gru = nn.GRU(3, 6, 2, bidirectional=True, batch_first=True)
+    back = egru.EGRU.from_gru(gru).to_gru()
+    assert back.batch_first
+    assert all(torch.equal(a, b) for a, b in zip(gru.parameters(), back.parameters(), strict=True))
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(gru.parameters(), back.parameters(), strict=True))
+    with pytest.raises(TypeError, match=r"expected a torch.nn.GRU, got LSTM"):
+        egru.EGRU.from_gru(nn.LSTM(1, 1))  # pyright: ignore[reportArgumentType]
+
+
+def test_cell_loads_a_gru_cell():
+    dense = nn.GRUCell(4, 5)
+    cell = egru.EGRUCell(4, 5, reset="none", reset_gate="after", threshold=ALWAYS)
+    cell.load_state_dict(dense.state_dict())
+    x, h = torch.randn(3, 4), torch.randn(3, 5)
+    torch.testing.assert_close(cell(x, egru.EventState(h, h)).y, dense(x, h), rtol=0, atol=1e-12)

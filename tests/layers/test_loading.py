@@ -1,0 +1,88 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import egru
+
+
+def snapshot(module):
+    return {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def unchanged(module, before):
+    return all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def test_a_gru_state_dict_loads_and_leaves_thresholds_alone():
+    gru, layer = nn.GRU(3, 5, 2), egru.EGRU(3, 5, 2)
+    before = snapshot(layer)
+    result = layer.load_state_dict(gru.state_dict())
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+    for name, value in gru.state_dict().items():
+        assert torch.equal(layer.state_dict()[name], value)
+    assert torch.equal(layer.get_parameter("threshold_l1"), before["threshold_l1"])
+
+
+def test_inside_a_model_too():
+    class Model(nn.Module):
+        def __init__(self, rnn):
+            super().__init__()
+            self.rnn, self.out = rnn, nn.Linear(5, 2)
+
+    event, dense = Model(egru.EGRU(3, 5)), Model(nn.GRU(3, 5))
+    event.load_state_dict(dense.state_dict())
+    assert torch.equal(event.rnn.get_parameter("weight_hh_l0"), dense.rnn.get_parameter("weight_hh_l0"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (nn.GRU(3, 6), r"weight_ih_l0 has shape \(18, 3\), this EGRU needs \(15, 3\)"),
+        (nn.GRU(4, 5), r"weight_ih_l0 has shape \(15, 4\), this EGRU needs \(15, 3\)"),
+        (nn.GRU(3, 5, 2), "Unexpected key.*weight_ih_l1"),
+        (nn.GRU(3, 5, bias=False), "Missing key.*bias_ih_l0"),
+        (nn.LSTM(3, 5), r"weight_ih_l0 has shape \(20, 3\)"),
+    ],
+)
+def test_a_misfit_changes_nothing(source, message):
+    layer = egru.EGRU(3, 5)
+    before = snapshot(layer)
+    with pytest.raises(RuntimeError, match=message):
+        layer.load_state_dict(source.state_dict())
+    assert unchanged(layer, before)
+
+
+def test_a_lost_threshold_is_noticed():
+    layer = egru.EGRU(3, 5, 2)
+    state = layer.state_dict()
+    del state["threshold_l1"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*threshold_l1"):
+        egru.EGRU(3, 5, 2).load_state_dict(state)
+    assert egru.EGRU(3, 5, 2).load_state_dict(state, strict=False).missing_keys == ["threshold_l1"]
+
+
+def test_round_trip_deepcopy_and_pickle():
+    layer = egru.EGRU(3, 5, 2, bidirectional=True, reset_scale=0.5, threshold=egru.Threshold(per_unit=False))
+    undo = layer.observe(lambda record: None)
+    x = torch.randn(6, 2, 3)
+    expected = layer(x)[0]
+    fresh = egru.EGRU(3, 5, 2, bidirectional=True, threshold=egru.Threshold(per_unit=False))
+    fresh.load_state_dict(layer.state_dict())
+    assert fresh.reset_scale == 0.5
+    for other in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x)[0], expected)
+        assert not other._observers
+    undo()
+    assert not layer._observers
+
+
+def test_dtype_and_device_arguments():
+    layer = egru.EGRU(3, 5, dtype=torch.float32, device="cpu")
+    assert {p.dtype for p in (*layer.parameters(), *layer.buffers())} == {torch.float32}
+    assert layer.double()(torch.randn(2, 1, 3))[0].dtype == torch.float64
+    y, state = layer.bfloat16()(torch.randn(4, 2, 3).bfloat16())
+    assert y.dtype == state.c.dtype == torch.bfloat16

@@ -1,0 +1,46 @@
+"""Runs that nobody trained, with numbers that can be found again on the page."""
+
+import math
+
+import numpy as np
+
+from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LayerCost, LinearActivity
+from egru.report import Epoch, Raster, RunReport
+
+
+def dense_activity(hidden: int = 32) -> ActivitySummary:
+    layer = LayerActivity("gru", "GRU", LayerCost(1, hidden), 640, (1.0,) * hidden, None, None)
+    return ActivitySummary((layer,), (LinearActivity("readout", hidden, 10, 10, 1.0),), 3_500, EnergyModel())
+
+
+def event_activity(
+    units: tuple[float, ...] = (0.0, 0.0, 1.0, *np.linspace(0.05, 0.25, 29).tolist()),
+) -> ActivitySummary:
+    activity = sum(units) / len(units)
+    cost = LayerCost(1, len(units), input_density=0.5, activity=activity, gradient_density=0.4)
+    layer = LayerActivity("egru", "EGRU", cost, 640, units, 0.7, 0.6)
+    return ActivitySummary((layer,), (LinearActivity("readout", len(units), 10, 10, activity),), 3_532, EnergyModel())
+
+
+def run(
+    name: str = "EGRU", epochs: int = 4, accuracy: float = 0.978, activity: ActivitySummary | None = None, **changes
+):
+    activity = activity or (event_activity() if name.startswith("EGRU") else dense_activity())
+    events = activity.backward_sparsity is not None
+    history = tuple(
+        Epoch(i, 2 * math.exp(-i), 1 - 0.9 * math.exp(-i), 1 - math.exp(-i) if events else None, 0.5)
+        for i in range(1, epochs + 1)
+    )
+    values = {"history": history, "test_accuracy": accuracy, "activity": activity, "seconds": 2.5, "seed": 3} | changes
+    return RunReport(name, **values)
+
+
+def pair() -> list[RunReport]:
+    return [run("GRU", accuracy=0.982), run("EGRU")]
+
+
+def raster(T: int = 20, inputs: int = 1, hidden: int = 16, image: bool = True, sign: float = 1.0) -> Raster:
+    rng = np.random.default_rng(0)
+    events = np.where(rng.random((T, hidden)) < 0.2, sign * rng.random((T, hidden)) + 0.01, 0.0)
+    picture = rng.random((8, 8)) if image else None
+    return Raster("A seven", rng.random((T, inputs)), events, picture, "predicted 7")

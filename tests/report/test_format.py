@@ -1,0 +1,34 @@
+import pytest
+
+from egru.report import format
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0, "0"), (912, "912"), (28_712, "28.7K"), (999.7, "1K"), (1_040_000, "1.04M"), (2e9, "2G")]
+)
+def test_count(value, text):
+    assert format.count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.14e-7, "214 nJ"), (1.536e-6, "1.54 µJ"), (3e-12, "3 pJ"), (0.9999e-3, "1 mJ"), (4.0, "4 J")]
+)
+def test_joules(value, text):
+    assert format.joules(value) == text
+
+
+def test_ratios_and_shares():
+    assert format.times(5.62) == "5.6\N{MULTIPLICATION SIGN}"
+    assert format.times(9.97) == "10\N{MULTIPLICATION SIGN}"
+    assert format.percent(0.978) == "97.8 %"
+    assert format.percent(None) == "-"
+
+
+def test_seconds():
+    assert [format.seconds(s) for s in (2.54, 120, 7200)] == ["2.5 s", "2.0 min", "2.0 h"]
+
+
+def test_points():
+    assert format.points(-0.004, "GRU") == "0.4 points below GRU"
+    assert format.points(0.012, "GRU") == "1.2 points above GRU"
+    assert format.points(0.0004, "GRU") == "level with GRU"

@@ -1,0 +1,104 @@
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import egru
+from egru.report import Epoch, Raster, RunReport
+from tests.report import examples
+
+
+def test_round_trip_through_json():
+    for original in examples.pair():
+        again = RunReport.from_dict(json.loads(json.dumps(original.to_dict(), allow_nan=False)))
+        assert again == original
+
+
+def test_a_monitored_model_round_trips():
+    layer = egru.EGRU(2, 5, 2, bidirectional=True)
+    with egru.ActivityMonitor(layer) as monitor:
+        layer(torch.randn(7, 3, 2))
+    original = examples.run("EGRU", activity=monitor.summary())
+    again = RunReport.from_dict(json.loads(json.dumps(original.to_dict(), allow_nan=False)))
+    assert again == original
+    assert len(again.event_layers) == 4
+
+
+def test_to_dict_carries_the_totals():
+    run = examples.run()
+    overall = run.to_dict()["activity"]["overall"]
+    assert overall["forward_macs"] == run.activity.forward_macs
+    assert overall["dense_backward_macs"] == run.activity.dense_backward_macs
+
+
+def test_saving_is_dense_over_used():
+    run = examples.run()
+    assert run.forward_saving == run.activity.dense_forward_macs / run.activity.forward_macs > 1
+    assert run.backward_saving == run.activity.dense_backward_macs / run.activity.backward_macs > 1
+    dense = examples.run("GRU")
+    assert (dense.forward_saving, dense.backward_saving) == (1, 1)
+
+
+def test_event_layers():
+    assert [layer.name for layer in examples.run("EGRU").event_layers] == ["egru"]
+    assert examples.run("GRU").event_layers == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accuracy": math.nan}, "test_accuracy must be a fraction between 0 and 1, got nan"),
+        ({"accuracy": 97.8}, r"test_accuracy must be a fraction between 0 and 1, got 97\.8"),
+        ({"epochs": 0}, "history is empty"),
+        ({"seconds": -1.0}, r"seconds must be finite and not negative, got -1\.0"),
+        ({"seconds": math.inf}, "seconds must be finite and not negative, got inf"),
+        ({"name": " "}, "name must not be empty"),
+    ],
+)
+def test_a_bad_run_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        examples.run(**changes)
+
+
+def test_epochs_must_increase():
+    history = examples.run().history
+    with pytest.raises(ValueError, match=r"the epochs of history must increase, got \[2, 1\]"):
+        examples.run(history=(history[1], history[0]))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("train_loss", math.nan, "train_loss must be finite, got nan; did the run diverge?"),
+        ("validation_accuracy", math.nan, "validation_accuracy must be a fraction"),
+        ("activity_sparsity", -0.1, "activity_sparsity must be a fraction"),
+        ("seconds", math.nan, "seconds must be finite"),
+    ],
+)
+def test_a_bad_epoch_is_refused(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(Epoch(5, 1.0, 0.5, 0.5, 1.0), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"input": np.zeros((4, 1))}, ValueError, "as many steps, got 4 and 20"),
+        ({"input": np.zeros(20)}, ValueError, r"input must have shape \(T, I\) with nothing empty, got \(20,\)"),
+        ({"events": np.zeros((20, 0))}, ValueError, r"events must have shape \(T, H\)"),
+        ({"events": np.full((20, 2), np.nan)}, ValueError, "events must be finite"),
+        ({"image": np.zeros(64)}, ValueError, "image must have shape"),
+        ({"events": torch.zeros(20, 2)}, TypeError, "events must be a numpy array .* got Tensor"),
+    ],
+)
+def test_a_bad_raster_is_refused(changes, error, message):
+    with pytest.raises(error, match=message):
+        dataclasses.replace(examples.raster(), **changes)
+
+
+def test_silent_counts_zeros():
+    raster = Raster("r", np.zeros((2, 1)), np.array([[0.0, 0.5], [0.0, 0.0]]), None, "")
+    assert raster.silent == 0.75

@@ -1,0 +1,45 @@
+import sys
+
+import pytest
+
+from egru.report import print_table
+from tests.report import examples
+
+
+def test_table_shows_every_number(capsys):
+    pytest.importorskip("rich", reason="the table needs rich")
+    runs = examples.pair()
+    print_table(runs)
+    printed = capsys.readouterr().out
+    for text in ("GRU", "EGRU", "98.2 %", "97.8 %", "70.0 %", "60.0 %", "3,532", "3,500", "2.5 s"):
+        assert text in printed
+    activity = runs[1].activity
+    assert f"({100 * activity.forward_macs / activity.dense_forward_macs:.0f} %)" in printed
+    assert f"({100 * activity.backward_macs / activity.dense_backward_macs:.0f} %)" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_runs_without_event_layers(capsys):
+    pytest.importorskip("rich", reason="the table needs rich")
+    print_table([examples.run("GRU", accuracy=0.5)])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "test accuracy 50.0 %" in lines
+    assert "backward sparsity, paper's -" in lines
+    assert "backward sparsity, skippable -" in lines
+
+
+def test_names_are_not_markup(capsys):
+    pytest.importorskip("rich", reason="the table needs rich")
+    print_table([examples.run("EGRU [bold]")])
+    assert "EGRU [bold]" in capsys.readouterr().out
+
+
+def test_runs_are_required():
+    with pytest.raises(ValueError, match="runs is empty"):
+        print_table([])
+
+
+def test_without_rich_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ImportError, match=r"pip install 'egru\[demo\]'"):
+        print_table(examples.pair())

@@ -1,0 +1,67 @@
+import math
+
+import pytest
+import torch
+
+import egru
+
+
+def loop(y, decay, gain=1.0, initial=None):
+    trace = torch.zeros_like(y[0]) if initial is None else initial
+    out = []
+    for step in y:
+        trace = decay * trace + gain * step
+        out.append(trace)
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("steps", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize("gain", [1.0, 0.1])
+def test_equals_the_recursion_with_all_gradients(steps, gain):
+    y = torch.randn(steps, 3, 4, requires_grad=True)
+    decay = torch.rand(4, requires_grad=True)
+    initial = torch.randn(3, 4, requires_grad=True)
+    weight = torch.randn(steps, 3, 4)
+    expected, got = loop(y, decay, gain, initial), egru.exponential_trace(y, decay, gain=gain, initial=initial)
+    torch.testing.assert_close(got, expected)
+    inputs = (y, decay, initial)
+    torch.testing.assert_close(
+        torch.autograd.grad((weight * got).sum(), inputs), torch.autograd.grad((weight * expected).sum(), inputs)
+    )
+    last = egru.exponential_trace(y, decay, gain=gain, initial=initial, last=True)
+    torch.testing.assert_close(last, expected[-1])
+    torch.testing.assert_close(
+        torch.autograd.grad(last.sum(), inputs), torch.autograd.grad(loop(*inputs[:2], gain, initial)[-1].sum(), inputs)
+    )
+
+
+def test_the_first_event_still_gets_a_gradient():
+    """The gradient of a trace that stops at the last step is a known defect; every step must get its share."""
+    y = torch.zeros(30, 1, 1, requires_grad=True)
+    egru.exponential_trace(y, last=True).sum().backward()
+    assert y.grad is not None
+    torch.testing.assert_close(y.grad.flatten(), torch.exp(-torch.arange(29.0, -1, -1) / 10))
+
+
+def test_ragged_rows_are_read_at_their_own_end():
+    y = torch.randn(9, 3, 2)
+    lengths = torch.tensor([9, 1, 4])
+    y = torch.where((torch.arange(9)[:, None] < lengths)[..., None], y, 0)
+    whole = loop(y, 0.8)
+    got = egru.exponential_trace(y, 0.8, lengths=lengths, last=True)
+    torch.testing.assert_close(got, torch.stack([whole[n - 1, i] for i, n in enumerate(lengths)]))
+
+
+def test_layouts():
+    y = torch.randn(5, 3, 2)
+    whole = egru.exponential_trace(y)
+    torch.testing.assert_close(egru.exponential_trace(y.transpose(0, 1), batch_first=True), whole.transpose(0, 1))
+    torch.testing.assert_close(egru.exponential_trace(y[:, 0]), whole[:, 0])
+    torch.testing.assert_close(whole, loop(y, math.exp(-0.1)))
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1.5"):
+        egru.exponential_trace(torch.zeros(2, 2), 1.5)
+    with pytest.raises(ValueError, match=r"non-empty .* got \(0, 2, 2\)"):
+        egru.exponential_trace(torch.zeros(0, 2, 2))
