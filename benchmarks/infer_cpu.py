@@ -110,13 +110,13 @@ def check_engine(engine: EventEngine, layer: EGRU, x: Tensor) -> str:
 
 
 def our_contestants(
-    units: int, inputs: int, sparsities: Sequence[float], weights: Sequence[str], steps: int, kind: str, **options: Any
+    units: int, inputs: int, sparsities: Sequence[float], weights: Sequence[str], length: int, kind: str, **options: Any
 ) -> list[Contestant]:
     result: list[Contestant] = []
     for sparsity in sparsities:
         layer = event_layer(units, inputs, seed=0, **options)
         torch.manual_seed(2)
-        x = torch.randn(steps, inputs) if kind == "dense" or inputs == 1 else input_events(inputs, steps, sparsity)
+        x = torch.randn(length, inputs) if kind == "dense" or inputs == 1 else input_events(inputs, length, sparsity)
         calibrate(layer, x, sparsity)
         for weight in weights:
             engine = EventEngine(layer, weight)
@@ -127,10 +127,10 @@ def our_contestants(
             facts = {
                 "sparsity": 1 - engine.activity.rates[0],
                 "input_density": float((x != 0).float().mean()),
-                "macs_per_step": engine.activity.macs / steps,
+                "macs_per_step": engine.activity.macs / length,
                 "level": engine.level,
             }
-            rows, out = list(x), torch.empty(steps, units)
+            rows, out = list(x), torch.empty(length, units)
             result.append(
                 Contestant(
                     f"ours {weight} {sparsity:.0%}" + (" dense input" if kind == "dense" and inputs > 1 else ""),
@@ -146,8 +146,8 @@ def our_contestants(
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def measure(contestants: Sequence[Contestant], steps: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Median microseconds per step of every contestant, by turns.
+def measure(contestants: Sequence[Contestant], steps: int, length: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Median microseconds per step of every contestant, by turns: ``steps`` single steps, sequences of ``length``.
 
     Each turn runs the same steps once untimed: in a steady stream the weights that are in use are in the caches, and
     a sparse contestant needs many steps to touch them all.
@@ -167,7 +167,7 @@ def measure(contestants: Sequence[Contestant], steps: int, rounds: int) -> dict[
                     c.sequence()
                     begin = time.perf_counter()
                     c.sequence()
-                    times[c.name]["sequence"].append((time.perf_counter() - begin) / steps * 1e6)
+                    times[c.name]["sequence"].append((time.perf_counter() - begin) / length * 1e6)
     return {
         c.name: {
             **{mode: statistics.median(t) if t else None for mode, t in times[c.name].items()},
@@ -291,6 +291,7 @@ def bench(
     sparsities: Sequence[float] = SPARSITIES,
     weights: Sequence[str] = WEIGHTS,
     steps: int = 40,
+    length: int = 128,
     rounds: int = 9,
     reset_gate: str = "before",
 ) -> dict[str, Any]:
@@ -302,12 +303,12 @@ def bench(
         torch.manual_seed(0)
         rivals = [
             Contestant(rival.name, rival.step, rival.sequence, rival.wrong)
-            for rival in dense_rivals.rivals(nn.GRU(inputs, units).eval(), torch.randn(steps, inputs))
+            for rival in dense_rivals.rivals(nn.GRU(inputs, units).eval(), torch.randn(length, inputs))
         ]
-        ours = our_contestants(units, inputs, sparsities, weights, steps, "events", reset_gate=reset_gate)
+        ours = our_contestants(units, inputs, sparsities, weights, length, "events", reset_gate=reset_gate)
         if inputs > 1:
-            ours += our_contestants(units, inputs, (0.8,), weights, steps, "dense", reset_gate=reset_gate)
-        rows = measure([*rivals, *ours], steps, rounds)
+            ours += our_contestants(units, inputs, (0.8,), weights, length, "dense", reset_gate=reset_gate)
+        rows = measure([*rivals, *ours], min(steps, length), length, rounds)
         results[size] = {
             "contestants": rows,
             "ratios": ratios(rows),
@@ -323,12 +324,13 @@ def main() -> None:
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--length", type=int, default=128, help="steps of a whole sequence")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--reset-gate", default="before", choices=("before", "after"))
     parser.add_argument("--out", type=Path, default=RESULTS / "infer_cpu.json")
     args = parser.parse_args()
     sizes = [(int(h), int(i)) for h, i in (size.split("x") for size in args.sizes)]
-    results = bench(sizes, args.sparsities, args.weights, args.steps, args.rounds, args.reset_gate)
+    results = bench(sizes, args.sparsities, args.weights, args.steps, args.length, args.rounds, args.reset_gate)
     overhead = call_overhead()
     print("\ncall overhead, µs:", ", ".join(f"{name} {value:.2f}" for name, value in overhead.items()))
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -192,7 +192,7 @@ def test_refused_states(runner: str) -> None:
         (EventState(torch.full((1, 2, 8), float("nan")), zeros), ValueError, "state.c holds nan"),
     ):
         with pytest.raises(error, match=message):
-            engine.state = state
+            engine.state = state  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ValueError, match="has no trace"):
         engine.trace = torch.zeros(2, 8)
     with pytest.raises(ValueError, match="trace must be a finite tensor of shape"):

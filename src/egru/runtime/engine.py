@@ -182,7 +182,7 @@ class EventEngine:
         return result
 
     def _run_any(self, method: str, x: Any, steps: int, last: bool, out: Array, shape: torch.Size) -> None:
-        array = x.detach().cpu().numpy() if isinstance(x, Tensor) and x.dtype != torch.bfloat16 else x
+        array: Any = x.detach().cpu().numpy() if isinstance(x, Tensor) and x.dtype != torch.bfloat16 else x
         if not _is_array(array):
             array = self._ids(method, array)
         if array.dtype == np.float32:

@@ -11,6 +11,8 @@ namespace {
 constexpr int chunk_items = 64;   // steps times streams that share one reading of the input weights
 constexpr int few_inputs = 16;    // input weights this small stay float32: rounding them would gain nothing
 constexpr double dense_share = 0.5;  // of non-zero inputs, above which a dense product is faster
+// Sharing a reading of all rows pays once the items together read this many times as many, each for itself.
+constexpr int shared_share = 2;
 
 const char* pick_level(const EngineTable** table) {
     *table = &EGRU_PICK(engine_table);
@@ -239,11 +241,12 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
     const Rows rows = layer.w.view();
     const int blocks = to - from == U ? 1 : 3, width = blocks == 1 ? 3 * U : to - from;
     const bool dense = static_cast<double>(active) > dense_share * items * layer.inputs;
+    const bool shared = items > 1 && active > shared_share * static_cast<int64_t>(layer.inputs);
     // One item: where advance() wants it, behind the block of q.
     float* out = items == 1 ? scratch.sum.data() + U : scratch.projected.data();
     for (int b = 0; b < blocks; ++b) {
         const int first = b * U + from;
-        if (items > 1 && rows.kind != Weights::int8) {
+        if (shared && rows.kind != Weights::int8) {
             if (dense)
                 table_->project_dense(rows, first, width, starts.data(), items, layer.start.data() + first, out + first,
                                       row);
