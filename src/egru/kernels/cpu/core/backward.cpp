@@ -13,7 +13,8 @@ constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and t
 
 template <class S>
 struct BackwardSpace {
-    S *V, *W;                 // packed weights; W only for the gradient of the input, or to compute gates again
+    S *V_rows, *W_rows;       // weights for dot products; W only for the gradient of the input
+    S *V, *W;                 // weights to compute gates again
     S *grad_V, *grad_W;       // panels[gate * blocks + b][source][32]
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
@@ -22,7 +23,9 @@ struct BackwardSpace {
     S *dc, *de, *m;           // [b][s][32]
     S* dy[2];                 // of this step and of the one before it
     Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, row by row and column by column
+    // One per thread: which gradients of y are wanted, packed rows of a, and the gradient of 16 rows of the input.
     uint16_t* open[max_team];
+    S *d[max_team], *dx[max_team];
     int64_t bytes;
 
     explicit BackwardSpace(const Layer<S>& layer) {
@@ -32,8 +35,10 @@ struct BackwardSpace {
         const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
         const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
         const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
-        V = arena.take<S>(V_size);
-        W = arena.take<S>(recompute || call.grad_input ? W_size : 0);
+        V_rows = arena.take<S>(V_size);
+        W_rows = arena.take<S>(call.grad_input ? W_size : 0);
+        V = arena.take<S>(recompute ? V_size : 0);
+        W = arena.take<S>(recompute ? W_size : 0);
         grad_V = arena.take<S>(V_size);
         grad_W = arena.take<S>(W_size);
         totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
@@ -50,11 +55,28 @@ struct BackwardSpace {
         columns = Lists<S>(arena, widest, count);
         for (int i = 0; i < call.threads; ++i) {
             open[i] = arena.take<uint16_t>(divide_up(layer.B, rows_max) * layer.blocks * block);
+            d[i] = arena.take<S>(rows_max * d_width);
+            dx[i] = arena.take<S>(call.grad_input ? (int64_t)layer.tiles_I * tile * rows_max : 0);
             h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
         }
         bytes = arena.bytes();
     }
 };
+
+// The ranges of panels whose products with `a` are wanted one by one: all at once ("after"), or first that of z, then
+// those of r and u, which need it ("before").
+template <class S>
+struct RecurrentPieces {
+    Pieces first, second;
+    const Pieces* begin() const { return &first; }
+    const Pieces* end() const { return second.count ? &second + 1 : &second; }
+};
+template <class S>
+RecurrentPieces<S> recurrent_pieces(const Layer<S>& layer) {
+    const int blocks = layer.blocks;
+    if (layer.call.after) return {Pieces(0, 3 * blocks), Pieces(0, 0)};
+    return {Pieces(2 * blocks, blocks), Pieces(0, 2 * blocks)};
+}
 
 template <class S>
 class Backward {
@@ -72,14 +94,14 @@ public:
             if (call.after) {
                 team.meet();
                 list_open(t - 1);
-                recurrent_dots(t, R, 3, space.dy[(t + 1) & 1]);
+                recurrent_dots(t, Pieces(0, 3 * blocks), space.dy[(t + 1) & 1]);
             } else {
                 team.meet();
                 list_open(t - 1);
-                recurrent_dots(t, Z, 1, space.m);
+                recurrent_dots(t, Pieces(2 * blocks, blocks), space.m);
                 reset_gate(t);
                 team.meet();
-                recurrent_dots(t, R, 2, space.dy[(t + 1) & 1]);
+                recurrent_dots(t, Pieces(0, 2 * blocks), space.dy[(t + 1) & 1]);
             }
         }
         team.meet();
@@ -270,26 +292,25 @@ private:
             }
     }
 
-    // out[b][s][32] += a V^T for this member's units, over `gates` blocks of V's columns from `gate` on.
-    void recurrent_dots(int t, int gate, int gates, S* out) {
-        const int own = (last_block - first_block) * block, panels = gates * blocks;
-        const int64_t size = layer.panel_size(layer.tiles_H);
-        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
-        for (int from = 0; from < panels; from += most) {
-            const int some = panels - from < most ? panels - from : most;
+    // out[b][s][32] += a V^T for this member's units, over a range of V's columns.
+    void recurrent_dots(int t, const Pieces& pieces, S* out) {
+        const int own = (last_block - first_block) * block;
+        S* d = space.d[team.index];
+        for (int from = 0; from < pieces.count; from += pieces.most) {
+            const int some = pieces.size(from);
+            const S* weight = space.V_rows + (pieces.first + from) * layer.panel_size(layer.tiles_H);
             for (int s0 = 0; s0 < B; s0 += rows_max) {
-                const S *weight[panels_max], *d[panels_max];
+                const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) {
-                    const int p = gate * blocks + from + j;
+                    const int p = pieces.first + from + j;
                     const bool scaled = call.after && p >= 2 * blocks;  // r * a_z lies behind a_z
-                    d[j] = space.a + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + (t - call.first) * B + s0) * block;
-                    weight[j] = space.V + p * size + (int64_t)first_block * block * block;
+                    panel[j] = a_at(t, 0, 0) + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + s0) * block;
                 }
-                for (int b = first_block; b < last_block; ++b) {
-                    dots_block<S>(weight, d, some, open + s0 / rows_max * own + (b - first_block) * block,
-                                  layer.units(b), out + ((int64_t)b * B + s0) * block);
-                    for (int j = 0; j < some; ++j) weight[j] += block * block;
-                }
+                pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, d);
+                for (int b = first_block; b < last_block; ++b)
+                    dots_block<S>(weight + (int64_t)b * block * some * block, d, some,
+                                  open + s0 / rows_max * own + (b - first_block) * block, layer.units(b),
+                                  out + ((int64_t)b * B + s0) * block);
             }
         }
     }
@@ -422,24 +443,25 @@ private:
         const int rows = layer.rows(), groups = (int)divide_up(rows, rows_max), panels = 3 * blocks;
         const int64_t size = layer.panel_size(layer.tiles_I);
         const int begin = team.begin(groups) * rows_max, end = team.end(groups) * rows_max;
-        const int pieces = (int)divide_up(panels, panels_max), most = (int)divide_up(panels, pieces);
+        const Pieces pieces(0, panels);
         uint16_t all[block];
-        alignas(64) S result[rows_max * block];
+        S* d = space.d[team.index];
         for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
             const int some_rows = rows - s0 < rows_max ? rows - s0 : rows_max;
             for (uint16_t& mask : all) mask = (uint16_t)((1u << some_rows) - 1);
-            for (int i0 = 0; i0 < layer.I; i0 += block) {
+            S* result = space.dx[team.index];
+            for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) result[i] = 0;
+            for (int from = 0; from < panels; from += pieces.most) {
+                const int some = pieces.size(from);
+                const S* panel[panels_max];
+                for (int j = 0; j < some; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
+                pack_rows<S>(panel, some, some_rows, d);
+                for (int i0 = 0; i0 < layer.I; i0 += block)
+                    dots_block<S>(space.W_rows + from * size + (int64_t)i0 * some * block, d, some, all,
+                                  layer.I - i0 < block ? layer.I - i0 : block, result + (int64_t)i0 * rows_max);
+            }
+            for (int i0 = 0; i0 < layer.I; i0 += block, result += rows_max * block) {
                 const int positions = layer.I - i0 < block ? layer.I - i0 : block;
-                for (S& each : result) each = 0;
-                for (int from = 0; from < panels; from += most) {
-                    const int some = panels - from < most ? panels - from : most;
-                    const S *weight[panels_max], *d[panels_max];
-                    for (int j = 0; j < some; ++j) {
-                        d[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
-                        weight[j] = space.W + (from + j) * size + (int64_t)i0 * block;
-                    }
-                    dots_block<S>(weight, d, some, all, positions, result);
-                }
                 for (int i = 0; i < some_rows; ++i) {
                     const int row = s0 + i;
                     S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + row) * layer.I + i0;
@@ -480,9 +502,15 @@ void begin(const TrainCall& call) {
     for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks, from = team.begin(panels), to = team.end(panels);
-        pack(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
-        if (!call.gates || call.grad_input)
-            pack(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
+        const int H = layer.H, I = layer.I, blocks = layer.blocks;
+        for (const Pieces& each : recurrent_pieces(layer))
+            pack_pieces(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, each, from, to, space.V_rows);
+        if (call.grad_input)
+            pack_pieces(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, Pieces(0, panels), from, to, space.W_rows);
+        if (!call.gates) {
+            pack_panels(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, from, to, space.V);
+            pack_panels(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, from, to, space.W);
+        }
         __builtin_memset(space.grad_V + from * V_size, 0, (to - from) * V_size * sizeof(S));
         __builtin_memset(space.grad_W + from * W_size, 0, (to - from) * W_size * sizeof(S));
     });

@@ -171,8 +171,8 @@ void begin(const TrainCall& call) {
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks;
         const int from = team.begin(panels), to = team.end(panels);
-        pack(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
-        pack(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
+        pack_panels(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
+        pack_panels(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
     });
 }
 

@@ -60,23 +60,37 @@ struct Keep {
     }
 };
 
-// weight (3H, width), torch's layout, into panels of its transpose: panel[gate * blocks + b][source][32]. Panels
-// [begin, end); sources and units that do not exist are zero.
+// Panel p of the transpose of weight (3H, width), torch's layout: to[source * stride][32]. Sources up to the last tile's
+// end and units that do not exist are zero.
 template <class S>
-void pack(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
-    const int64_t size = (int64_t)tiles * tile * block;
-    for (int p = begin; p < end; ++p) {
-        const int gate = p / blocks, unit = p % blocks * block;
-        const int units = H - unit < block ? H - unit : block;
-        const S* from = weight + ((int64_t)gate * H + unit) * width;
-        S* to = panels + p * size;
-        for (int n0 = 0; n0 < tiles * tile; n0 += tile) {
-            const int sources = width - n0 < tile ? (width > n0 ? width - n0 : 0) : tile;
-            for (int n = 0; n < tile; ++n)
-                for (int i = 0; i < block; ++i)
-                    to[(int64_t)(n0 + n) * block + i] =
-                        n < sources && i < units ? from[(int64_t)i * width + n0 + n] : S(0);
-        }
+void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p, S* to, int64_t stride) {
+    const int gate = p / blocks, unit = p % blocks * block;
+    const int units = H - unit < block ? H - unit : block;
+    const S* from = weight + ((int64_t)gate * H + unit) * width;
+    for (int n0 = 0; n0 < tiles * tile; n0 += tile) {
+        const int sources = width - n0 < tile ? (width > n0 ? width - n0 : 0) : tile;
+        for (int n = 0; n < tile; ++n)
+            for (int i = 0; i < block; ++i)
+                to[(n0 + n) * stride + i] = n < sources && i < units ? from[(int64_t)i * width + n0 + n] : S(0);
+    }
+}
+
+// All panels in [begin, end), one after the other: what `gather` takes.
+template <class S>
+void pack_panels(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
+    for (int p = begin; p < end; ++p)
+        pack_panel(weight, H, width, blocks, tiles, p, panels + (int64_t)p * tiles * tile * block, block);
+}
+
+// The panels in [begin, end) that belong to `pieces`, in whole rows of a piece: what `dots` takes.
+template <class S>
+void pack_pieces(const S* weight, int H, int width, int blocks, int tiles, const Pieces& pieces, int begin, int end,
+                 S* to) {
+    for (int p = begin > pieces.first ? begin : pieces.first; p < end && p < pieces.first + pieces.count; ++p) {
+        const int within = p - pieces.first, from = within / pieces.most * pieces.most;
+        S* piece = to + (int64_t)(pieces.first + from) * tiles * tile * block;
+        pack_panel(weight, H, width, blocks, tiles, p, piece + (within - from) * block,
+                   (int64_t)pieces.size(from) * block);
     }
 }
 

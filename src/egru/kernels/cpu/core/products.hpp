@@ -177,26 +177,72 @@ inline void prefetch_tile(const S* panel) {
 
 // ---- dots -------------------------------------------------------------------------------------------------------------
 
-// out[i] = sum over panels j of weight[j][0..32) . d[j][row_i][0..32), for N rows.
+// Dot products run over a range of panels in pieces of at most panels_max, and take both operands in whole rows: the
+// weights of a piece are weight[row][panels * 32], a piece starting where its first panel would.
+struct Pieces {
+    int first, count;  // panels of the range
+    int most;          // panels of a piece
+
+    Pieces(int first_, int count_)
+        : first(first_), count(count_), most(count_ ? (int)divide_up(count_, divide_up(count_, panels_max)) : 0) {}
+    int size(int from) const { return count - from < most ? count - from : most; }
+};
+
+constexpr int d_width = panels_max * block;  // columns of a packed row of d
+
+// Rows [0, rows) of up to panels_max panels of d, each row in one piece: d[row][panel * 32 + column].
+template <class S>
+void pack_rows(const S* const* panel, int panels, int rows, S* d) {
+    for (int j = 0; j < panels; ++j)
+        for (int row = 0; row < rows; ++row)
+            for (int v = 0; v < block; v += lanes<S>)
+                store<S>(d + row * d_width + j * block + v, load<S>(panel[j] + (int64_t)row * block + v));
+}
+
+// out[i] = weight . d[row_i], over `panels` * 32 columns, for N rows. Three panels at a time, so that the address of a
+// row of d is formed once for several products.
 template <class S, int N>
-void dots(const S* const* weight, int64_t weight_at, const S* const* d, const uint8_t* row, int panels, S* out) {
-    constexpr int L = lanes<S>;
-    Vector<S> total[N] = {};
-    for (int j = 0; j < panels; ++j) {
-        const S* w = weight[j] + weight_at;
-        const S* from = d[j];
-#pragma GCC unroll 2
-        for (int v = 0; v < block; v += L) {
-            const Vector<S> x = load<S>(w + v);
+void dots(const S* weight, const S* d, const uint8_t* row, int panels, S* out) {
+    constexpr int L = lanes<S>, wide = block / L;
+    constexpr int together = wide <= 2 ? 3 : 1;
+    Vector<S> total[N];
+    int32_t from[N];
 #pragma GCC unroll 16
-            for (int i = 0; i < N; ++i) total[i] += x * load<S>(from + row[i] * block + v);
+    for (int i = 0; i < N; ++i) {
+        total[i] = Vector<S>{};
+        from[i] = row[i] * d_width;
+    }
+    int j = 0;
+    for (; j + together <= panels; j += together) {
+        Vector<S> w[together * wide];
+#pragma GCC unroll 16
+        for (int k = 0; k < together * wide; ++k) w[k] = load<S>(weight + k * L);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+            const S* x = d + from[i];
+            asm("" : "+r"(x));  // else GCC keeps an address per product in a register, and runs out of them
+#pragma GCC unroll 16
+            for (int k = 0; k < together * wide; ++k) total[i] += w[k] * load<S>(x + k * L);
         }
+        weight += together * block;
+        d += together * block;
+    }
+    for (; j < panels; ++j) {
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+            const S* x = d + from[i];
+            asm("" : "+r"(x));
+#pragma GCC unroll 16
+            for (int v = 0; v < wide; ++v) total[i] += load<S>(weight + v * L) * load<S>(x + v * L);
+        }
+        weight += block;
+        d += block;
     }
     sums<S, N>(total, out);
 }
 
 template <class S>
-using DotsFunction = void (*)(const S* const*, int64_t, const S* const*, const uint8_t*, int, S*);
+using DotsFunction = void (*)(const S*, const S*, const uint8_t*, int, S*);
 template <class S>
 constexpr DotsFunction<S> dots_of[dots_max + 1] = {
     nullptr,   dots<S, 1>, dots<S, 2>, dots<S, 3>, dots<S, 4>, dots<S, 5>, dots<S, 6>, dots<S, 7>, dots<S, 8>,
@@ -216,10 +262,10 @@ struct BitPositions {
 };
 constexpr BitPositions bit_positions{};
 
-// out[row * 32 + n] += weight row n . d[row], for the 32 positions of a block and up to 16 rows, where bit `row` of
-// wanted[n] is set. The weight rows are `weight[j] + n * 32`, the rows of d are `d[j] + row * 32`, over the panels j.
+// out[row * 32 + n] += weight row n . d[row], for the positions n of a block and up to 16 packed rows of d, where bit
+// `row` of wanted[n] is set. Weight row n is weight[n][panels * 32].
 template <class S>
-void dots_block(const S* const* weight, const S* const* d, int panels, const uint16_t* wanted, int positions, S* out) {
+void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted, int positions, S* out) {
     for (int n = 0; n < positions; ++n) {
         const unsigned mask = wanted[n];
         if (!mask) continue;
@@ -233,7 +279,7 @@ void dots_block(const S* const* weight, const S* const* d, int panels, const uin
         S result[rows_max];
         for (int i = 0; i < count; i += dots_max) {
             const int some = count - i < dots_max ? count - i : dots_max;
-            dots_of<S>[some](weight, (int64_t)n * block, d, row + i, panels, result + i);
+            dots_of<S>[some](weight + (int64_t)n * panels * block, d, row + i, panels, result + i);
         }
         for (int i = 0; i < count; ++i) out[row[i] * block + n] += result[i];
     }

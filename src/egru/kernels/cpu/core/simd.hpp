@@ -41,7 +41,7 @@ inline void store(S* to, Vector<S> v) {
 }
 template <class S>
 inline Vector<S> broadcast(S value) {
-    return Vector<S>{} + value;
+    return value - Vector<S>{};  // exact, and folded into one broadcast, as 0 + value is not: it maps -0 to 0
 }
 
 // The first `count` elements, zero beyond: the end of a row whose length is no multiple of the vector.
@@ -129,6 +129,9 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
 
 template <class S>
 inline S sum(Vector<S> v) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(S) == 4) return _mm512_reduce_add_ps((__m512)v);
+#endif
     S total = v[0];
     for (int i = 1; i < lanes<S>; ++i) total += v[i];
     return total;
@@ -136,11 +139,12 @@ inline S sum(Vector<S> v) {
 
 // The sums of N vectors.
 template <class S, int N>
-inline void sums(const Vector<S>* v, S* out) {
-    int i = 0;
+[[gnu::always_inline]] inline void sums(const Vector<S> (&v)[N], S* out) {
+    constexpr int quads_end = vector_bytes == 64 && sizeof(S) == 4 ? N / 4 * 4 : 0;
 #if defined(__AVX512F__)
     if constexpr (sizeof(S) == 4) {
-        for (; i + 4 <= N; i += 4) {  // transpose while adding
+#pragma GCC unroll 4
+        for (int i = 0; i < quads_end; i += 4) {  // transpose while adding
             const __m512 a = (__m512)v[i], b = (__m512)v[i + 1], c = (__m512)v[i + 2], d = (__m512)v[i + 3];
             const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -148,10 +152,10 @@ inline void sums(const Vector<S>* v, S* out) {
             const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
             _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
         }
-        for (; i < N; ++i) out[i] = _mm512_reduce_add_ps((__m512)v[i]);
     }
 #endif
-    for (; i < N; ++i) out[i] = sum<S>(v[i]);
+#pragma GCC unroll 16
+    for (int i = quads_end; i < N; ++i) out[i] = sum<S>(v[i]);
 }
 
 // ---- functions --------------------------------------------------------------------------------------------------------
