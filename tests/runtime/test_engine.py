@@ -305,18 +305,18 @@ def test_int8_is_the_same_on_every_level() -> None:
 def test_agreement_of_rounded_weights() -> None:
     """How much rounding changes a random network over 50 steps.
 
-    bfloat16 keeps 8 bits of every weight, int8 7 bits of a column's largest and 8 of an activation's: a
-    pre-activation of size one moves by some 1e-3 and 1e-2 (sums of 150 rounding errors), and so does the state. Units
-    nearer than that to their threshold change their mind, at a density of states of about two per unit of state:
-    0.2 % and 2 % of them. Measured over seeds 0 to 9: at worst 0.4 % and 1.3 %.
+    A weight of 0.1 is off by some 1e-4 (bfloat16: 8 bits of its own size) or 5e-4 (int8: 7 bits of its column's
+    largest, and 8 bits of an activation), a sum of 50 to 100 products by 1e-3 and a few 1e-3, and a state by less. With
+    about two states per unit of state near a threshold, 0.1 to 0.5 % of units change their mind. Measured over seeds 0
+    to 9: at worst 0.15 % and 0.29 %; the bounds are twice that.
     """
     layer = build(50, 150)
     sequences = [torch.randn(50, 50) for _ in range(4)]
     exact = EventEngine(layer)
     bfloat16 = compare(EventEngine(layer, "bfloat16"), exact, sequences)
     int8 = compare(EventEngine(layer, "int8"), exact, sequences)
-    assert bfloat16.events > 0.99
-    assert int8.events > 0.97
+    assert bfloat16.events > 0.997
+    assert int8.events > 0.994
     assert bfloat16.error < int8.error
     same = compare(EventEngine(layer), exact, sequences)
     assert same == (1.0, 1.0, 0.0, 200)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -229,15 +228,16 @@ def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
     pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
     import _thread
 
-    engine = EventEngine(layer())
-    x = torch.randn(3_000_000, 5)
+    engine = EventEngine(EGRU(1, 300))
+    x = torch.randn(5_000_000, 1)  # several seconds
     timer = threading.Timer(0.2, _thread.interrupt_main)
     timer.start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        deque((engine.run(x, last=True) for _ in range(100)), maxlen=0)
-    assert time.monotonic() - begin < 1.5
-    assert torch.isfinite(engine.run(torch.randn(5, 5))).all()
+        engine.run(x, last=True)
+    assert time.monotonic() - begin < 1.2
+    assert 0 < engine.activity.steps < len(x)
+    assert torch.isfinite(engine.run(x[:5])).all()
 
 
 def test_one_thread_at_a_time() -> None:
