@@ -3,7 +3,7 @@
     python benchmarks/infer_cpu.py                        # all sizes, all contestants that are installed
     python benchmarks/infer_cpu.py --sizes 590x1 --rounds 15
 
-Contestants run by turns in one process; times are medians over rounds, in microseconds per step, ratios are of medians
+Contestants run by turns in one process; times are medians over rounds, in microseconds per step, ratios are of times
 of the same run. Activity comes from the network's own dynamics: per-unit thresholds are quantiles of its states. A
 layer with as many inputs as units reads the events of such a layer below it, as in a stack ("events"), or random
 numbers ("dense"); a layer with one input reads random numbers. A contestant whose output is wrong gets no ratio.
@@ -14,7 +14,6 @@ import dataclasses
 import datetime
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,19 +36,22 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclasses.dataclass
 class Contestant:
-    """``step`` advances by one row of ``x``, ``sequence`` runs all of it; None where it cannot. ``wrong`` says why."""
+    """``step`` advances by one row of ``x``, ``sequence`` runs all of it; None where it cannot. ``wrong`` says why.
+
+    ``facts`` is asked after the measurement.
+    """
 
     name: str
     step: Callable[[int], Any] | None
     sequence: Callable[[], Any] | None
     wrong: str = ""
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    facts: Callable[[], dict[str, Any]] = dict
 
 
 # ---- networks of a wanted activity -----------------------------------------------------------------------------------
 
 
-def calibrate(layer: EGRU, x: Tensor, sparsity: float, iterations: int = 8) -> None:
+def calibrate(layer: EGRU, x: Tensor, sparsity: float, iterations: int = 10) -> None:
     """Set the layer's thresholds to quantiles of its own states on ``x``, until its activity is as wanted."""
     threshold = layer.get_parameter("threshold_l0")
     with torch.no_grad():
@@ -116,21 +118,26 @@ def our_contestants(
     for sparsity in sparsities:
         layer = event_layer(units, inputs, seed=0, **options)
         torch.manual_seed(2)
-        x = torch.randn(length, inputs) if kind == "dense" or inputs == 1 else input_events(inputs, length, sparsity)
+        enough = length + 384  # steps to find thresholds with
+        numbers = kind == "dense" or inputs == 1
+        x = torch.randn(enough, inputs) if numbers else input_events(inputs, enough, sparsity)
         calibrate(layer, x, sparsity)
+        x = x[-length:].contiguous()
         for weight in weights:
             engine = EventEngine(layer, weight)
             wrong = check_engine(engine, layer, x[:12])
             engine.reset_activity()
-            engine.reset()
-            engine.run(x)
-            facts = {
-                "sparsity": 1 - engine.activity.rates[0],
-                "input_density": float((x != 0).float().mean()),
-                "macs_per_step": engine.activity.macs / length,
-                "level": engine.level,
-            }
             rows, out = list(x), torch.empty(length, units)
+
+            def facts(engine: EventEngine = engine, density: float = float((x != 0).float().mean())) -> dict[str, Any]:
+                activity = engine.activity
+                return {
+                    "sparsity": 1 - activity.rates[0],
+                    "input_density": density,
+                    "macs_per_step": activity.macs / activity.steps,
+                    "level": engine.level,
+                }
+
             result.append(
                 Contestant(
                     f"ours {weight} {sparsity:.0%}" + (" dense input" if kind == "dense" and inputs > 1 else ""),
@@ -146,34 +153,36 @@ def our_contestants(
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
-def measure(contestants: Sequence[Contestant], steps: int, length: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Median microseconds per step of every contestant, by turns: ``steps`` single steps, sequences of ``length``.
+def measure(contestants: Sequence[Contestant], length: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """Microseconds per step of every contestant, by turns: ``length`` single steps, then a sequence of as many.
 
-    Each turn runs the same steps once untimed: in a steady stream the weights that are in use are in the caches, and
-    a sparse contestant needs many steps to touch them all.
+    Steps are timed one by one: the median of each over all rounds, then the mean over steps, since steps differ in
+    activity and a median over them would not be what a stream costs. Each turn runs the same steps once untimed: in a
+    steady stream the weights in use are in the caches, and a sparse contestant needs many steps to touch them all.
     """
-    times: dict[str, dict[str, list[float]]] = {c.name: {"step": [], "sequence": []} for c in contestants}
+    steps = {c.name: np.empty((rounds, length)) for c in contestants if c.step is not None}
+    sequences = {c.name: np.empty(rounds) for c in contestants if c.sequence is not None}
     with torch.inference_mode():
-        for _ in range(rounds):
+        for turn in range(rounds):
             for c in contestants:
                 if c.step is not None:
-                    for i in range(steps):
+                    for i in range(length):
                         c.step(i)
-                    begin = time.perf_counter()
-                    for i in range(steps):
+                    for i in range(length):
+                        begin = time.perf_counter()
                         c.step(i)
-                    times[c.name]["step"].append((time.perf_counter() - begin) / steps * 1e6)
+                        steps[c.name][turn, i] = time.perf_counter() - begin
                 if c.sequence is not None:
                     c.sequence()
                     begin = time.perf_counter()
                     c.sequence()
-                    times[c.name]["sequence"].append((time.perf_counter() - begin) / length * 1e6)
+                    sequences[c.name][turn] = (time.perf_counter() - begin) / length
     return {
         c.name: {
-            **{mode: statistics.median(t) if t else None for mode, t in times[c.name].items()},
-            **{f"{mode}_best": min(t) if t else None for mode, t in times[c.name].items()},
+            "step": float(np.median(steps[c.name], 0).mean() * 1e6) if c.name in steps else None,
+            "sequence": float(np.median(sequences[c.name]) * 1e6) if c.name in sequences else None,
             "wrong": c.wrong,
-            **c.facts,
+            **c.facts(),
         }
         for c in contestants
     }
@@ -249,7 +258,8 @@ def show(size: str, result: dict[str, Any]) -> None:
     print(f"\n{size}: µs per step    step by step   whole sequence")
     for name, row in result["contestants"].items():
         note = f"  WRONG: {row['wrong']}" if row["wrong"] else ""
-        print(f"  {name:32s} {number(row['step'])} {number(row['sequence'])}{note}")
+        active = f"  {1 - row['sparsity']:6.1%} active" if "sparsity" in row else ""
+        print(f"  {name:32s} {number(row['step'])} {number(row['sequence'])}{active}{note}")
     for row in result["ratios"]:
         value = f"wrong: {row['wrong']}" if row["wrong"] else f"{row['ratio']:5.1f}x"
         print(f"  {row['ours']} against {row['rival']}, {row['mode']}: {value} (must {row['must']}, aim {row['aim']})")
@@ -290,9 +300,8 @@ def bench(
     sizes: Sequence[tuple[int, int]] = SIZES,
     sparsities: Sequence[float] = SPARSITIES,
     weights: Sequence[str] = WEIGHTS,
-    steps: int = 40,
     length: int = 128,
-    rounds: int = 9,
+    rounds: int = 7,
     reset_gate: str = "before",
 ) -> dict[str, Any]:
     """Everything, as one dictionary; prints as it goes."""
@@ -308,7 +317,7 @@ def bench(
         ours = our_contestants(units, inputs, sparsities, weights, length, "events", reset_gate=reset_gate)
         if inputs > 1:
             ours += our_contestants(units, inputs, (0.8,), weights, length, "dense", reset_gate=reset_gate)
-        rows = measure([*rivals, *ours], min(steps, length), length, rounds)
+        rows = measure([*rivals, *ours], length, rounds)
         results[size] = {
             "contestants": rows,
             "ratios": ratios(rows),
@@ -323,14 +332,13 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=[f"{h}x{i}" for h, i in SIZES], help="units x inputs")
     parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
     parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--length", type=int, default=128, help="steps of a whole sequence")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--length", type=int, default=128, help="steps of a sequence")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--reset-gate", default="before", choices=("before", "after"))
     parser.add_argument("--out", type=Path, default=RESULTS / "infer_cpu.json")
     args = parser.parse_args()
     sizes = [(int(h), int(i)) for h, i in (size.split("x") for size in args.sizes)]
-    results = bench(sizes, args.sparsities, args.weights, args.steps, args.length, args.rounds, args.reset_gate)
+    results = bench(sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate)
     overhead = call_overhead()
     print("\ncall overhead, µs:", ", ".join(f"{name} {value:.2f}" for name, value in overhead.items()))
     args.out.parent.mkdir(parents=True, exist_ok=True)
