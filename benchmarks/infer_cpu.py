@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -319,6 +320,9 @@ def bench(
             ours += our_contestants(units, inputs, (0.8,), weights, length, "dense", reset_gate=reset_gate)
         rows = measure([*rivals, *ours], length, rounds)
         results[size] = {
+            "rounds": rounds,
+            "length": length,
+            "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             "contestants": rows,
             "ratios": ratios(rows),
             "lines": {weight: straight_line(rows, weight) for weight in weights},
@@ -349,6 +353,8 @@ def main() -> None:
         "versions": dense_rivals.versions(),
         "reset_gate": args.reset_gate,
     }
+    if args.out.exists():  # sizes measured in other runs stay
+        results = {**json.loads(args.out.read_text())["sizes"], **results}
     args.out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
     plot(results, args.out.with_suffix(".png"))
     print(f"written: {args.out}, {args.out.with_suffix('.png')}")
