@@ -46,7 +46,6 @@ def test_the_first_event_still_gets_a_gradient():
 def test_ragged_rows_are_read_at_their_own_end():
     y = torch.randn(9, 3, 2)
     lengths = torch.tensor([9, 1, 4])
-    y = torch.where((torch.arange(9)[:, None] < lengths)[..., None], y, 0)
     whole = loop(y, 0.8)
     got = egru.exponential_trace(y, 0.8, lengths=lengths, last=True)
     torch.testing.assert_close(got, torch.stack([whole[n - 1, i] for i, n in enumerate(lengths)]))

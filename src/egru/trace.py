@@ -26,8 +26,7 @@ def exponential_trace(
         decay: in [0, 1]; the paper's is ``exp(-1/10)``. A tensor may be trainable and broadcasts over units.
         gain: the paper's 1; EvNN's filter is ``decay=0.9, gain=0.1``.
         initial: trace before the first step, ``(B, H)``; zero by default.
-        lengths: real steps of each row, ``(B,)``; padded steps hold zeros in ``y`` anyway, so they only matter to
-            ``last``, which then reads each row at its own last step.
+        lengths: real steps of each row, ``(B,)``: ``last`` then reads each row at its own last step.
         last: return only the trace at the last step, ``(B, H)``: one weighted sum, the cheap way to classify.
 
     Returns:

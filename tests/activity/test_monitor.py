@@ -70,7 +70,8 @@ def test_overall_is_weighted_by_units():
 
 
 def test_padding_is_not_counted():
-    layer = lively(egru.EGRU(3, 6, bidirectional=True))
+    # a threshold below zero: padded states, which are zero, would count as events
+    layer = lively(egru.EGRU(3, 6, bidirectional=True, threshold=egru.Threshold.constant(-0.2)))
     x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 2, 5])
     with egru.ActivityMonitor(layer) as packed:
         layer(pack_padded_sequence(x, lengths, enforce_sorted=False))

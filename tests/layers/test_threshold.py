@@ -33,7 +33,7 @@ def test_parametrisation_and_its_gradient(kind, function, per_unit):
     layer = egru.EGRU(3, 6, threshold=egru.Threshold(kind, per_unit=per_unit))
     tau = layer.get_parameter("threshold_l0")
     with torch.no_grad():
-        tau.uniform_(0.05, 0.4)
+        tau.uniform_(-0.4, 0.4)
     theta = layer.thresholds()["l0"]
     assert theta.shape == (6,)
     torch.testing.assert_close(theta, function(tau).expand(6))

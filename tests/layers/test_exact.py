@@ -1,0 +1,47 @@
+"""The layer's gradients, through the operator, against autograd through the plain torch reference."""
+
+import pytest
+import torch
+
+import egru
+from egru import functional
+from egru.events import RESETS, EventState
+from egru.layers.threshold import KINDS
+from tests.helpers import worst
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("reset_gate", functional.RESET_GATES)
+@pytest.mark.parametrize("backend", egru.kernels.backends())
+def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
+    threshold = egru.Threshold(kind)
+    options = {"reset": reset, "reset_gate": reset_gate, "surrogate": egru.Surrogate(0.6, 0.8)}
+    layer = egru.EGRU(3, 6, threshold=threshold, backend=backend, **options)
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith("threshold"):
+                parameter.uniform_(-0.3, 0.3)
+            else:
+                parameter.mul_(2)
+    x = torch.randn(8, 4, 3, requires_grad=True)
+    c0, y0 = torch.randn(1, 4, 6, requires_grad=True), torch.rand(1, 4, 6, requires_grad=True)
+    parameters = dict(layer.named_parameters())
+    wanted = [x, c0, y0, *parameters.values()]
+
+    def gradients(y, c, y_last):
+        weights = [torch.sin(torch.arange(t.numel())).reshape(t.shape) for t in (y, c, y_last)]
+        loss = torch.stack([(w * t).sum() for w, t in zip(weights, (y, c, y_last), strict=True)]).sum()
+        return torch.autograd.grad(loss, wanted)
+
+    y, (c, y_last) = layer(x, EventState(c0, y0))
+    plain = functional.egru_sequence(
+        x,
+        EventState(c0[0], y0[0]),
+        *(parameters[f"{name}_l0"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")),
+        threshold.constrain(parameters["threshold_l0"], 6),
+        **options,
+    )
+    assert 0.05 < (y != 0).double().mean() < 0.95
+    assert worst([plain.y, *plain.state], [y, c[0], y_last[0]]) <= 1e-12
+    assert worst(gradients(plain.y, *plain.state), gradients(y, c[0], y_last[0])) <= 1e-12

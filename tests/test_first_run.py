@@ -1,0 +1,59 @@
+"""What a newcomer touches first: the README's example and the demo."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+
+
+def test_the_readme_example_runs(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    assert sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 15
+    exec(compile(blocks[0], "README.md", "exec"), {})
+    assert "rnn (EGRU)" in capsys.readouterr().out
+
+
+def load_recipe(name):
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", ROOT / "recipes" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("options", [[], ["--permuted"]])
+def test_the_demo_in_small(options, tmp_path, capsys):
+    page = load_recipe("digits").main(["--epochs", "2", "--hidden", "8", "--report", str(tmp_path / "out"), *options])
+    assert page.read_text().startswith("<!")
+    assert {p.suffix for p in page.parent.iterdir()} >= {".png", ".html", ".json"}
+    runs = json.loads((page.parent / "report.json").read_text())["runs"]
+    assert [run["name"] for run in runs] == ["GRU", "EGRU"]
+    assert all(len(run["history"]) == 2 for run in runs)
+    assert "test accuracy" in capsys.readouterr().out
+
+
+def test_the_demo_imports_nothing_private():
+    source = (ROOT / "recipes" / "digits.py").read_text()
+    assert not re.search(r"(import|from) +[\w.]*\b_\w", source)
+    assert not re.search(r"\._[a-z]", source)
+
+
+def test_the_demo_explains_its_options(capsys):
+    with pytest.raises(SystemExit) as stop:
+        load_recipe("digits").main(["--help"])
+    assert stop.value.code == 0
+    assert "--permuted" in capsys.readouterr().out
