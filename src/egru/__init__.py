@@ -4,6 +4,7 @@ from egru import activity, data, functional, kernels, models, report
 from egru.activity import ActivityLoss, ActivityMonitor
 from egru.events import EventState, Surrogate, register_surrogate
 from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
+from egru.runtime import EventEngine
 from egru.trace import exponential_trace
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ActivityLoss",
     "ActivityMonitor",
     "EGRUCell",
+    "EventEngine",
     "EventState",
     "Surrogate",
     "Threshold",

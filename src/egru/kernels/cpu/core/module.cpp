@@ -15,7 +15,7 @@ namespace nb = nanobind;
 
 // Each part of the core adds itself here: one declaration, one call.
 void bind_train(nb::module_& m);
-// void bind_engine(nb::module_& m);
+void bind_engine(nb::module_& m);
 
 NB_MODULE(_core, m) {
     m.def("levels", [] {
@@ -40,4 +40,5 @@ NB_MODULE(_core, m) {
     m.def("memory_kept", &egru::memory_kept, "Bytes kept for reuse that nothing refers to.");
     m.def("release_memory", &egru::release_memory, "Give the memory kept for reuse back to the system.");
     bind_train(m);
+    bind_engine(m);
 }

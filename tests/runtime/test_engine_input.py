@@ -1,0 +1,254 @@
+"""What the engine accepts and refuses, what it does without the compiled core, and how it behaves when interrupted."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import egru
+from egru import EGRU, EventEngine, EventState, Threshold
+from egru.runtime import engine as engine_module
+
+
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "compiled":
+        pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    else:
+        monkeypatch.setattr(engine_module, "_compiled_core", lambda: None)
+        monkeypatch.setattr(engine_module, "_said", True)
+    return request.param
+
+
+def layer(**options: Any) -> EGRU:
+    torch.manual_seed(0)
+    return EGRU(5, 8, **{"threshold": Threshold.constant(0.05), **options}).eval()
+
+
+BAD_STEPS: list[tuple[Any, type[Exception], str]] = [
+    (torch.zeros(4), ValueError, r"x has shape \(4,\), expected \(5,\)"),
+    (torch.zeros(1, 5), ValueError, r"x has shape \(1, 5\), expected \(5,\)"),
+    (np.zeros((5, 1), np.float32), ValueError, r"x has shape \(5, 1\), expected \(5,\)"),
+    (torch.zeros(5, dtype=torch.float64), TypeError, "x is float64; expected float32"),
+    (torch.zeros(5, dtype=torch.bfloat16), TypeError, "x must be"),
+    (np.zeros(5), TypeError, "x is float64; expected float32"),
+    (torch.tensor([0, 0, float("nan"), 0, 0]), ValueError, "nan.*expected finite"),
+    (np.array([0, np.inf, 0, 0, 0], np.float32), ValueError, "inf.*expected finite"),
+    (torch.zeros(5, dtype=torch.int64), TypeError, "no embedding"),
+    (3, TypeError, "no embedding"),
+    ("x", TypeError, "x must be a float32 array or CPU tensor"),
+    (None, TypeError, "x must be a float32 array or CPU tensor.*NoneType"),
+    ([0.5] * 5, TypeError, "x must be"),
+    (([0, 5], [1.0, 1.0]), ValueError, "index 5 is outside the input; expected 0 to 4"),
+    (([-1], [1.0]), ValueError, "index -1 is outside"),
+    (([1, 1], [1.0, 2.0]), ValueError, "index 1 is given twice"),
+    (([1, 2], [1.0]), ValueError, "2 indices and values of shape"),
+    (([1.5], [1.0]), TypeError, "indices must be a vector of integers"),
+    (([1], [float("nan")]), ValueError, "nan.*expected finite"),
+    ((np.array([1]), np.array([1.0])), TypeError, "values are float64"),
+]
+
+
+@pytest.mark.parametrize(("x", "error", "message"), BAD_STEPS)
+def test_refused_steps_leave_the_state_alone(runner: str, x: Any, error: type[Exception], message: str) -> None:
+    engine = EventEngine(layer())
+    engine.run(torch.randn(3, 5))
+    before = engine.state
+    with pytest.raises(error, match=message):
+        engine.step(x)
+    after = engine.state
+    assert isinstance(before, EventState)
+    assert isinstance(after, EventState)
+    assert torch.equal(before.c, after.c)
+    assert torch.equal(before.y, after.y)
+    assert engine.activity.steps == 3
+
+
+def test_refused_runs(runner: str) -> None:
+    engine = EventEngine(layer(), streams=2)
+    for x, message in (
+        (torch.zeros(3, 5), r"x has shape \(3, 5\), expected \(3, 2, 5\)"),
+        (torch.zeros(0, 2, 5), "at least one step"),
+        (5, "at least one step"),
+        (torch.full((3, 2, 5), float("inf")), "inf.*expected finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.run(x)
+    for out, message in (
+        (torch.zeros(3, 2, 9), "out is float32 .*expected float32 of shape"),
+        (torch.zeros(2, 3, 8).transpose(0, 1), "contiguous"),
+        (torch.zeros(3, 2, 8, requires_grad=True), "requires grad"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.run(torch.zeros(3, 2, 5), out=out)
+    with pytest.raises(TypeError, match="out must be an array or a CPU tensor"):
+        engine.step(torch.zeros(2, 5), out=[0.0])
+    with pytest.raises(ValueError, match="3 pairs"):
+        engine.step([([], [])] * 3)
+    read_only = np.zeros((2, 8), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(ValueError, match="writeable"):
+        engine.step(torch.zeros(2, 5), out=read_only)
+
+
+def test_tokens(runner: str) -> None:
+    engine = EventEngine(layer(), embedding=nn.Embedding(10, 5), readout=nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="token id 10 is outside the embedding; expected 0 to 9"):
+        engine.step(10)
+    with pytest.raises(ValueError, match="token id -1 is outside"):
+        engine.run([3, -1])
+    with pytest.raises(ValueError, match=r"token ids have shape \(2, 1\), expected \(2,\)"):
+        engine.run(torch.zeros(2, 1, dtype=torch.int64))
+    assert engine.run([3, 1]).shape == (2, 3)
+    assert isinstance(engine.run(np.array([3, 1], np.int32)), np.ndarray)
+    several = EventEngine(layer(), embedding=nn.Embedding(10, 5), streams=2)
+    assert several.step([3, 4]).shape == (2, 8)
+    assert several.step(torch.tensor([3, 4])).shape == (2, 8)
+
+
+def test_any_memory_layout_is_taken(runner: str) -> None:
+    engine = EventEngine(layer())
+    x = torch.randn(6, 5)
+    plain = engine.run(x)
+    for other in (x.T.contiguous().T, x.repeat(1, 2)[:, :5], x.numpy()[:], np.asfortranarray(x.numpy())):
+        engine.reset()
+        assert torch.equal(torch.as_tensor(engine.run(other)), plain)
+        engine.reset()
+        assert torch.equal(torch.stack([torch.as_tensor(engine.step(row)).clone() for row in other]), plain)
+    assert isinstance(engine.step(x[0]), torch.Tensor)
+    assert isinstance(engine.step(x[0].numpy()), np.ndarray)
+    assert isinstance(engine.step(nn.Parameter(x[0])), torch.Tensor)
+
+
+def test_refused_modules(runner: str) -> None:
+    class Strange(nn.Module):
+        def __init__(self, *parts: nn.Module) -> None:
+            super().__init__()
+            for i, part in enumerate(parts):
+                self.add_module(f"part{i}", part)
+
+    own = Strange(layer())
+    own.scale = nn.Parameter(torch.ones(1))
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ("model", TypeError, "module must be a torch module, got str"),
+        (nn.GRU(5, 8), TypeError, "has parameters of its own"),
+        (egru.ELSTM(5, 8), TypeError, "accepted: egru.EGRU"),
+        (own, TypeError, "parameters of its own .scale."),
+        (Strange(nn.Linear(4, 5), layer()), TypeError, "part0, a Linear, at this place"),
+        (Strange(layer(), nn.Linear(8, 3), nn.Linear(3, 2)), TypeError, "part2, a Linear, at this place"),
+        (Strange(layer(), nn.ReLU()), TypeError, "part1, a ReLU, at this place"),
+        (Strange(nn.Dropout()), TypeError, "holds no event layer"),
+        (Strange(layer(), layer()), ValueError, "takes 5 inputs and the layer below it has 8 outputs"),
+        (Strange(nn.Embedding(7, 4), layer()), ValueError, "the first layer takes 5 inputs and the embedding has 4"),
+        (EGRU(5, 8, bidirectional=True), ValueError, "bidirectional=True"),
+    ]
+    for module, error, message in cases:
+        with pytest.raises(error, match=message):
+            EventEngine(module)
+    broken = layer()
+    broken.get_parameter("weight_hh_l0").data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="weight_hh_l0 holds nan; expected finite"):
+        EventEngine(broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"weights": "float16"}, ValueError, "weights must be one of float32, bfloat16, int8; got 'float16'"),
+        ({"threads": 0}, ValueError, "threads must be at least 1, got 0"),
+        ({"streams": 1.5}, TypeError, "streams must be an int, got float 1.5"),
+        ({"trace": 1.0}, ValueError, "trace must be None or a decay"),
+        ({"readout": nn.Linear(9, 2)}, ValueError, "the readout takes 9 inputs and the last layer has 8"),
+        ({"readout": nn.ReLU()}, TypeError, "readout must be a torch.nn.Linear, got ReLU"),
+        ({"embedding": nn.Embedding(3, 5, max_norm=1.0)}, ValueError, "max_norm"),
+        ({"token_table": -1}, ValueError, "token_table must be a number of bytes"),
+    ],
+)
+def test_refused_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        EventEngine(layer(), **options)
+
+
+def test_refused_states(runner: str) -> None:
+    engine = EventEngine(layer(), streams=2)
+    zeros = torch.zeros(1, 2, 8)
+    for state, error, message in (
+        (zeros, TypeError, "always both"),
+        (EventState(zeros, torch.zeros(1, 8)), ValueError, r"state.y has shape \(1, 8\), expected \(1, 2, 8\)"),
+        (EventState(torch.full((1, 2, 8), float("nan")), zeros), ValueError, "state.c holds nan"),
+    ):
+        with pytest.raises(error, match=message):
+            engine.state = state  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="has no trace"):
+        engine.trace = torch.zeros(2, 8)
+    with pytest.raises(ValueError, match="trace must be a finite tensor of shape"):
+        EventEngine(layer(), trace=0.5).trace = torch.zeros(2, 8)
+
+
+def test_states_that_overflow_are_reported(runner: str) -> None:
+    engine = EventEngine(layer())
+    engine.state = EventState(torch.full((1, 8), 3e38), torch.full((1, 8), -3e38))
+    with pytest.raises(ValueError, match="became NaN or infinite"):
+        engine.step(torch.zeros(5))
+    engine.reset()
+    assert torch.isfinite(engine.run(torch.randn(5, 5))).all()
+
+
+def test_without_the_core_it_is_the_same_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    readout, x = nn.Linear(8, 3), torch.randn(30, 2, 5)
+    for weights in ("float32", "bfloat16", "int8"):
+        compiled = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
+        expected = compiled.run(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine_module, "_compiled_core", lambda: None)
+            patch.setattr(engine_module, "_said", False)
+            with pytest.warns(RuntimeWarning, match="plain torch, correct and slow"):
+                slow = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
+            EventEngine(layer())  # says nothing: warnings are errors here
+            assert slow.level == "reference"
+            torch.testing.assert_close(slow.run(x), expected, rtol=0, atol=2e-6)
+            assert slow.activity == compiled.activity
+
+
+def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
+    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    import _thread
+
+    engine = EventEngine(EGRU(1, 300))
+    x = torch.randn(5_000_000, 1)  # several seconds
+    timer = threading.Timer(0.2, _thread.interrupt_main)
+    timer.start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(x, last=True)
+    assert time.monotonic() - begin < 1.2
+    assert 0 < engine.activity.steps < len(x)
+    assert torch.isfinite(engine.run(x[:5])).all()
+
+
+def test_one_thread_at_a_time() -> None:
+    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    engine = EventEngine(layer())
+    x = torch.randn(3_000_000, 5)
+    worker = threading.Thread(target=lambda: engine.run(x, last=True))
+    worker.start()
+    time.sleep(0.05)  # the run takes longer
+    for use in (lambda: engine.step(x[0]), lambda: engine.state, engine.reset, lambda: engine.activity):
+        with pytest.raises(RuntimeError, match="already running in another thread"):
+            use()
+    worker.join()
+    assert engine.activity.steps == len(x)
