@@ -1,10 +1,11 @@
 """Which kernels exist, and which one a call gets."""
 
+from egru.kernels.cuda import CUDAKernel
 from egru.kernels.problem import Kernel, Problem
 from egru.kernels.reference import ReferenceKernel
 
-_REFERENCE = ReferenceKernel()
-_KERNELS: dict[str, Kernel] = {_REFERENCE.name: _REFERENCE}  # fastest first; the reference takes everything
+# Fastest first; the reference takes everything.
+_KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (CUDAKernel(), ReferenceKernel())}
 
 
 def backends() -> tuple[str, ...]:

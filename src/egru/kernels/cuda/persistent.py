@@ -1,0 +1,244 @@
+"""Host side of the persistent kernels: build one for a plan, hand it its tensors, do the large products around it."""
+
+import ctypes
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor
+
+from egru.events import RESETS
+from egru.kernels.cuda import driver, pack, products
+from egru.kernels.cuda.plan import Chip, Layout, Plan, candidates, ceil_to
+from egru.kernels.cuda.stepwise import Keep, keep_argument, pointer, ready, reserve_shape
+from egru.kernels.problem import Backward, Forward, Problem
+
+THREADS = 384
+
+_P, _I = ctypes.c_void_p, ctypes.c_int
+
+
+class _ForwardArgs(ctypes.Structure):  # struct Args of forward.cu
+    _fields_ = [
+        *[(n, _P) for n in ("projected", "input", "weight_ih", "weights", "bias_ih", "bias_hh", "theta", "rho")],
+        *[(n, _P) for n in ("c0", "y0")],
+        ("keep", Keep),
+        *[(n, _P) for n in ("lengths", "exchange", "counter", "y", "c", "c_last", "y_last", "reserve", "error")],
+        *[(n, _I) for n in ("T", "B", "b0")],
+    ]  # fmt: skip
+
+
+class _BackwardArgs(ctypes.Structure):  # struct Args of backward.cu
+    _fields_ = [
+        *[(n, _P) for n in ("c", "c0", "y0", "reserve", "grad_y", "grad_c", "grad_c_last", "grad_y_last", "input")],
+        *[(n, _P) for n in ("weights", "theta", "rho")],
+        ("keep", Keep),
+        *[(n, _P) for n in ("lengths", "exchange", "counter", "gates", "source", "source_z", "dc0", "dy0")],
+        *[(n, _P) for n in ("sums", "error")],
+        *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
+        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0")],
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What a kernel is compiled for, besides its plan."""
+
+    direction: str  # "forward" or "backward"
+    reset: str
+    reset_gate: str
+    precision: str
+    inline: bool  # the input has one feature: no projected input, p = x*w in the kernel
+
+
+def wgmma_overload(columns: int, low: str) -> str:
+    """``wgmma(acc, a, b)`` for a 64 x ``columns`` product: inline assembly needs every register by name."""
+    n = columns // 2
+    kind = "f16" if low == "float16" else "bf16"
+    registers = ", ".join(f"%{i}" for i in range(n))
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(n))
+    return (
+        f"__device__ __forceinline__ void wgmma(float (&d)[{n}], u64 a, u64 b) {{\n"
+        f'  asm volatile("{{.reg .pred p; setp.eq.u32 p, 1, 1; "\n'
+        f'    "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "\n'
+        f'    "{{{registers}}}, %{n}, %{n + 1}, p, 1, 1, 0, 0;}}" : {outputs} : "l"(a), "l"(b));\n}}\n'
+    )
+
+
+def kernel_source(plan: Plan, variant: Variant) -> str:
+    """CUDA C++ of one kernel: sizes as constants, then the source files."""
+    after = variant.reset_gate == "after"
+    shape: Layout = plan.forward if variant.direction == "forward" else plan.backward
+    columns = plan.tiles * 8
+    if variant.direction == "backward":
+        widths = [columns]
+    else:
+        widths = [3 * columns] if after else [2 * columns, columns]
+    sizes = {
+        "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
+        "CL": plan.cluster, "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
+        "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
+        "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
+    }  # fmt: skip
+    texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
+    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "sm90.cuh")]
+    texts += [wgmma_overload(width, variant.precision) for width in widths]
+    texts += [(driver.SOURCE / name).read_text() for name in ("group.cuh", f"{variant.direction}.cu")]
+    return "".join(texts)
+
+
+@functools.cache
+def _function(plan: Plan, variant: Variant, device: int) -> driver.Function:
+    code = driver.compile_source(kernel_source(plan, variant), ["--gpu-architecture=sm_90a", "--std=c++17"])
+    shape = plan.forward if variant.direction == "forward" else plan.backward
+    return driver.Function(
+        code, variant.direction, block=THREADS, shared=shape.bytes, cluster=plan.cluster, cooperative=True
+    )
+
+
+@functools.cache
+def _chip(device: int) -> Chip:
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+@functools.cache
+def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
+    """The cheapest plan whose blocks the device really takes at once."""
+    for plan in candidates(units, batch, _chip(device), reset_gate):
+        probe = _function(plan, Variant("forward", "output", reset_gate, "bfloat16", False), device)
+        if probe.resident_blocks() >= plan.grid:
+            return plan
+    return None
+
+
+def find_plan(problem: Problem) -> Plan | None:
+    """The plan for ``problem`` on its device, or None where no persistent kernel can run it."""
+    device = problem.input.device
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if problem.precision == "" or torch.cuda.get_device_capability(index)[0] != 9:
+        return None
+    return _plan(problem.theta.shape[0], problem.input.shape[1], problem.reset_gate, index)
+
+
+# ---- a bounded wait that ran out ----------------------------------------------------------------------------------
+
+
+@functools.cache
+def _error_flag() -> Tensor:
+    # Pinned host memory: the kernel writes to it only in failure, the host reads it without synchronising.
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+
+
+def raise_if_stalled() -> None:
+    """Report a kernel that gave up waiting for its group: at the next call, since launches do not synchronise."""
+    flag = _error_flag()
+    if flag[0] != 0:
+        flag.zero_()
+        raise RuntimeError(
+            "an earlier egru CUDA kernel stopped: its blocks waited more than two seconds for each other. "
+            "Its results are invalid. backend='reference' avoids these kernels."
+        )
+
+
+# ---- forward and backward -----------------------------------------------------------------------------------------
+
+
+def _workspace(plan: Plan, blocks: int, device: torch.device) -> tuple[Tensor, int]:
+    """Zeroed exchange and barrier counters of all waves, and the exchange's bytes per wave (counters lie behind)."""
+    exchange = 2 * plan.groups * blocks * plan.k_tiles * 32 * plan.rows
+    wave = exchange + ceil_to(plan.groups * 128, 128)
+    return torch.zeros(plan.waves * wave, dtype=torch.uint8, device=device), exchange
+
+
+def _inline(problem: Problem) -> bool:
+    return problem.input.shape[2] == 1
+
+
+def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
+    raise_if_stalled()
+    T, B, _ = problem.input.shape
+    H, low = plan.units, products.operand_type(problem)
+    device = problem.input.device
+    with torch.cuda.device(device):
+        inline = _inline(problem)
+        input = problem.input.contiguous()
+        projected = None if inline else products.project(problem, plan.padded)
+        weights = pack.pack_forward(problem.weight_hh, plan, problem.reset_gate, low)
+        y = torch.empty(T, B, H, device=device)
+        c, c_last, y_last = torch.empty_like(y), torch.empty(B, H, device=device), torch.empty(B, H, device=device)
+        reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
+        workspace, exchange = _workspace(plan, 1, device)
+        keep, keep_alive = keep_argument(problem)
+        held = ready(problem.weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
+        held += ready(problem.c0, problem.y0)
+        (lengths,) = ready(problem.lengths)
+        function = _function(
+            plan,
+            Variant("forward", problem.reset, problem.reset_gate, problem.precision, inline),
+            torch.cuda.current_device(),
+        )
+        for wave in range(plan.waves):
+            start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
+            args = _ForwardArgs(
+                pointer(projected), input.data_ptr(), pointer(held[0]), weights.data_ptr(),
+                *[pointer(t) for t in held[1:]], keep, pointer(lengths), start, start + exchange,
+                y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
+                _error_flag().data_ptr(), T, B, wave * plan.groups * plan.rows,
+            )  # fmt: skip
+            function(plan.grid, args)
+        del keep_alive
+    return Forward(y, c, c_last, y_last, reserve)
+
+
+def backward(
+    problem: Problem,
+    plan: Plan,
+    c: Tensor,
+    reserve: Tensor,
+    grad_y: Tensor | None,
+    grad_c: Tensor | None,
+    grad_c_last: Tensor | None,
+    grad_y_last: Tensor | None,
+    input_gradient: bool,
+) -> Backward:
+    raise_if_stalled()
+    T, B, _ = problem.input.shape
+    H, HP, low = plan.units, plan.padded, products.operand_type(problem)
+    device = problem.input.device
+    after = problem.reset_gate == "after"
+    with torch.cuda.device(device):
+        inline = _inline(problem)
+        weights = pack.pack_backward(problem.weight_hh, plan, problem.reset_gate, low)
+        gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
+        source = torch.empty(T * B, HP, dtype=low, device=device)
+        source_z = source if after else torch.empty_like(source)
+        dc0, dy0 = torch.empty(B, H, device=device), torch.empty(B, H, device=device)
+        sums = torch.empty(plan.waves * plan.groups * 8, 8 if inline else 5, HP, device=device)
+        workspace, exchange = _workspace(plan, 3 if after else 2, device)
+        keep, keep_alive = keep_argument(problem)
+        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, problem.input)
+        constants = ready(problem.theta, problem.reset_scale)
+        (lengths,) = ready(problem.lengths)
+        surrogate = problem.surrogate
+        function = _function(
+            plan,
+            Variant("backward", problem.reset, problem.reset_gate, problem.precision, inline),
+            torch.cuda.current_device(),
+        )
+        for wave in range(plan.waves):
+            start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
+            args = _BackwardArgs(
+                *[pointer(t) for t in held], weights.data_ptr(), *[pointer(t) for t in constants],
+                keep, pointer(lengths), start, start + exchange,
+                gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
+                sums.data_ptr(), _error_flag().data_ptr(),
+                1 / surrogate.width, surrogate.height, int(surrogate.bounded),
+                T, B, wave * plan.groups * plan.rows, wave * plan.groups,
+            )  # fmt: skip
+            function(plan.grid, args)
+        del keep_alive
+
+        total = sums.sum(0)[:, :H]
+        weight_ih = total[5:].reshape(3 * H, 1) if inline else None
+        return products.assemble(problem, gates, source, source_z, (dc0, dy0), weight_ih, total[:5], input_gradient)

@@ -1,0 +1,82 @@
+"""The large products around the recursion, over all time steps at once: cuBLAS, on padded and aligned operands."""
+
+import torch
+from torch import Tensor
+
+from egru.kernels.cuda import pack
+from egru.kernels.cuda.plan import ceil_to
+from egru.kernels.problem import Backward, Problem
+
+_OPERANDS = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def operand_type(problem: Problem) -> torch.dtype:
+    """The type that operands of products are rounded to."""
+    return _OPERANDS[problem.precision]
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` accumulated and returned in float32."""
+    return torch.mm(a, b) if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
+
+
+def project(problem: Problem, padded: int) -> Tensor:
+    """``x W`` without bias, ``(T*B, 3*padded)``."""
+    low = operand_type(problem)
+    inputs = ceil_to(problem.input.shape[2], 8)
+    weight = pack.pad_gates(problem.weight_ih, padded, inputs, low)
+    return product(pack.pad_input(problem.input, inputs, low), weight.T)
+
+
+def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> Tensor:
+    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z."""
+    H, HP = problem.theta.shape[0], source.shape[1]
+    out = torch.empty_like(problem.weight_hh)
+    blocks = out.view(3, H, H)
+    if problem.reset_gate == "after":
+        result = product(gates[:, : 3 * HP].T, source).view(3, HP, HP)
+        blocks[:2] = result[1:, :H, :H]
+        blocks[2] = result[0, :H, :H]
+    else:
+        blocks[:2] = product(gates[:, HP : 3 * HP].T, source).view(2, HP, HP)[:, :H, :H]
+        blocks[2] = product(gates[:, :HP].T, source_z)[:H, :H]
+    return out
+
+
+def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
+    """``dW``, ``(3H, I)``."""
+    H, HP, inputs = problem.theta.shape[0], gates.shape[1] // 4, problem.input.shape[2]
+    x = pack.pad_input(problem.input, ceil_to(inputs, 8), gates.dtype)
+    result = product(gates[:, HP:].T, x).view(3, HP, -1)
+    return result[:, :H, :inputs].reshape(3 * H, inputs)
+
+
+def input_gradient(problem: Problem, gates: Tensor) -> Tensor:
+    """``dx``, ``(T, B, I)``."""
+    T, B, inputs = problem.input.shape
+    HP = gates.shape[1] // 4
+    weight = pack.pad_gates(problem.weight_ih, HP, ceil_to(inputs, 8), gates.dtype)
+    return product(gates[:, HP:], weight)[:, :inputs].reshape(T, B, inputs)
+
+
+def assemble(
+    problem: Problem,
+    gates: Tensor,
+    source: Tensor,
+    source_z: Tensor,
+    state: tuple[Tensor, Tensor],
+    weight_ih: Tensor | None,
+    sums: Tensor,
+    wanted: bool,
+) -> Backward:
+    """All gradients from what the recursion left. ``sums`` is ``(5, H)``: theta, and the gate blocks over T and B."""
+    theta, bias_z, bias_r, bias_u, bias_n = sums.unbind(0)
+    return Backward(
+        input_gradient(problem, gates) if wanted else None,
+        *state,
+        input_weight_gradient(problem, gates) if weight_ih is None else weight_ih,
+        recurrent_gradient(problem, gates, source, source_z),
+        torch.cat([bias_r, bias_u, bias_n]),
+        torch.cat([bias_r, bias_u, bias_z]),
+        theta.clone(),
+    )

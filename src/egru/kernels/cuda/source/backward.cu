@@ -1,0 +1,265 @@
+// One kernel runs the whole sequence backward, from the last step to the first. See group.cuh and forward.cu.
+//
+// Step n = T - 1 - t. The exchange holds the gradients of the pre-activations in blocks of KT k16-tiles: a_r, a_u and
+// r a_z ("after"); or first a_z, then a_r and a_u ("before"). Sums over time (biases, theta, one-feature input weights)
+// stay in registers.
+
+struct Args {
+  const float *c, *c0, *y0;
+  const uint4* reserve;
+  const float *grad_y, *grad_c, *grad_c_last, *grad_y_last;  // each may be null
+  const float* input;                                        // (T, B) where the input has one feature
+  const char* weights;
+  const float *theta, *rho;
+  Keep keep;
+  const i64* lengths;
+  char* exchange;
+  u32* counter;
+  u32* gates;   // (T, B, 4, HP) low precision: what multiplies V_z, then a_r, a_u, a_z as the input product sees them
+  u32* source;  // (T, B, HP) low precision: y_{t-1}
+  u32* source_z;  // (T, B, HP) low precision: r y_{t-1} ("before")
+  float *dc0, *dy0;
+  float* sums;  // (groups * 8 warps, SUMS, HP)
+  int* error;
+  Surrogate surrogate;
+  int T, B, b0, group0;
+};
+
+constexpr int COLUMNS = UT * 8;
+constexpr int BLOCKS = AFTER ? 3 : 2;  // gate blocks in the widest exchange
+constexpr u32 WEIGHT_BYTES = KT * 32 * 3 * COLUMNS;
+constexpr u64 EXCHANGE = (u64)BLOCKS * KT * 32 * R;
+constexpr int SUMS = INLINE ? 8 : 5;  // theta, r a_z, a_r, a_u, a_z, and the last three times the input
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) char memory[];
+  const u32 base = shared_address(memory);
+  char* after_ring = memory + WEIGHT_BYTES + RING * SLOT;
+  float2* scratch = (float2*)(ALIAS ? memory + WEIGHT_BYTES : after_ring);
+  float* thresholds = (float*)(after_ring + (ALIAS ? 0 : SCRATCH));
+  u64* barriers = (u64*)(thresholds + COLUMNS);
+  Ring ring = {base + WEIGHT_BYTES, shared_address(barriers), shared_address(barriers + RING)};
+  const u32 loaded = shared_address(barriers + 2 * RING);
+  const int tid = threadIdx.x;
+  const Place me = place(a.b0, a.B);
+  const int T = a.T, B = a.B;
+  char* const exchange = a.exchange + me.group * EXCHANGE;
+  const u64 parity_stride = gridDim.x / CPG * EXCHANGE;
+  u32* const counter = a.counter + me.group * 32;
+
+  for (int i = tid; i < COLUMNS; i += THREADS)
+    thresholds[i] = me.block * COLUMNS + i < H ? a.theta[me.block * COLUMNS + i] : 1e30f;
+  set_up(ring, loaded);
+  const u32 rank = CL == 1 ? 0 : cluster_rank();
+
+  i64 patience = PATIENCE;
+  u32 it = 0;
+  if (me.wg == 2) {
+    fewer_registers<40>();
+    if (tid == WORKERS) {
+      load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
+#if AFTER
+      for (int n = 0; n < T; n++)
+        if (!await(counter, (u32)(n + 1) * CPG, patience) ||
+            !feed<3 * KT>(exchange + (n & 1) * parity_stride, ring, it, rank, patience))
+          break;
+#else
+      for (int n = 0; n < T; n++)
+        if (!await(counter, (u32)(2 * n + 1) * CPG, patience) || !feed<KT>(exchange, ring, it, rank, patience) ||
+            !await(counter, (u32)(2 * n + 2) * CPG, patience) ||
+            !feed<2 * KT>(exchange + parity_stride, ring, it, rank, patience))
+          break;
+#endif
+      if (patience == 0) fail(a.error);
+    }
+    __syncwarp();
+  } else {
+    more_registers<232>();
+    const float rho = *a.rho;
+    const int first = 2 * (tid & 3);
+    const int length = a.lengths && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
+    const float2 zero = make_float2(0.f, 0.f);
+    float dc[UT][2], dy[UT][2], de[UT][2], sums[SUMS][UT][2];
+    float2 c[UT];  // what the threshold saw at this step
+    uint4 gates[UT];
+    float2 c_prev[UT], grad[UT];
+    float x = 0.f;
+    const i64 state_at = (i64)me.b * H;
+    auto fetch = [&](int t) {
+      if (!me.active) return;
+      const i64 at = (i64)t * B + me.b;
+      if (INLINE) x = round_low(a.input[at]);
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        int unit = me.unit + 8 * i;
+        if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
+        c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
+        if (a.grad_y) grad[i] = load_pair(a.grad_y + at * H, unit);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < UT; i++) {
+      int unit = me.unit + 8 * i;
+      float2 gc = me.active && a.grad_c_last ? load_pair(a.grad_c_last + state_at, unit) : zero;
+      float2 gy = me.active && a.grad_y_last ? load_pair(a.grad_y_last + state_at, unit) : zero;
+      c[i] = me.active ? load_pair(a.c + (i64)(T - 1) * B * H + state_at, unit) : zero;
+      gates[i] = make_uint4(0, 0, 0, 0);
+      c_prev[i] = grad[i] = zero;
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        dc[i][h] = h ? gc.y : gc.x;
+        dy[i][h] = h ? gy.y : gy.x;
+        de[i][h] = 0.f;
+#pragma unroll
+        for (int s = 0; s < SUMS; s++) sums[s][i][h] = 0.f;
+      }
+    }
+    fetch(T - 1);
+    barrier_wait(loaded, 0, patience);
+
+    for (int t = T - 1; t >= -1; t--) {
+      float v[UT][2];  // the part of the gradient of y_t that came through the weights
+      if (t < T - 1) {
+        float acc[UT * 4];
+#if AFTER
+        product<COLUMNS, 3 * KT>(acc, base, ring, it, me.wg, patience);
+#else
+        product<COLUMNS, 2 * KT>(acc, base + KT * 32 * COLUMNS, ring, it, me.wg, patience);
+#endif
+        combine<UT>(acc, v, scratch, me.wg, me.lane);
+#pragma unroll
+        for (int i = 0; i < UT; i++) dy[i][0] += v[i][0], dy[i][1] += v[i][1];
+      }
+      if (t < 0) break;
+
+      const bool real = t < length;
+      char* const next = exchange + (AFTER ? (T - 1 - t) & 1 : 0) * parity_stride;
+      u32 out[UT][4], y_low[UT];
+#if !AFTER
+      u32 z_low[UT];
+#endif
+      float a_u[UT][2], a_z[UT][2], a_q[UT][2], a_r[UT][2];
+      Before prev[UT][2];
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        const int unit = me.unit + 8 * i;
+        float2 keep = zero, gc = zero, y_first = zero;
+        if (me.active) {
+          keep = load_keep(a.keep, t, me.b, unit);
+          if (a.grad_c) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
+          if (t == 0) y_first = load_pair(a.y0 + state_at, unit);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float theta = thresholds[first + 8 * i + h];
+          float2 ur = unpack_half(h ? gates[i].z : gates[i].x), zq = unpack_half(h ? gates[i].w : gates[i].y);
+          float cp = h ? c_prev[i].y : c_prev[i].x, yf = h ? y_first.y : y_first.x;
+          prev[i][h] = t > 0 ? before_step(cp, theta, rho) : Before{cp, yf, yf != 0.f};
+          float dy_t = dy[i][h] + (h ? grad[i].y : grad[i].x);
+          Slopes s = backward_element(ur.x, zq.x, h ? c[i].y : c[i].x, prev[i][h], theta, rho, dy_t, dc[i][h], de[i][h],
+                                      h ? gc.y : gc.x, h ? keep.y : keep.x, a.surrogate);
+          a_u[i][h] = real ? s.a_u : 0.f;
+          a_z[i][h] = real ? s.a_z : 0.f;
+#if AFTER
+          a_q[i][h] = ur.y * a_z[i][h];
+          a_r[i][h] = a_z[i][h] * zq.y * ur.y * (1.f - ur.y);
+#endif
+          if (real) {  // a finished row hands its gradients on unchanged
+            dc[i][h] = s.dc, dy[i][h] = s.dy, de[i][h] = s.de;
+            sums[0][i][h] += s.theta;
+          }
+        }
+#if AFTER
+        if (me.active && unit < HP) {
+          exchange_store(next, unit, me.row, a_r[i][0], a_r[i][1]);
+          exchange_store(next, 16 * KT + unit, me.row, a_u[i][0], a_u[i][1]);
+          exchange_store(next, 32 * KT + unit, me.row, a_q[i][0], a_q[i][1]);
+        }
+#else
+        if (me.active && unit < HP) exchange_store(next, unit, me.row, a_z[i][0], a_z[i][1]);
+#endif
+      }
+      arrive(counter);
+#if !AFTER
+      {
+        float acc[UT * 4];
+        product<COLUMNS, KT>(acc, base, ring, it, me.wg, patience);
+        combine<UT>(acc, v, scratch, me.wg, me.lane);
+#pragma unroll
+        for (int i = 0; i < UT; i++) {
+          const int unit = me.unit + 8 * i;
+          float ry[2];
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            float r = unpack_half(h ? gates[i].z : gates[i].x).y, y = prev[i][h].y;
+            ry[h] = r * y;
+            a_q[i][h] = a_z[i][h];
+            a_r[i][h] = real ? v[i][h] * y * r * (1.f - r) : 0.f;
+            if (real) dy[i][h] += r * v[i][h];
+          }
+          z_low[i] = pack_low(ry[0], ry[1]);
+          if (me.active && unit < HP) {
+            exchange_store(exchange + parity_stride, unit, me.row, a_r[i][0], a_r[i][1]);
+            exchange_store(exchange + parity_stride, 16 * KT + unit, me.row, a_u[i][0], a_u[i][1]);
+          }
+        }
+        arrive(counter);
+      }
+#endif
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        out[i][0] = pack_low(a_q[i][0], a_q[i][1]);
+        out[i][1] = pack_low(a_r[i][0], a_r[i][1]);
+        out[i][2] = pack_low(a_u[i][0], a_u[i][1]);
+        out[i][3] = pack_low(a_z[i][0], a_z[i][1]);
+        y_low[i] = pack_low(prev[i][0].y, prev[i][1].y);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          sums[1][i][h] += a_q[i][h];
+          sums[2][i][h] += a_r[i][h];
+          sums[3][i][h] += a_u[i][h];
+          sums[4][i][h] += a_z[i][h];
+          if (INLINE) {
+            sums[SUMS - 3][i][h] += x * a_r[i][h];
+            sums[SUMS - 2][i][h] += x * a_u[i][h];
+            sums[SUMS - 1][i][h] += x * a_z[i][h];
+          }
+        }
+        const int unit = me.unit + 8 * i;
+        if (me.active && unit < HP) {
+          const i64 at = (i64)t * B + me.b;
+#pragma unroll
+          for (int g = 0; g < 4; g++) __stcs(a.gates + ((at * 4 + g) * HP + unit) / 2, out[i][g]);
+          __stcs(a.source + (at * HP + unit) / 2, y_low[i]);
+#if !AFTER
+          __stcs(a.source_z + (at * HP + unit) / 2, z_low[i]);
+#endif
+        }
+        c[i] = c_prev[i];
+      }
+      if (t > 0) fetch(t - 1);
+    }
+    if (patience == 0) fail(a.error);
+    if (me.active) {
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        store_pair(a.dc0 + state_at, me.unit + 8 * i, make_float2(dc[i][0], dc[i][1]));
+        store_pair(a.dy0 + state_at, me.unit + 8 * i, make_float2(dy[i][0], dy[i][1]));
+      }
+    }
+    float* const mine = a.sums + (i64)((a.group0 + me.group) * 8 + (tid >> 5)) * SUMS * HP;
+#pragma unroll
+    for (int s = 0; s < SUMS; s++)
+#pragma unroll
+      for (int i = 0; i < UT; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          float total = me.active ? sums[s][i][h] : 0.f;
+          total += __shfl_xor_sync(~0u, total, 4);
+          total += __shfl_xor_sync(~0u, total, 8);
+          total += __shfl_xor_sync(~0u, total, 16);
+          if ((tid & 31) < 4 && me.unit + 8 * i < HP) mine[s * HP + me.unit + 8 * i + h] = total;
+        }
+  }
+  cluster_sync();
+}

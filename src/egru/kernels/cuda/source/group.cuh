@@ -1,0 +1,200 @@
+// How a group of blocks works on its slice of the batch, step after step.
+//
+// A group is CPG blocks that together hold one copy of the recurrent weights, each the columns of UT tiles of 8 units, and
+// work on R rows of the batch. Each step multiplies what the whole group exchanged (y going forward, the gradients of
+// the pre-activations going backward) with the block's own columns. The exchange goes through global memory (in
+// practice L2): [2 parities][group][k / 8][row][8], which is already the layout the tensor cores read, so that a piece of
+// it is one contiguous bulk copy, shared by the CL blocks of a cluster. Warps 0 to 7 (two warpgroups, alternate pieces
+// of k each) multiply and do the element-wise part; one thread of the third warpgroup waits for the group and feeds
+// the ring.
+
+constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup only feeds, and lends its registers
+constexpr int SLOT = KS * R * 32;  // bytes of a piece: KS tiles of k16
+
+struct Ring {
+  u32 data, full, empty;  // addresses in shared memory
+};
+
+// The end of a kernel that ran out of patience: say so, and let copies in flight land before the block goes.
+__device__ __forceinline__ void fail(int* error) {
+  atomicExch_system(error, 1);
+  for (int i = 0; i < 100; i++) __nanosleep(10000);
+}
+
+// Tells the group that this block's part of the next exchange is written. Called by all workers.
+__device__ __forceinline__ void arrive(u32* counter) {
+  proxy_fence();
+  workers_sync();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+  }
+}
+
+__device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patience) {
+  i64 start = clock64();
+  for (;;) {
+    u32 seen;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    if (seen >= target) break;
+    if (clock64() - start > patience) {
+      patience = 0;
+      return false;
+    }
+  }
+  proxy_fence();
+  return true;
+}
+
+// The feeding thread: copies one exchange of TILES k16-tiles into the ring, this block's share of it for the cluster.
+template <int TILES>
+__device__ __forceinline__ bool feed(const char* exchange, const Ring& ring, u32& it, u32 rank, i64& patience) {
+  constexpr int PIECES = (TILES + KS - 1) / KS;
+  for (int i = 0; i < PIECES; i++, it++) {
+    u32 slot = it % RING;
+    barrier_wait(ring.empty + 8 * slot, ((it / RING) & 1) ^ 1, patience);
+    if (patience == 0) return false;
+    u32 bytes = (TILES - i * KS < KS ? TILES - i * KS : KS) * R * 32, share = bytes / CL;
+    barrier_expect(ring.full + 8 * slot, bytes);
+    bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)i * SLOT + rank * share, share,
+                  ring.full + 8 * slot);
+  }
+  return true;
+}
+
+__device__ __forceinline__ void release(const Ring& ring, u32 slot) {
+  u32 lane = threadIdx.x & 31;
+  if (lane < CL) barrier_arrive(ring.empty + 8 * slot, lane);
+}
+
+// acc = exchanged rows x own columns, over this warpgroup's half of the pieces. Rows from R to 63 are garbage.
+template <int N, int TILES>
+__device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it, int wg,
+                                        i64& patience) {
+  constexpr int PIECES = (TILES + KS - 1) / KS;
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
+  int held = -1;
+  for (int i = wg; i < PIECES; i += 2) {
+    u32 slot = (it + i) % RING;
+    barrier_wait(ring.full + 8 * slot, ((it + i) / RING) & 1, patience);
+    u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
+    pin(acc);
+    wgmma_fence();
+    if (TILES % KS == 0 || i < TILES / KS) {
+#pragma unroll
+      for (int k = 0; k < KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
+    } else {
+#pragma unroll
+      for (int k = 0; k < TILES % KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
+    }
+    wgmma_commit();
+    if (held >= 0) {
+      wgmma_wait<1>();
+      release(ring, held);
+    }
+    held = slot;
+  }
+  wgmma_wait<0>();
+  pin(acc);
+  if (held >= 0) release(ring, held);
+  it += PIECES;
+}
+
+// Adds the two warpgroups' halves. Of each 16 x 8 tile a thread held two rows; it keeps the one it owns from here on.
+template <int NT>
+__device__ __forceinline__ void combine(const float (&acc)[NT * 4], float (&own)[NT][2], float2* scratch, int wg, int lane) {
+#if ALIAS
+  workers_sync();  // scratch lies on the ring: the other warpgroup must be done with it
+#endif
+#pragma unroll
+  for (int j = 0; j < NT; j++)
+    scratch[(wg * NT + j) * 128 + lane] = wg ? make_float2(acc[4 * j], acc[4 * j + 1])
+                                             : make_float2(acc[4 * j + 2], acc[4 * j + 3]);
+  workers_sync();
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+    float2 v = scratch[((1 - wg) * NT + j) * 128 + lane];
+    own[j][0] = v.x + (wg ? acc[4 * j + 2] : acc[4 * j]);
+    own[j][1] = v.y + (wg ? acc[4 * j + 3] : acc[4 * j + 1]);
+  }
+}
+
+// Where a worker stands: one row, and of each tile two neighbouring units.
+struct Place {
+  int wg, lane;      // warpgroup, thread in it
+  int group, block;  // group, and block of the group
+  int row, b;        // row of the group, and of the batch
+  int unit;          // first unit of tile 0
+  bool active;
+};
+
+__device__ __forceinline__ Place place(int b0, int B) {
+  Place p;
+  int tid = threadIdx.x;
+  p.wg = __shfl_sync(~0u, tid >> 7, 0);  // the compiler then knows that warps agree on it
+  p.lane = tid & 127;
+  p.group = blockIdx.x / CPG;
+  p.block = blockIdx.x % CPG;
+  p.row = 16 * (p.lane >> 5) + ((tid & 31) >> 2) + 8 * p.wg;
+  p.b = b0 + p.group * R + p.row;
+  p.unit = p.block * UT * 8 + 2 * (tid & 3);
+  p.active = tid < WORKERS && p.row < R && p.b < B;
+  return p;
+}
+
+// Writes two units of one row into an exchange, as low-precision operands.
+__device__ __forceinline__ void exchange_store(char* exchange, int k, int row, float a, float b) {
+  *(u32*)(exchange + ((i64)(k >> 3) * R + row) * 16 + (k & 7) * 2) = pack_low(a, b);
+}
+
+// Two neighbouring units of a (.., H) array: one access where H is even, else two.
+__device__ __forceinline__ float2 load_pair(const float* p, int unit) {
+  float2 v = make_float2(0.f, 0.f);
+#if H % 2 == 0
+  if (unit < H) v = __ldcs((const float2*)(p + unit));
+#else
+  if (unit < H) v.x = __ldcs(p + unit);
+  if (unit + 1 < H) v.y = __ldcs(p + unit + 1);
+#endif
+  return v;
+}
+__device__ __forceinline__ void store_pair(float* p, int unit, float2 v) {
+#if H % 2 == 0
+  if (unit < H) __stcs((float2*)(p + unit), v);
+#else
+  if (unit < H) __stcs(p + unit, v.x);
+  if (unit + 1 < H) __stcs(p + unit + 1, v.y);
+#endif
+}
+struct Keep {  // zoneout: a (T, B, H) array by strides, or null
+  const float* p;
+  i64 t, b, h;
+};
+__device__ __forceinline__ float2 load_keep(const Keep& k, i64 t, i64 b, int unit) {
+  float2 v = make_float2(0.f, 0.f);
+  if (k.p == nullptr) return v;
+  const float* q = k.p + t * k.t + b * k.b;
+  if (unit < H) v.x = q[unit * k.h];
+  if (unit + 1 < H) v.y = q[(unit + 1) * k.h];
+  return v;
+}
+
+// Sets up barriers and ring; returns with every block of the cluster ready to receive.
+__device__ __forceinline__ void set_up(const Ring& ring, u32 loaded) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < RING; i++) {
+      barrier_init(ring.full + 8 * i, 1);
+      barrier_init(ring.empty + 8 * i, 4 * CL);  // one arrival from each warp that read the piece, in every block
+    }
+    barrier_init(loaded, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  cluster_sync();
+}
+
+__device__ __forceinline__ void load_weights(u32 dst, const char* src, u32 bytes, u32 loaded) {
+  barrier_expect(loaded, bytes);
+  for (u32 done = 0; done < bytes; done += 16384)
+    bulk_copy(dst + done, src + done, bytes - done < 16384 ? bytes - done : 16384, loaded);
+}
