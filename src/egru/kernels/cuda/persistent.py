@@ -49,6 +49,11 @@ class Variant:
     reset_gate: str
     precision: str
     inline: bool  # the input has one feature: no projected input, p = x*w in the kernel
+    keep: bool = False
+    ragged: bool = False
+    grad_y: bool = False
+    grad_c: bool = False
+    grad_input: bool = False  # a_z itself will be read
 
 
 def wgmma_overload(columns: int, low: str) -> str:
@@ -79,6 +84,7 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
         "CL": plan.cluster, "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
         "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
         "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
+        **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
     }  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
     texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "sm90.cuh")]
@@ -155,6 +161,11 @@ def _inline(problem: Problem) -> bool:
     return problem.input.shape[2] == 1
 
 
+def _variant(direction: str, problem: Problem, **options: bool) -> Variant:
+    kind = (problem.reset, problem.reset_gate, problem.precision, _inline(problem))
+    return Variant(direction, *kind, problem.keep is not None, problem.lengths is not None, **options)
+
+
 def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
     raise_if_stalled()
     T, B, _ = problem.input.shape
@@ -173,11 +184,7 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         held = ready(problem.weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
         (lengths,) = ready(problem.lengths)
-        function = _function(
-            plan,
-            Variant("forward", problem.reset, problem.reset_gate, problem.precision, inline),
-            torch.cuda.current_device(),
-        )
+        function = _function(plan, _variant("forward", problem), torch.cuda.current_device())
         for wave in range(plan.waves):
             start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
             args = _ForwardArgs(
@@ -221,11 +228,9 @@ def backward(
         constants = ready(problem.theta, problem.reset_scale)
         (lengths,) = ready(problem.lengths)
         surrogate = problem.surrogate
-        function = _function(
-            plan,
-            Variant("backward", problem.reset, problem.reset_gate, problem.precision, inline),
-            torch.cuda.current_device(),
-        )
+        grads = {"grad_y": grad_y is not None, "grad_c": grad_c is not None}
+        variant = _variant("backward", problem, **grads, grad_input=input_gradient or not inline)
+        function = _function(plan, variant, torch.cuda.current_device())
         for wave in range(plan.waves):
             start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
             args = _BackwardArgs(

@@ -67,33 +67,36 @@ def ceil_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def pieces(k_tiles: int, blocks: int, rows: int) -> list[int]:
-    """Sizes of a ring slot worth trying, in k16-tiles, largest first.
+def pieces(k_tiles: int, rows: int, whole: bool) -> list[int]:
+    """Sizes of a ring slot worth trying, in k16-tiles, largest first: some 8 KB, and at least four pieces.
 
-    A copy should be some kilobytes, so slots of few rows are longer. Over three gate blocks ("after", backward) a
-    multiple of three leaves no shorter last piece, which the compiler would pay for with synchronous products.
+    ``whole`` prefers sizes that leave no shorter last piece: in the backward kernel the compiler pays for one with
+    synchronous products.
     """
-    if blocks == 3:
-        return [3 * next(d for d in (5, 4, 3, 2, 1) if k_tiles % d == 0)] if rows <= 16 else [3]
-    return [min(16, k_tiles)] if rows <= 16 else [min(4, k_tiles), 2, 1]
+    most = max(1, min(8192 // (rows * 32), -(-k_tiles // 4)))
+    exact = [size for size in range(most, 0, -1) if k_tiles % size == 0]
+    return exact if whole and 2 * exact[0] >= most else [most, *[size for size in (4, 2, 1) if size < most]]
 
 
 def layout(
     units: int, rows: int, tiles: int, columns: int, constants: int, chip: Chip, blocks: int = 1
 ) -> Layout | None:
-    """Shared memory for products ``columns`` wide over ``blocks`` gate blocks, or None where it does not fit."""
-    weights = -(-units // 16) * 32 * 3 * tiles * 8
+    """Shared memory for products ``columns`` wide over ``blocks`` gate blocks, or None where a ring does not fit.
+
+    Slots come in fours: a slot must always meet the same of four feeding threads and of two warpgroups.
+    """
+    k_tiles = -(-units // 16)
+    weights = k_tiles * 32 * 3 * tiles * 8
     scratch = columns // 8 * 2048
     fixed = weights + constants * tiles * 8 * 4 + 1024  # barriers, and the slack behind the ring that products read
-    k16 = rows * 32
-    for piece in pieces(-(-units // 16), blocks, rows):
-        slot = piece * k16
-        free = chip.shared_bytes - fixed
-        if free - scratch >= 8 * slot:
-            slots = min(16, (free - scratch) // slot)
+    free = chip.shared_bytes - fixed
+    for piece in pieces(blocks * k_tiles, rows, blocks > 1):
+        slot = piece * rows * 32
+        slots = min(16, (free - scratch) // slot // 4 * 4)
+        if slots >= 8:
             return Layout(piece, slots, False, fixed + scratch + slots * slot)
-        slots = min(16, free // slot)
-        if slots >= 4 and slots * slot >= scratch:
+        slots = min(16, free // slot // 4 * 4)
+        if slots >= (8 if piece > 2 else 4) and slots * slot >= scratch:
             return Layout(piece, slots, True, fixed + slots * slot)
     return None
 
@@ -104,7 +107,7 @@ def _price(units: int, rows: int, tiles: int, cluster: int, grid: int) -> float:
     ingress = kilobytes / 90  # a multiprocessor takes in some 90 KB a microsecond
     shared_read = kilobytes * grid / cluster / 1000 / 5.0  # and L2 hands out some 5 MB
     product = k * (max(12 * tiles, 16 + 6 * tiles) + 3 * max(4 * tiles, 16 + 2 * tiles)) / 1800
-    pointwise = 0.25 * tiles
+    pointwise = 0.6 * tiles
     return 4.0 + max(ingress, shared_read, product) + pointwise
 
 
@@ -129,7 +132,7 @@ def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") ->
             blocks = ceil_to(-(-unit_tiles // tiles), cluster)
             width = 3 if reset_gate == "after" else 2
             forward = layout(units, rows, tiles, width * tiles * 8, 8, chip)
-            backward = layout(units, rows, tiles, tiles * 8, 1, chip, width if width == 3 else 1)
+            backward = layout(units, rows, tiles, tiles * 8, 1, chip, 3 if reset_gate == "after" else 1)
             if forward is None or backward is None:
                 continue
             waves = -(-batch // (groups * rows))

@@ -15,7 +15,8 @@ struct Args {
   const i64* lengths;
   char* exchange;
   u32* counter;
-  u32* gates;   // (T, B, 4, HP) low precision: what multiplies V_z, then a_r, a_u, a_z as the input product sees them
+  u32* gates;   // (T, B, 4, HP) low precision: what multiplies V_z, then a_r, a_u, a_z as the input product sees them;
+                // the last block only if GRAD_INPUT, that is if a product over time will read it
   u32* source;  // (T, B, HP) low precision: y_{t-1}
   u32* source_z;  // (T, B, HP) low precision: r y_{t-1} ("before")
   float *dc0, *dy0;
@@ -40,6 +41,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
   u64* barriers = (u64*)(thresholds + COLUMNS);
   Ring ring = {base + WEIGHT_BYTES, shared_address(barriers), shared_address(barriers + RING)};
   const u32 loaded = shared_address(barriers + 2 * RING);
+  volatile int* const stalled = (volatile int*)(barriers + 2 * RING + 1);
+  if (threadIdx.x == 0) *stalled = 0;
   const int tid = threadIdx.x;
   const Place me = place(a.b0, a.B);
   const int T = a.T, B = a.B;
@@ -56,28 +59,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
   u32 it = 0;
   if (me.wg == 2) {
     fewer_registers<40>();
-    if (tid == WORKERS) {
-      load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
+    if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
+    for (int n = 0; n < T; n++) {
 #if AFTER
-      for (int n = 0; n < T; n++)
-        if (!await(counter, (u32)(n + 1) * CPG, patience) ||
-            !feed<3 * KT>(exchange + (n & 1) * parity_stride, ring, it, rank, patience))
-          break;
+      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+        break;
 #else
-      for (int n = 0; n < T; n++)
-        if (!await(counter, (u32)(2 * n + 1) * CPG, patience) || !feed<KT>(exchange, ring, it, rank, patience) ||
-            !await(counter, (u32)(2 * n + 2) * CPG, patience) ||
-            !feed<2 * KT>(exchange + parity_stride, ring, it, rank, patience))
-          break;
+      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, rank, stalled, patience) ||
+          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, rank, stalled, patience))
+        break;
 #endif
-      if (patience == 0) fail(a.error);
+      const int t = T - 1 - n - 3;  // well before its turn
+      const int i = tid - WORKERS, row = i % 64, b = a.b0 + me.group * R + row, unit = me.block * COLUMNS;
+      if (t > 0 && row < R && b < B && unit < H) {
+        const i64 at = (i64)t * B + b;
+        if (i < 64) {
+          prefetch_span(a.reserve + (at * HP + unit) / 2, min(COLUMNS, HP - unit) * 8);
+        } else {
+          prefetch_span(a.c + (at - B) * H + unit, min(COLUMNS, H - unit) * 4);
+          if (GRAD_Y) prefetch_span(a.grad_y + at * H + unit, min(COLUMNS, H - unit) * 4);
+        }
+      }
     }
-    __syncwarp();
+    if (patience == 0) fail(a.error);
   } else {
     more_registers<232>();
     const float rho = *a.rho;
     const int first = 2 * (tid & 3);
-    const int length = a.lengths && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
+    const int length = RAGGED && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
     const float2 zero = make_float2(0.f, 0.f);
     float dc[UT][2], dy[UT][2], de[UT][2], sums[SUMS][UT][2];
     float2 c[UT];  // what the threshold saw at this step
@@ -94,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         int unit = me.unit + 8 * i;
         if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
         c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
-        if (a.grad_y) grad[i] = load_pair(a.grad_y + at * H, unit);
+        if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
       }
     };
 #pragma unroll
@@ -132,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       }
       if (t < 0) break;
 
-      const bool real = t < length;
+      const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (T - 1 - t) & 1 : 0) * parity_stride;
       u32 out[UT][4], y_low[UT];
 #if !AFTER
@@ -146,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         float2 keep = zero, gc = zero, y_first = zero;
         if (me.active) {
           keep = load_keep(a.keep, t, me.b, unit);
-          if (a.grad_c) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
+          if (GRAD_C) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
           if (t == 0) y_first = load_pair(a.y0 + state_at, unit);
         }
 #pragma unroll
@@ -225,19 +234,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
             sums[SUMS - 1][i][h] += x * a_z[i][h];
           }
         }
+        c[i] = c_prev[i];
+      }
+      if (t > 0) fetch(t - 1);  // before the stores, which would hold the loads up
+      const i64 at = (i64)t * B + me.b;
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
         const int unit = me.unit + 8 * i;
         if (me.active && unit < HP) {
-          const i64 at = (i64)t * B + me.b;
 #pragma unroll
-          for (int g = 0; g < 4; g++) __stcs(a.gates + ((at * 4 + g) * HP + unit) / 2, out[i][g]);
+          for (int g = 0; g < (GRAD_INPUT ? 4 : 3); g++) __stcs(a.gates + ((at * 4 + g) * HP + unit) / 2, out[i][g]);
           __stcs(a.source + (at * HP + unit) / 2, y_low[i]);
 #if !AFTER
           __stcs(a.source_z + (at * HP + unit) / 2, z_low[i]);
 #endif
         }
-        c[i] = c_prev[i];
       }
-      if (t > 0) fetch(t - 1);
     }
     if (patience == 0) fail(a.error);
     if (me.active) {

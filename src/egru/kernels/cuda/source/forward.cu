@@ -33,6 +33,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   u64* barriers = (u64*)(constant + CONSTANTS);
   Ring ring = {base + WEIGHT_BYTES, shared_address(barriers), shared_address(barriers + RING)};
   const u32 loaded = shared_address(barriers + 2 * RING);
+  volatile int* const stalled = (volatile int*)(barriers + 2 * RING + 1);
+  if (threadIdx.x == 0) *stalled = 0;
   const int tid = threadIdx.x;
   const Place me = place(a.b0, a.B);
   const int T = a.T, B = a.B;
@@ -62,21 +64,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
   u32 it = 0;
   if (me.wg == 2) {
     fewer_registers<40>();
-    if (tid == WORKERS) {
-      load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
-      const int phases = (AFTER ? 1 : 2) * T;
-      for (int n = 0; n < phases; n++)
-        if (!await(counter, (u32)(n + 1) * CPG, patience) ||
-            !feed<KT>(exchange + (n & 1) * parity_stride, ring, it, rank, patience))
-          break;
-      if (patience == 0) fail(a.error);
+    if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
+    for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+        break;
+#if !INLINE
+      const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
+      if (t < T && (AFTER || n % 2 == 0))
+        for (int i = tid - WORKERS; i < 3 * R; i += 128) {
+          int b = me.group * R + a.b0 + i % R, unit = me.block * COLUMNS;
+          if (b < B && unit < HP)
+            prefetch_span(a.projected + ((i64)t * B + b) * (3 * HP) + i / R * HP + unit, min(COLUMNS, HP - unit) * 4);
+        }
+#endif
     }
-    __syncwarp();
+    if (patience == 0) fail(a.error);
   } else {
     more_registers<232>();
     const float rho = *a.rho;
     const int first = 2 * (tid & 3);
-    const int length = a.lengths && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
+    const int length = RAGGED && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
     float c[UT][2], y[UT][2];
     u32 fired = 0;
 #pragma unroll
@@ -151,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         combine<UT>(acc, v, scratch, me.wg, me.lane);
       }
 #endif
-      const bool real = t < length;
+      const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (t + 1) & 1 : 0) * parity_stride;
       float2 c_out[UT];
 #pragma unroll
@@ -177,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
           bool e = fired >> (2 * i + h) & 1;
           float seen = next_state(u, z, c[i][h], y[i][h], e, rho);
           float share = h ? keep.y : keep.x;
-          if (a.keep.p) seen = share * c[i][h] + (1.f - share) * seen;
+          if (KEEP) seen = share * c[i][h] + (1.f - share) * seen;
           e = seen > theta;
           if (real) {  // a finished row keeps its state
             fired = (fired & ~(1u << (2 * i + h))) | (e ? 1u : 0u) << (2 * i + h);

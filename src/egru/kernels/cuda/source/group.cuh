@@ -5,10 +5,11 @@
 // the pre-activations going backward) with the block's own columns. The exchange goes through global memory (in
 // practice L2): [2 parities][group][k / 8][row][8], which is already the layout the tensor cores read, so that a piece of
 // it is one contiguous bulk copy, shared by the CL blocks of a cluster. Warps 0 to 7 (two warpgroups, alternate pieces
-// of k each) multiply and do the element-wise part; one thread of the third warpgroup waits for the group and feeds
-// the ring.
+// of k each) multiply and do the element-wise part. The third warpgroup waits for the group, feeds the ring, one thread
+// of each warp every fourth piece (one thread alone cannot issue fast enough), and fetches later inputs into L2.
 
-constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup only feeds, and lends its registers
+constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup lends its registers to the others
+static_assert(RING % 4 == 0, "a slot must always meet the same feeder and the same warpgroup: parities tell one lap only");
 constexpr int SLOT = KS * R * 32;  // bytes of a piece: KS tiles of k16
 
 struct Ring {
@@ -21,14 +22,11 @@ __device__ __forceinline__ void fail(int* error) {
   for (int i = 0; i < 100; i++) __nanosleep(10000);
 }
 
-// Tells the group that this block's part of the next exchange is written. Called by all workers.
+// Tells the group that this block's part of the next exchange is written. Called by all workers. One release covers
+// what the barrier before it ordered; the fence towards the copy engine is the reader's, in await.
 __device__ __forceinline__ void arrive(u32* counter) {
-  proxy_fence();
   workers_sync();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
-  }
+  if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 __device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patience) {
@@ -42,24 +40,40 @@ __device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patie
       return false;
     }
   }
-  proxy_fence();
+  proxy_fence();  // the waiting thread only: a fence anywhere between the writes and the copies orders them
   return true;
 }
 
-// The feeding thread: copies one exchange of TILES k16-tiles into the ring, this block's share of it for the cluster.
+// The third warpgroup, at each exchange of TILES k16-tiles: waits until the group has written it, then copies it into the
+// ring, this block's share of it for the cluster. False once the group has stalled.
 template <int TILES>
-__device__ __forceinline__ bool feed(const char* exchange, const Ring& ring, u32& it, u32 rank, i64& patience) {
+__device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
+                                     u32 rank, volatile int* stalled, i64& patience) {
   constexpr int PIECES = (TILES + KS - 1) / KS;
-  for (int i = 0; i < PIECES; i++, it++) {
-    u32 slot = it % RING;
-    barrier_wait(ring.empty + 8 * slot, ((it / RING) & 1) ^ 1, patience);
-    if (patience == 0) return false;
-    u32 bytes = (TILES - i * KS < KS ? TILES - i * KS : KS) * R * 32, share = bytes / CL;
-    barrier_expect(ring.full + 8 * slot, bytes);
-    bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)i * SLOT + rank * share, share,
-                  ring.full + 8 * slot);
+  const int feeder = (threadIdx.x - WORKERS) >> 5;
+  if (threadIdx.x == WORKERS && !await(counter, target, patience)) *stalled = 1;
+  feeders_sync();
+  if (*stalled) return false;
+  if ((threadIdx.x & 31) == 0) {
+    for (int i = feeder; i < PIECES; i += 4) {
+      u32 slot = (it + i) % RING;
+      barrier_wait(ring.empty + 8 * slot, (((it + i) / RING) & 1) ^ 1, patience);
+      u32 bytes = (TILES - i * KS < KS ? TILES - i * KS : KS) * R * 32, share = bytes / CL;
+      barrier_expect(ring.full + 8 * slot, bytes);
+      bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)i * SLOT + rank * share, share,
+                    ring.full + 8 * slot);
+    }
+    if (patience == 0) *stalled = 1;
   }
+  __syncwarp();
+  it += PIECES;
   return true;
+}
+
+// Brings `bytes` from `p` on closer, for a step to come: inputs come from memory, and a step is short.
+__device__ __forceinline__ void prefetch_span(const void* p, int bytes) {
+  for (int at = 0; at < bytes; at += 128) prefetch((const char*)p + at);
+  prefetch((const char*)p + bytes - 1);
 }
 
 __device__ __forceinline__ void release(const Ring& ring, u32 slot) {
@@ -81,13 +95,9 @@ __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const 
     u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
     pin(acc);
     wgmma_fence();
-    if (TILES % KS == 0 || i < TILES / KS) {
 #pragma unroll
-      for (int k = 0; k < KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
-    } else {
-#pragma unroll
-      for (int k = 0; k < TILES % KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
-    }
+    for (int k = 0; k < KS; k++)
+      if (TILES % KS == 0 || k < TILES % KS || i < TILES / KS) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
     wgmma_commit();
     if (held >= 0) {
       wgmma_wait<1>();
@@ -173,7 +183,9 @@ struct Keep {  // zoneout: a (T, B, H) array by strides, or null
 };
 __device__ __forceinline__ float2 load_keep(const Keep& k, i64 t, i64 b, int unit) {
   float2 v = make_float2(0.f, 0.f);
-  if (k.p == nullptr) return v;
+#if !KEEP
+  return v;
+#endif
   const float* q = k.p + t * k.t + b * k.b;
   if (unit < H) v.x = q[unit * k.h];
   if (unit + 1 < H) v.y = q[(unit + 1) * k.h];
