@@ -82,7 +82,8 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
     sizes = {
         "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
         "CL": plan.cluster, "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
-        "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
+        "EAGER": int(shape.eager), "SCRATCH": max(widths) // 8 * 2048,
+        "RESET": RESETS.index(variant.reset), "AFTER": int(after),
         "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
         **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
     }  # fmt: skip
@@ -218,10 +219,10 @@ def backward(
         inline = _inline(problem)
         weights = pack.pack_backward(problem.weight_hh, plan, problem.reset_gate, low)
         gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
-        source = torch.empty(T * B, HP, dtype=low, device=device)
-        source_z = source if after else torch.empty_like(source)
+        source = torch.empty(T * B, HP + 8, dtype=low, device=device)
+        source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
         dc0, dy0 = torch.empty(B, H, device=device), torch.empty(B, H, device=device)
-        sums = torch.empty(plan.waves * plan.groups * 8, 8 if inline else 5, HP, device=device)
+        sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, device=device)
         workspace, exchange = _workspace(plan, 3 if after else 2, device)
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, problem.input)
@@ -245,5 +246,10 @@ def backward(
         del keep_alive
 
         total = sums.sum(0)[:, :H]
-        weight_ih = total[5:].reshape(3 * H, 1) if inline else None
-        return products.assemble(problem, gates, source, source_z, (dc0, dy0), weight_ih, total[:5], input_gradient)
+        weight_hh, columns = products.recurrent_gradient(problem, gates, source, source_z)
+        r, u, z = columns[-2, :, 0], columns[-1, :, 0], total[1]
+        biases = (r, u, z, columns[0, :, 0] if after else z)
+        weight_ih = torch.cat([columns[-2, :, 1], columns[-1, :, 1], total[2]])[:, None] if inline else None
+        return products.assemble(
+            problem, gates, (dc0, dy0), weight_ih, weight_hh, total[0].clone(), biases, input_gradient
+        )

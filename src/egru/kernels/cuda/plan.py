@@ -8,7 +8,7 @@ import dataclasses
 import functools
 
 MAX_ROWS = 64  # rows of one warpgroup product
-MAX_TILES = 6  # unit tiles of a block whose accumulators and state still fit the registers
+MAX_TILES = 5  # unit tiles of a block whose accumulators and state still fit the registers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Layout:
     slots: int
     alias: bool  # the scratch for adding the warpgroups' halves lies on the ring
     bytes: int
+
+    @property
+    def eager(self) -> bool:
+        """Give slots back at once: a short ring gains more from copies in flight than from products queued up."""
+        return self.slots <= 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +88,7 @@ def layout(
 ) -> Layout | None:
     """Shared memory for products ``columns`` wide over ``blocks`` gate blocks, or None where a ring does not fit.
 
-    Slots come in fours: a slot must always meet the same of four feeding threads and of two warpgroups.
+    The number of slots is even: a slot must always meet the same of the two warpgroups.
     """
     k_tiles = -(-units // 16)
     weights = k_tiles * 32 * 3 * tiles * 8
@@ -92,23 +97,23 @@ def layout(
     free = chip.shared_bytes - fixed
     for piece in pieces(blocks * k_tiles, rows, blocks > 1):
         slot = piece * rows * 32
-        slots = min(16, (free - scratch) // slot // 4 * 4)
-        if slots >= 8:
-            return Layout(piece, slots, False, fixed + scratch + slots * slot)
-        slots = min(16, free // slot // 4 * 4)
-        if slots >= (8 if piece > 2 else 4) and slots * slot >= scratch:
-            return Layout(piece, slots, True, fixed + slots * slot)
+        apart, shared = (min(16, room // slot // 2 * 2) for room in (free - scratch, free))
+        if apart >= 12 or apart == shared >= 8:
+            return Layout(piece, apart, False, fixed + scratch + apart * slot)
+        if shared >= (8 if piece > 2 else 4) and shared * slot >= scratch:
+            return Layout(piece, shared, True, fixed + shared * slot)
     return None
 
 
 def _price(units: int, rows: int, tiles: int, cluster: int, grid: int) -> float:
+    """Fitted by eye to an H200: see docs/gpu-notes.md for what each term stands for."""
     k = -(-units // 16)
     kilobytes = k * rows * 32 * 4 / 1000  # forward one gate block, backward three
-    ingress = kilobytes / 90  # a multiprocessor takes in some 90 KB a microsecond
-    shared_read = kilobytes * grid / cluster / 1000 / 5.0  # and L2 hands out some 5 MB
+    ingress = kilobytes / 60  # a multiprocessor takes in some 60 KB a microsecond
+    shared_read = kilobytes * grid / 1000 / 6.5  # and L2 hands out some 6.5 MB
     product = k * (max(12 * tiles, 16 + 6 * tiles) + 3 * max(4 * tiles, 16 + 2 * tiles)) / 1800
-    pointwise = 0.6 * tiles
-    return 4.0 + max(ingress, shared_read, product) + pointwise
+    sharing = 0.5 if cluster > 1 else 0.0  # waiting for the neighbours costs more than their copies save
+    return 5.0 + max(ingress, shared_read, product) + 0.7 * tiles + sharing
 
 
 def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> list[Plan]:

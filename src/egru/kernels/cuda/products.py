@@ -28,19 +28,23 @@ def project(problem: Problem, padded: int) -> Tensor:
     return product(pack.pad_input(problem.input, inputs, low), weight.T)
 
 
-def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> Tensor:
-    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z."""
-    H, HP = problem.theta.shape[0], source.shape[1]
+def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> tuple[Tensor, Tensor]:
+    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z.
+
+    Columns of ``source`` beyond the padded units come back as the second result, ``(3, H, columns)``, for the blocks
+    V_z ("after" only), a_r and a_u.
+    """
+    H, HP = problem.theta.shape[0], gates.shape[1] // 4
     out = torch.empty_like(problem.weight_hh)
     blocks = out.view(3, H, H)
     if problem.reset_gate == "after":
-        result = product(gates[:, : 3 * HP].T, source).view(3, HP, HP)
-        blocks[:2] = result[1:, :H, :H]
+        result = product(gates[:, : 3 * HP].T, source).view(3, HP, -1)
         blocks[2] = result[0, :H, :H]
     else:
-        blocks[:2] = product(gates[:, HP : 3 * HP].T, source).view(2, HP, HP)[:, :H, :H]
+        result = product(gates[:, HP : 3 * HP].T, source).view(2, HP, -1)
         blocks[2] = product(gates[:, :HP].T, source_z)[:H, :H]
-    return out
+    blocks[:2] = result[-2:, :H, :H]
+    return out, result[:, :H, HP:]
 
 
 def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
@@ -62,21 +66,21 @@ def input_gradient(problem: Problem, gates: Tensor) -> Tensor:
 def assemble(
     problem: Problem,
     gates: Tensor,
-    source: Tensor,
-    source_z: Tensor,
     state: tuple[Tensor, Tensor],
     weight_ih: Tensor | None,
-    sums: Tensor,
+    weight_hh: Tensor,
+    theta: Tensor,
+    biases: tuple[Tensor, Tensor, Tensor, Tensor],
     wanted: bool,
 ) -> Backward:
-    """All gradients from what the recursion left. ``sums`` is ``(5, H)``: theta, and the gate blocks over T and B."""
-    theta, bias_z, bias_r, bias_u, bias_n = sums.unbind(0)
+    """All gradients. ``biases`` are the sums of the gate blocks over T and B: r, u, z, and z as it multiplied V_z."""
+    r, u, z, z_hh = biases
     return Backward(
         input_gradient(problem, gates) if wanted else None,
         *state,
         input_weight_gradient(problem, gates) if weight_ih is None else weight_ih,
-        recurrent_gradient(problem, gates, source, source_z),
-        torch.cat([bias_r, bias_u, bias_n]),
-        torch.cat([bias_r, bias_u, bias_z]),
-        theta.clone(),
+        weight_hh,
+        torch.cat([r, u, z]),
+        torch.cat([r, u, z_hh]),
+        theta,
     )

@@ -178,6 +178,8 @@ def backward(
         dy = dy + v[:, :H]
         del keep_alive
         gates, source, source_z = gates.view(T * B, -1), source.view(T * B, HP), source_z.view(T * B, HP)
-        sums = gates.sum(0, dtype=torch.float32).view(4, HP)[:, :H]
-        sums = torch.cat([dtheta.sum(0)[None], sums])
-        return products.assemble(problem, gates, source, source_z, (dc, dy), None, sums, input_gradient)
+        z_hh, r, u, z = gates.sum(0, dtype=torch.float32).view(4, HP)[:, :H]
+        weight_hh, _ = products.recurrent_gradient(problem, gates, source, source_z)
+        return products.assemble(
+            problem, gates, (dc, dy), None, weight_hh, dtheta.sum(0), (r, u, z, z_hh), input_gradient
+        )

@@ -1,8 +1,9 @@
 // One kernel runs the whole sequence backward, from the last step to the first. See group.cuh and forward.cu.
 //
 // Step n = T - 1 - t. The exchange holds the gradients of the pre-activations in blocks of KT k16-tiles: a_r, a_u and
-// r a_z ("after"); or first a_z, then a_r and a_u ("before"). Sums over time (biases, theta, one-feature input weights)
-// stay in registers.
+// r a_z ("after"); or first a_z, then a_r and a_u ("before"). Sums over time stay in registers where no product over time
+// gives them: of theta and of a_z. The others come out of the product with `source`, which has a column of ones and, for
+// a one-feature input, a column of inputs.
 
 struct Args {
   const float *c, *c0, *y0;
@@ -17,7 +18,7 @@ struct Args {
   u32* counter;
   u32* gates;   // (T, B, 4, HP) low precision: what multiplies V_z, then a_r, a_u, a_z as the input product sees them;
                 // the last block only if GRAD_INPUT, that is if a product over time will read it
-  u32* source;  // (T, B, HP) low precision: y_{t-1}
+  u32* source;  // (T, B, HP + 8) low precision: y_{t-1}, then 1, the input of a one-feature layer, and zeros
   u32* source_z;  // (T, B, HP) low precision: r y_{t-1} ("before")
   float *dc0, *dy0;
   float* sums;  // (groups * 8 warps, SUMS, HP)
@@ -30,7 +31,7 @@ constexpr int COLUMNS = UT * 8;
 constexpr int BLOCKS = AFTER ? 3 : 2;  // gate blocks in the widest exchange
 constexpr u32 WEIGHT_BYTES = KT * 32 * 3 * COLUMNS;
 constexpr u64 EXCHANGE = (u64)BLOCKS * KT * 32 * R;
-constexpr int SUMS = INLINE ? 8 : 5;  // theta, r a_z, a_r, a_u, a_z, and the last three times the input
+constexpr int SUMS = INLINE ? 3 : 2;  // theta, a_z, and a_z times the input
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) char memory[];
@@ -62,11 +63,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < T; n++) {
 #if AFTER
-      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, me.block, rank, stalled, patience))
         break;
 #else
-      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, rank, stalled, patience) ||
-          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, me.block, rank, stalled, patience) ||
+          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, me.block, rank, stalled, patience))
         break;
 #endif
       const int t = T - 1 - n - 3;  // well before its turn
@@ -94,17 +95,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     float2 c_prev[UT], grad[UT];
     float x = 0.f;
     const i64 state_at = (i64)me.b * H;
-    auto fetch = [&](int t) {
-      if (!me.active) return;
+    u32 out[UT][4] = {}, y_low[UT] = {};
+    float x_stored = 0.f;  // the input of the step whose results wait to be stored
+#if !AFTER
+    u32 z_low[UT] = {};
+    float y_prev[UT][2] = {};
+#endif
+    auto store = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || unit >= HP) return;
       const i64 at = (i64)t * B + me.b;
-      if (INLINE) x = round_low(a.input[at]);
 #pragma unroll
-      for (int i = 0; i < UT; i++) {
-        int unit = me.unit + 8 * i;
-        if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
-        c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
-        if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
-      }
+      for (int g = 0; g < (GRAD_INPUT ? 4 : 3); g++) __stcs(a.gates + ((at * 4 + g) * HP + unit) / 2, out[i][g]);
+      __stcs(a.source + (at * (HP + 8) + unit) / 2, y_low[i]);
+      if (i == 0 && me.unit == 0)
+        __stcs((uint4*)(a.source + (at * (HP + 8) + HP) / 2), make_uint4(pack_low(1.f, x_stored), 0, 0, 0));
+#if !AFTER
+      __stcs(a.source_z + (at * HP + unit) / 2, z_low[i]);
+#endif
+    };
+    auto fetch = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || t < 0) return;
+      const i64 at = (i64)t * B + me.b;
+      if (INLINE && i == 0) x = round_low(a.input[at]);
+      if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
+      c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
+      if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
     };
 #pragma unroll
     for (int i = 0; i < UT; i++) {
@@ -123,17 +140,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         for (int s = 0; s < SUMS; s++) sums[s][i][h] = 0.f;
       }
     }
-    fetch(T - 1);
+#pragma unroll
+    for (int i = 0; i < UT; i++) fetch(T - 1, i);
     barrier_wait(loaded, 0, patience);
 
     for (int t = T - 1; t >= -1; t--) {
       float v[UT][2];  // the part of the gradient of y_t that came through the weights
       if (t < T - 1) {
+        auto aside = [&](int i) {
+          store(t + 1, i);
+          fetch(t, i);
+        };
         float acc[UT * 4];
 #if AFTER
-        product<COLUMNS, 3 * KT>(acc, base, ring, it, me.wg, patience);
+        product<COLUMNS, 3 * KT, UT>(acc, base, ring, it, me, patience, aside);
 #else
-        product<COLUMNS, 2 * KT>(acc, base + KT * 32 * COLUMNS, ring, it, me.wg, patience);
+        product<COLUMNS, 2 * KT, UT>(acc, base + KT * 32 * COLUMNS, ring, it, me, patience, aside);
 #endif
         combine<UT>(acc, v, scratch, me.wg, me.lane);
 #pragma unroll
@@ -143,12 +165,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
 
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (T - 1 - t) & 1 : 0) * parity_stride;
-      u32 out[UT][4], y_low[UT];
-#if !AFTER
-      u32 z_low[UT];
-#endif
-      float a_u[UT][2], a_z[UT][2], a_q[UT][2], a_r[UT][2];
-      Before prev[UT][2];
 #pragma unroll
       for (int i = 0; i < UT; i++) {
         const int unit = me.unit + 8 * i;
@@ -158,98 +174,75 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
           if (GRAD_C) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
           if (t == 0) y_first = load_pair(a.y0 + state_at, unit);
         }
+        float a_u[2], a_z[2], a_q[2], a_r[2], y[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float theta = thresholds[first + 8 * i + h];
           float2 ur = unpack_half(h ? gates[i].z : gates[i].x), zq = unpack_half(h ? gates[i].w : gates[i].y);
           float cp = h ? c_prev[i].y : c_prev[i].x, yf = h ? y_first.y : y_first.x;
-          prev[i][h] = t > 0 ? before_step(cp, theta, rho) : Before{cp, yf, yf != 0.f};
+          Before prev = t > 0 ? before_step(cp, theta, rho) : Before{cp, yf, yf != 0.f};
           float dy_t = dy[i][h] + (h ? grad[i].y : grad[i].x);
-          Slopes s = backward_element(ur.x, zq.x, h ? c[i].y : c[i].x, prev[i][h], theta, rho, dy_t, dc[i][h], de[i][h],
+          Slopes s = backward_element(ur.x, zq.x, h ? c[i].y : c[i].x, prev, theta, rho, dy_t, dc[i][h], de[i][h],
                                       h ? gc.y : gc.x, h ? keep.y : keep.x, a.surrogate);
-          a_u[i][h] = real ? s.a_u : 0.f;
-          a_z[i][h] = real ? s.a_z : 0.f;
-#if AFTER
-          a_q[i][h] = ur.y * a_z[i][h];
-          a_r[i][h] = a_z[i][h] * zq.y * ur.y * (1.f - ur.y);
-#endif
+          a_u[h] = real ? s.a_u : 0.f;
+          a_z[h] = real ? s.a_z : 0.f;
+          a_q[h] = AFTER ? ur.y * a_z[h] : a_z[h];
+          a_r[h] = AFTER ? a_z[h] * zq.y * ur.y * (1.f - ur.y) : 0.f;
+          y[h] = prev.y;
           if (real) {  // a finished row hands its gradients on unchanged
             dc[i][h] = s.dc, dy[i][h] = s.dy, de[i][h] = s.de;
             sums[0][i][h] += s.theta;
           }
-        }
-#if AFTER
-        if (me.active && unit < HP) {
-          exchange_store(next, unit, me.row, a_r[i][0], a_r[i][1]);
-          exchange_store(next, 16 * KT + unit, me.row, a_u[i][0], a_u[i][1]);
-          exchange_store(next, 32 * KT + unit, me.row, a_q[i][0], a_q[i][1]);
-        }
-#else
-        if (me.active && unit < HP) exchange_store(next, unit, me.row, a_z[i][0], a_z[i][1]);
+          sums[1][i][h] += a_z[h];
+          if (INLINE) sums[SUMS - 1][i][h] += x * a_z[h];
+#if !AFTER
+          y_prev[i][h] = prev.y;
 #endif
+        }
+        out[i][0] = pack_low(a_q[0], a_q[1]);
+        out[i][1] = pack_low(a_r[0], a_r[1]);
+        out[i][2] = pack_low(a_u[0], a_u[1]);
+        out[i][3] = pack_low(a_z[0], a_z[1]);
+        y_low[i] = pack_low(y[0], y[1]);
+        c[i] = c_prev[i];
+        if (me.active && unit < HP) {
+#if AFTER
+          exchange_store(next, unit, me.row, out[i][1]);
+          exchange_store(next, 16 * KT + unit, me.row, out[i][2]);
+          exchange_store(next, 32 * KT + unit, me.row, out[i][0]);
+#else
+          exchange_store(next, unit, me.row, out[i][3]);
+#endif
+        }
       }
+      x_stored = x;
       arrive(counter);
 #if !AFTER
       {
         float acc[UT * 4];
-        product<COLUMNS, KT>(acc, base, ring, it, me.wg, patience);
+        product<COLUMNS, KT, 0>(acc, base, ring, it, me, patience, [](int) {});
         combine<UT>(acc, v, scratch, me.wg, me.lane);
 #pragma unroll
         for (int i = 0; i < UT; i++) {
           const int unit = me.unit + 8 * i;
-          float ry[2];
+          float ry[2], a_r[2];
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float r = unpack_half(h ? gates[i].z : gates[i].x).y, y = prev[i][h].y;
+            float r = unpack_half(h ? gates[i].z : gates[i].x).y, y = y_prev[i][h];
             ry[h] = r * y;
-            a_q[i][h] = a_z[i][h];
-            a_r[i][h] = real ? v[i][h] * y * r * (1.f - r) : 0.f;
+            a_r[h] = real ? v[i][h] * y * r * (1.f - r) : 0.f;
             if (real) dy[i][h] += r * v[i][h];
           }
           z_low[i] = pack_low(ry[0], ry[1]);
+          out[i][1] = pack_low(a_r[0], a_r[1]);
           if (me.active && unit < HP) {
-            exchange_store(exchange + parity_stride, unit, me.row, a_r[i][0], a_r[i][1]);
-            exchange_store(exchange + parity_stride, 16 * KT + unit, me.row, a_u[i][0], a_u[i][1]);
+            exchange_store(exchange + parity_stride, unit, me.row, out[i][1]);
+            exchange_store(exchange + parity_stride, 16 * KT + unit, me.row, out[i][2]);
           }
         }
         arrive(counter);
       }
 #endif
-#pragma unroll
-      for (int i = 0; i < UT; i++) {
-        out[i][0] = pack_low(a_q[i][0], a_q[i][1]);
-        out[i][1] = pack_low(a_r[i][0], a_r[i][1]);
-        out[i][2] = pack_low(a_u[i][0], a_u[i][1]);
-        out[i][3] = pack_low(a_z[i][0], a_z[i][1]);
-        y_low[i] = pack_low(prev[i][0].y, prev[i][1].y);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          sums[1][i][h] += a_q[i][h];
-          sums[2][i][h] += a_r[i][h];
-          sums[3][i][h] += a_u[i][h];
-          sums[4][i][h] += a_z[i][h];
-          if (INLINE) {
-            sums[SUMS - 3][i][h] += x * a_r[i][h];
-            sums[SUMS - 2][i][h] += x * a_u[i][h];
-            sums[SUMS - 1][i][h] += x * a_z[i][h];
-          }
-        }
-        c[i] = c_prev[i];
-      }
-      if (t > 0) fetch(t - 1);  // before the stores, which would hold the loads up
-      const i64 at = (i64)t * B + me.b;
-#pragma unroll
-      for (int i = 0; i < UT; i++) {
-        const int unit = me.unit + 8 * i;
-        if (me.active && unit < HP) {
-#pragma unroll
-          for (int g = 0; g < (GRAD_INPUT ? 4 : 3); g++) __stcs(a.gates + ((at * 4 + g) * HP + unit) / 2, out[i][g]);
-          __stcs(a.source + (at * HP + unit) / 2, y_low[i]);
-#if !AFTER
-          __stcs(a.source_z + (at * HP + unit) / 2, z_low[i]);
-#endif
-        }
-      }
     }
     if (patience == 0) fail(a.error);
     if (me.active) {

@@ -1,7 +1,7 @@
 // One kernel runs the whole sequence forward. See group.cuh for how blocks share the work.
 //
-// After a step's exchange is written and announced, the outputs are stored and the next inputs loaded while the group
-// catches up: global memory stays off the critical path, which is barrier, exchange, product, element-wise part.
+// The critical path is barrier, exchange, product, element-wise part. A step's outputs are stored, and the inputs of the
+// next loaded, during the next product, tile by tile.
 
 struct Args {
   const float* projected;  // (T, B, 3, HP), x W without bias; null where the input has one feature
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     fewer_registers<40>();
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
-      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, me.block, rank, stalled, patience))
         break;
 #if !INLINE
       const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       if (me.active) {
         c0 = load_pair(a.c0 + (i64)me.b * H, unit);
         y0 = load_pair(a.y0 + (i64)me.b * H, unit);
-        if (unit < HP) exchange_store(exchange, unit, me.row, y0.x, y0.y);
+        if (unit < HP) exchange_store(exchange, unit, me.row, pack_low(y0.x, y0.y));
       }
       c[i][0] = c0.x, c[i][1] = c0.y, y[i][0] = y0.x, y[i][1] = y0.y;
       fired |= (y0.x != 0.f ? 1u : 0u) << (2 * i) | (y0.y != 0.f ? 2u : 0u) << (2 * i);
@@ -102,40 +102,51 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
 
     float2 p[UT][3];
     float x = 0.f;
-    auto fetch = [&](int t) {
-      if (!me.active) return;
+    u32 saved[UT][4] = {};
+    float2 y_out[UT] = {}, c_out[UT] = {};
+    auto store = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || t < 0) return;
+      const i64 at = (i64)t * B + me.b;
+      store_pair(a.y + at * H, unit, y_out[i]);
+      store_pair(a.c + at * H, unit, c_out[i]);
+      if (a.reserve && unit < HP)
+        __stcs(a.reserve + (at * HP + unit) / 2, make_uint4(saved[i][0], saved[i][1], saved[i][2], saved[i][3]));
+    };
+    auto fetch = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || unit >= HP) return;
 #if INLINE
-      x = round_low(a.input[(i64)t * B + me.b]);
+      if (i == 0) x = round_low(a.input[(i64)t * B + me.b]);
 #else
 #pragma unroll
-      for (int i = 0; i < UT; i++)
-#pragma unroll
-        for (int g = 0; g < 3; g++)
-          if (me.unit + 8 * i < HP)
-            p[i][g] = __ldcs((const float2*)(a.projected + ((i64)t * B + me.b) * (3 * HP) + g * HP + me.unit + 8 * i));
+      for (int g = 0; g < 3; g++)
+        p[i][g] = __ldcs((const float2*)(a.projected + ((i64)t * B + me.b) * (3 * HP) + g * HP + unit));
 #endif
     };
 #pragma unroll
     for (int i = 0; i < UT; i++)
 #pragma unroll
       for (int g = 0; g < 3; g++) p[i][g] = make_float2(0.f, 0.f);
-    fetch(0);
     barrier_wait(loaded, 0, patience);
 
     for (int t = 0; t < T; t++) {
-      u32 saved[UT][4];
+      auto aside = [&](int i) {
+        store(t - 1, i);
+        fetch(t, i);
+      };
 #if AFTER
       float v[3 * UT][2];
       {
         float acc[UT * 12];
-        product<COLUMNS * 3, KT>(acc, base, ring, it, me.wg, patience);
+        product<COLUMNS * 3, KT, UT>(acc, base, ring, it, me, patience, aside);
         combine<3 * UT>(acc, v, scratch, me.wg, me.lane);
       }
 #else
       float gate_r[UT][2], gate_u[UT][2], v[UT][2];
       {
         float acc[UT * 8], w[2 * UT][2];
-        product<COLUMNS * 2, KT>(acc, base, ring, it, me.wg, patience);
+        product<COLUMNS * 2, KT, UT>(acc, base, ring, it, me, patience, aside);
         combine<2 * UT>(acc, w, scratch, me.wg, me.lane);
 #pragma unroll
         for (int i = 0; i < UT; i++) {
@@ -148,19 +159,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
             gate_u[i][h] = sigmoid(-(pu + w[2 * i + 1][h]));
           }
           if (me.active && me.unit + 8 * i < HP)
-            exchange_store(exchange + parity_stride, me.unit + 8 * i, me.row, gate_r[i][0] * y[i][0], gate_r[i][1] * y[i][1]);
+            exchange_store(exchange + parity_stride, me.unit + 8 * i, me.row,
+                           pack_low(gate_r[i][0] * y[i][0], gate_r[i][1] * y[i][1]));
         }
         arrive(counter);
       }
       {
         float acc[UT * 4];
-        product<COLUMNS, KT>(acc, base + KT * 32 * 2 * COLUMNS, ring, it, me.wg, patience);
+        product<COLUMNS, KT, 0>(acc, base + KT * 32 * 2 * COLUMNS, ring, it, me, patience, [](int) {});
         combine<UT>(acc, v, scratch, me.wg, me.lane);
       }
 #endif
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (t + 1) & 1 : 0) * parity_stride;
-      float2 c_out[UT];
 #pragma unroll
       for (int i = 0; i < UT; i++) {
         float2 keep = me.active ? load_keep(a.keep, t, me.b, me.unit + 8 * i) : make_float2(0.f, 0.f);
@@ -192,24 +203,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
             y[i][h] = e ? seen : 0.f;
           }
           (h ? c_out[i].y : c_out[i].x) = real ? seen : 0.f;
+          (h ? y_out[i].y : y_out[i].x) = real ? y[i][h] : 0.f;
         }
-        if (me.active && me.unit + 8 * i < HP) exchange_store(next, me.unit + 8 * i, me.row, y[i][0], y[i][1]);
+        if (me.active && me.unit + 8 * i < HP) exchange_store(next, me.unit + 8 * i, me.row, pack_low(y[i][0], y[i][1]));
       }
       if (t + 1 < T) arrive(counter);
-      if (me.active) {
-        const i64 at = ((i64)t * B + me.b) * H;
-#pragma unroll
-        for (int i = 0; i < UT; i++) {
-          int unit = me.unit + 8 * i;
-          store_pair(a.y + at, unit, real ? make_float2(y[i][0], y[i][1]) : make_float2(0.f, 0.f));
-          store_pair(a.c + at, unit, c_out[i]);
-          if (a.reserve && unit < HP)
-            __stcs(a.reserve + (((i64)t * B + me.b) * HP + unit) / 2,
-                   make_uint4(saved[i][0], saved[i][1], saved[i][2], saved[i][3]));
-        }
-      }
-      if (t + 1 < T) fetch(t + 1);
     }
+#pragma unroll
+    for (int i = 0; i < UT; i++) store(T - 1, i);
     if (patience == 0) fail(a.error);
     if (me.active) {
 #pragma unroll

@@ -9,8 +9,19 @@
 // of each warp every fourth piece (one thread alone cannot issue fast enough), and fetches later inputs into L2.
 
 constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup lends its registers to the others
-static_assert(RING % 4 == 0, "a slot must always meet the same feeder and the same warpgroup: parities tell one lap only");
+static_assert(RING % 2 == 0, "a slot must always meet the same feeder and warpgroup: its parity tells one lap only");
 constexpr int SLOT = KS * R * 32;  // bytes of a piece: KS tiles of k16
+
+// Blocks start at different pieces, so that they do not all ask L2 for the same lines at once.
+template <int PIECES>
+__device__ __forceinline__ int rotated(int i, int first) {
+  i += first;
+  return i < PIECES ? i : i - PIECES;
+}
+template <int PIECES>
+__device__ __forceinline__ int first_piece(int block) {
+  return block / CL * CL * PIECES / CPG;  // the same for a cluster, which shares its copies
+}
 
 struct Ring {
   u32 data, full, empty;  // addresses in shared memory
@@ -48,19 +59,22 @@ __device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patie
 // ring, this block's share of it for the cluster. False once the group has stalled.
 template <int TILES>
 __device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
-                                     u32 rank, volatile int* stalled, i64& patience) {
+                                     int block, u32 rank, volatile int* stalled, i64& patience) {
   constexpr int PIECES = (TILES + KS - 1) / KS;
-  const int feeder = (threadIdx.x - WORKERS) >> 5;
   if (threadIdx.x == WORKERS && !await(counter, target, patience)) *stalled = 1;
   feeders_sync();
   if (*stalled) return false;
   if ((threadIdx.x & 31) == 0) {
-    for (int i = feeder; i < PIECES; i += 4) {
+    const u32 feeder = (threadIdx.x - WORKERS) >> 5;
+    const int first = first_piece<PIECES>(block);
+    for (int i = 0; i < PIECES; i++) {
       u32 slot = (it + i) % RING;
+      if (slot % 4 != feeder) continue;
+      const int piece = rotated<PIECES>(i, first);
       barrier_wait(ring.empty + 8 * slot, (((it + i) / RING) & 1) ^ 1, patience);
-      u32 bytes = (TILES - i * KS < KS ? TILES - i * KS : KS) * R * 32, share = bytes / CL;
+      u32 bytes = (TILES - piece * KS < KS ? TILES - piece * KS : KS) * R * 32, share = bytes / CL;
       barrier_expect(ring.full + 8 * slot, bytes);
-      bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)i * SLOT + rank * share, share,
+      bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)piece * SLOT + rank * share, share,
                     ring.full + 8 * slot);
     }
     if (patience == 0) *stalled = 1;
@@ -79,55 +93,6 @@ __device__ __forceinline__ void prefetch_span(const void* p, int bytes) {
 __device__ __forceinline__ void release(const Ring& ring, u32 slot) {
   u32 lane = threadIdx.x & 31;
   if (lane < CL) barrier_arrive(ring.empty + 8 * slot, lane);
-}
-
-// acc = exchanged rows x own columns, over this warpgroup's half of the pieces. Rows from R to 63 are garbage.
-template <int N, int TILES>
-__device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it, int wg,
-                                        i64& patience) {
-  constexpr int PIECES = (TILES + KS - 1) / KS;
-#pragma unroll
-  for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
-  int held = -1;
-  for (int i = wg; i < PIECES; i += 2) {
-    u32 slot = (it + i) % RING;
-    barrier_wait(ring.full + 8 * slot, ((it + i) / RING) & 1, patience);
-    u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
-    pin(acc);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < KS; k++)
-      if (TILES % KS == 0 || k < TILES % KS || i < TILES / KS) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
-    wgmma_commit();
-    if (held >= 0) {
-      wgmma_wait<1>();
-      release(ring, held);
-    }
-    held = slot;
-  }
-  wgmma_wait<0>();
-  pin(acc);
-  if (held >= 0) release(ring, held);
-  it += PIECES;
-}
-
-// Adds the two warpgroups' halves. Of each 16 x 8 tile a thread held two rows; it keeps the one it owns from here on.
-template <int NT>
-__device__ __forceinline__ void combine(const float (&acc)[NT * 4], float (&own)[NT][2], float2* scratch, int wg, int lane) {
-#if ALIAS
-  workers_sync();  // scratch lies on the ring: the other warpgroup must be done with it
-#endif
-#pragma unroll
-  for (int j = 0; j < NT; j++)
-    scratch[(wg * NT + j) * 128 + lane] = wg ? make_float2(acc[4 * j], acc[4 * j + 1])
-                                             : make_float2(acc[4 * j + 2], acc[4 * j + 3]);
-  workers_sync();
-#pragma unroll
-  for (int j = 0; j < NT; j++) {
-    float2 v = scratch[((1 - wg) * NT + j) * 128 + lane];
-    own[j][0] = v.x + (wg ? acc[4 * j + 2] : acc[4 * j]);
-    own[j][1] = v.y + (wg ? acc[4 * j + 3] : acc[4 * j + 1]);
-  }
 }
 
 // Where a worker stands: one row, and of each tile two neighbouring units.
@@ -153,9 +118,74 @@ __device__ __forceinline__ Place place(int b0, int B) {
   return p;
 }
 
+// acc = exchanged rows x own columns, over this warpgroup's half of the pieces. Rows from R to 63 are garbage.
+// `aside(j)`, j < ASIDES, is work for the load and store units, done while the tensor cores are busy: right after the
+// step's exchange it would delay the barrier instead.
+template <int N, int TILES, int ASIDES, class Aside>
+__device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it, const Place& me,
+                                        i64& patience, Aside aside) {
+  constexpr int PIECES = (TILES + KS - 1) / KS;
+  const int first = first_piece<PIECES>(me.block);
+#pragma unroll
+  for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
+  int held = -1, done = 0;
+  for (int i = (me.wg ^ it) & 1; i < PIECES; i += 2) {
+    const u32 slot = (it + i) % RING;
+    const int piece = rotated<PIECES>(i, first);
+    barrier_wait(ring.full + 8 * slot, ((it + i) / RING) & 1, patience);
+    u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + piece * KS * N * 32, N * 16);
+    pin(acc);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < KS; k++)
+      if (TILES % KS == 0 || k < TILES % KS || piece < TILES / KS) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
+    wgmma_commit();
+#pragma unroll
+    for (int j = 0; j < ASIDES; j++)
+      if (done == j) aside(j);
+    done++;
+#if EAGER
+    wgmma_wait<0>();
+    release(ring, slot);
+#else
+    if (held >= 0) {
+      wgmma_wait<1>();
+      release(ring, held);
+    }
+    held = slot;
+#endif
+  }
+  wgmma_wait<0>();
+  pin(acc);
+  if (held >= 0) release(ring, held);
+  it += PIECES;
+#pragma unroll
+  for (int j = 0; j < ASIDES; j++)
+    if (done <= j) aside(j);
+}
+
+// Adds the two warpgroups' halves. Of each 16 x 8 tile a thread held two rows; it keeps the one it owns from here on.
+template <int NT>
+__device__ __forceinline__ void combine(const float (&acc)[NT * 4], float (&own)[NT][2], float2* scratch, int wg, int lane) {
+#if ALIAS
+  workers_sync();  // scratch lies on the ring: the other warpgroup must be done with it
+#endif
+#pragma unroll
+  for (int j = 0; j < NT; j++)
+    scratch[(wg * NT + j) * 128 + lane] = wg ? make_float2(acc[4 * j], acc[4 * j + 1])
+                                             : make_float2(acc[4 * j + 2], acc[4 * j + 3]);
+  workers_sync();
+#pragma unroll
+  for (int j = 0; j < NT; j++) {
+    float2 v = scratch[((1 - wg) * NT + j) * 128 + lane];
+    own[j][0] = v.x + (wg ? acc[4 * j + 2] : acc[4 * j]);
+    own[j][1] = v.y + (wg ? acc[4 * j + 3] : acc[4 * j + 1]);
+  }
+}
+
 // Writes two units of one row into an exchange, as low-precision operands.
-__device__ __forceinline__ void exchange_store(char* exchange, int k, int row, float a, float b) {
-  *(u32*)(exchange + ((i64)(k >> 3) * R + row) * 16 + (k & 7) * 2) = pack_low(a, b);
+__device__ __forceinline__ void exchange_store(char* exchange, int k, int row, u32 pair) {
+  *(u32*)(exchange + ((i64)(k >> 3) * R + row) * 16 + (k & 7) * 2) = pair;
 }
 
 // Two neighbouring units of a (.., H) array: one access where H is even, else two.

@@ -70,7 +70,14 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 // Orders ordinary accesses before those of the copy engine and the tensor cores.
-__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Across a cluster the general form is needed, which costs a full memory barrier.
+__device__ __forceinline__ void proxy_fence() {
+#if CL == 1
+  asm volatile("fence.proxy.async.global; fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <int COUNT>
 __device__ __forceinline__ void more_registers() {
