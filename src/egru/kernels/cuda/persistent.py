@@ -151,10 +151,10 @@ def raise_if_stalled() -> None:
 # ---- forward and backward -----------------------------------------------------------------------------------------
 
 
-def _workspace(plan: Plan, blocks: int, device: torch.device) -> tuple[Tensor, int]:
+def _workspace(plan: Plan, k_tiles: int, shape: Layout, device: torch.device) -> tuple[Tensor, int]:
     """Zeroed exchange and barrier counters of all waves, and the exchange's bytes per wave (counters lie behind)."""
-    exchange = 2 * plan.groups * blocks * plan.k_tiles * 32 * plan.rows
-    wave = exchange + ceil_to(plan.groups * 128, 128)
+    exchange = 2 * plan.groups * ceil_to(k_tiles, shape.piece) * 32 * plan.rows
+    wave = exchange + plan.groups * 128
     return torch.zeros(plan.waves * wave, dtype=torch.uint8, device=device), exchange
 
 
@@ -180,7 +180,7 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         y = torch.empty(T, B, H, device=device)
         c, c_last, y_last = torch.empty_like(y), torch.empty(B, H, device=device), torch.empty(B, H, device=device)
         reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
-        workspace, exchange = _workspace(plan, 1, device)
+        workspace, exchange = _workspace(plan, plan.k_tiles, plan.forward, device)
         keep, keep_alive = keep_argument(problem)
         held = ready(problem.weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
@@ -223,7 +223,7 @@ def backward(
         source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
         dc0, dy0 = torch.empty(B, H, device=device), torch.empty(B, H, device=device)
         sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, device=device)
-        workspace, exchange = _workspace(plan, 3 if after else 2, device)
+        workspace, exchange = _workspace(plan, (3 if after else 2) * plan.k_tiles, plan.backward, device)
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, problem.input)
         constants = ready(problem.theta, problem.reset_scale)

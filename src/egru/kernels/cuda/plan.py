@@ -72,37 +72,35 @@ def ceil_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def pieces(k_tiles: int, rows: int, whole: bool) -> list[int]:
-    """Sizes of a ring slot worth trying, in k16-tiles, largest first: some 8 KB, and at least four pieces.
+def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip) -> Layout | None:
+    """The best ring beside the resident weights, or None where none fits.
 
-    ``whole`` prefers sizes that leave no shorter last piece: in the backward kernel the compiler pays for one with
-    synchronous products.
+    ``phases`` are the products of a step, (k16-tiles, columns). Short pieces cost the feeding and the multiplying
+    threads time; long ones, and few of them, leave little in flight; all are padded to whole pieces. The number of
+    slots is even: a slot must always meet the same of the two warpgroups.
     """
-    most = max(1, min(8192 // (rows * 32), -(-k_tiles // 4)))
-    exact = [size for size in range(most, 0, -1) if k_tiles % size == 0]
-    return exact if whole and 2 * exact[0] >= most else [most, *[size for size in (4, 2, 1) if size < most]]
-
-
-def layout(
-    units: int, rows: int, tiles: int, columns: int, constants: int, chip: Chip, blocks: int = 1
-) -> Layout | None:
-    """Shared memory for products ``columns`` wide over ``blocks`` gate blocks, or None where a ring does not fit.
-
-    The number of slots is even: a slot must always meet the same of the two warpgroups.
-    """
-    k_tiles = -(-units // 16)
-    weights = k_tiles * 32 * 3 * tiles * 8
-    scratch = columns // 8 * 2048
-    fixed = weights + constants * tiles * 8 * 4 + 1024  # barriers, and the slack behind the ring that products read
-    free = chip.shared_bytes - fixed
-    for piece in pieces(blocks * k_tiles, rows, blocks > 1):
+    scratch = max(columns for _, columns in phases) // 8 * 2048
+    fixed = constants * 4 + 1024  # barriers, and the slack behind the ring that products read
+    best: tuple[float, Layout] | None = None
+    for piece in range(1, 17):
         slot = piece * rows * 32
-        apart, shared = (min(16, room // slot // 2 * 2) for room in (free - scratch, free))
-        if apart >= 12 or apart == shared >= 8:
-            return Layout(piece, apart, False, fixed + scratch + apart * slot)
-        if shared >= (8 if piece > 2 else 4) and shared * slot >= scratch:
-            return Layout(piece, shared, True, fixed + shared * slot)
-    return None
+        weights = sum(ceil_to(tiles, piece) * 32 * columns for tiles, columns in phases)
+        for alias in (False, True):
+            free = chip.shared_bytes - weights - fixed - (0 if alias else scratch)
+            slots = min(16, free // slot // 2 * 2)
+            if slots < 4 or (alias and slots * slot < scratch):
+                continue
+            cycles = 100.0 if alias else 0.0
+            for tiles, columns in phases:
+                pieces = -(-tiles // piece)
+                feeding = pieces * 200 / (4 if slots % 4 == 0 else 2)
+                flowing = pieces * slot / min(60, (slots - 2) * slot / 1000)  # copies take some 1000 cycles
+                multiplying = pieces / 2 * (150 + piece * max(columns / 2, 16 + columns / 4))
+                cycles += max(feeding, flowing, multiplying) + slot / 30
+            used = weights + fixed + slots * slot + (0 if alias else scratch)
+            if best is None or cycles < best[0]:
+                best = cycles, Layout(piece, slots, alias, used)
+    return best[1] if best else None
 
 
 def _price(units: int, rows: int, tiles: int, cluster: int, grid: int) -> float:
@@ -135,9 +133,12 @@ def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") ->
             if tiles > MAX_TILES:
                 break
             blocks = ceil_to(-(-unit_tiles // tiles), cluster)
-            width = 3 if reset_gate == "after" else 2
-            forward = layout(units, rows, tiles, width * tiles * 8, 8, chip)
-            backward = layout(units, rows, tiles, tiles * 8, 1, chip, 3 if reset_gate == "after" else 1)
+            k, columns = -(-units // 16), tiles * 8
+            after = reset_gate == "after"
+            forward_phases = [(k, 3 * columns)] if after else [(k, 2 * columns), (k, columns)]
+            backward_phases = [(3 * k, columns)] if after else [(k, columns), (2 * k, columns)]
+            forward = layout(rows, forward_phases, 8 * columns, chip)
+            backward = layout(rows, backward_phases, columns, chip)
             if forward is None or backward is None:
                 continue
             waves = -(-batch // (groups * rows))

@@ -29,8 +29,8 @@ struct Args {
 
 constexpr int COLUMNS = UT * 8;
 constexpr int BLOCKS = AFTER ? 3 : 2;  // gate blocks in the widest exchange
-constexpr u32 WEIGHT_BYTES = KT * 32 * 3 * COLUMNS;
-constexpr u64 EXCHANGE = (u64)BLOCKS * KT * 32 * R;
+constexpr u32 WEIGHT_BYTES = (AFTER ? padded(3 * KT) : padded(KT) + padded(2 * KT)) * 32 * COLUMNS;
+constexpr u64 EXCHANGE = (u64)padded(BLOCKS * KT) * 32 * R;
 constexpr int SUMS = INLINE ? 3 : 2;  // theta, a_z, and a_z times the input
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ Args a) {
@@ -63,11 +63,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < T; n++) {
 #if AFTER
-      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, me.block, rank, stalled, patience))
+      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
         break;
 #else
-      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, me.block, rank, stalled, patience) ||
-          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, me.block, rank, stalled, patience))
+      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, rank, stalled, patience) ||
+          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, rank, stalled, patience))
         break;
 #endif
       const int t = T - 1 - n - 3;  // well before its turn
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       const int unit = me.unit + 8 * i;
       if (!me.active || t < 0) return;
       const i64 at = (i64)t * B + me.b;
-      if (INLINE && i == 0) x = round_low(a.input[at]);
+      if (INLINE && i == 0) x = a.input[at];
       if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
       c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
       if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
@@ -155,7 +155,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
 #if AFTER
         product<COLUMNS, 3 * KT, UT>(acc, base, ring, it, me, patience, aside);
 #else
-        product<COLUMNS, 2 * KT, UT>(acc, base + KT * 32 * COLUMNS, ring, it, me, patience, aside);
+        product<COLUMNS, 2 * KT, UT>(acc, base + padded(KT) * 32 * COLUMNS, ring, it, me, patience, aside);
 #endif
         combine<UT>(acc, v, scratch, me.wg, me.lane);
 #pragma unroll
@@ -163,6 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       }
       if (t < 0) break;
 
+      if (INLINE) x = round_low(x);
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (T - 1 - t) & 1 : 0) * parity_stride;
 #pragma unroll

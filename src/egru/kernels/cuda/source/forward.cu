@@ -20,8 +20,8 @@ struct Args {
 };
 
 constexpr int COLUMNS = UT * 8;
-constexpr u32 WEIGHT_BYTES = KT * 32 * 3 * COLUMNS;
-constexpr u64 EXCHANGE = (u64)KT * 32 * R;  // bytes of one parity of one group
+constexpr u32 WEIGHT_BYTES = padded(KT) * 32 * 3 * COLUMNS;
+constexpr u64 EXCHANGE = (u64)padded(KT) * 32 * R;  // bytes of one parity of one group
 constexpr int CONSTANTS = INLINE ? 8 : 5;   // r, u, z and q biases, theta, input weights
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Args a) {
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     fewer_registers<40>();
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
-      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, me.block, rank, stalled, patience))
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
         break;
 #if !INLINE
       const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       const int unit = me.unit + 8 * i;
       if (!me.active || unit >= HP) return;
 #if INLINE
-      if (i == 0) x = round_low(a.input[(i64)t * B + me.b]);
+      if (i == 0) x = a.input[(i64)t * B + me.b];
 #else
 #pragma unroll
       for (int g = 0; g < 3; g++)
@@ -148,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         float acc[UT * 8], w[2 * UT][2];
         product<COLUMNS * 2, KT, UT>(acc, base, ring, it, me, patience, aside);
         combine<2 * UT>(acc, w, scratch, me.wg, me.lane);
+        if (INLINE) x = round_low(x);
 #pragma unroll
         for (int i = 0; i < UT; i++) {
 #pragma unroll
@@ -166,10 +167,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       }
       {
         float acc[UT * 4];
-        product<COLUMNS, KT, 0>(acc, base + KT * 32 * 2 * COLUMNS, ring, it, me, patience, [](int) {});
+        product<COLUMNS, KT, 0>(acc, base + padded(KT) * 32 * 2 * COLUMNS, ring, it, me, patience, [](int) {});
         combine<UT>(acc, v, scratch, me.wg, me.lane);
       }
 #endif
+      if (INLINE && AFTER) x = round_low(x);
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (t + 1) & 1 : 0) * parity_stride;
 #pragma unroll

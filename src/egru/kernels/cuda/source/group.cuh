@@ -9,19 +9,13 @@
 // of each warp every fourth piece (one thread alone cannot issue fast enough), and fetches later inputs into L2.
 
 constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup lends its registers to the others
+constexpr int FEEDERS = RING % 4 == 0 ? 4 : 2;
 static_assert(RING % 2 == 0, "a slot must always meet the same feeder and warpgroup: its parity tells one lap only");
 constexpr int SLOT = KS * R * 32;  // bytes of a piece: KS tiles of k16
 
-// Blocks start at different pieces, so that they do not all ask L2 for the same lines at once.
-template <int PIECES>
-__device__ __forceinline__ int rotated(int i, int first) {
-  i += first;
-  return i < PIECES ? i : i - PIECES;
-}
-template <int PIECES>
-__device__ __forceinline__ int first_piece(int block) {
-  return block / CL * CL * PIECES / CPG;  // the same for a cluster, which shares its copies
-}
+// Exchanges and weights are padded with zeros to whole pieces.
+__host__ __device__ constexpr int pieces(int tiles) { return (tiles + KS - 1) / KS; }
+__host__ __device__ constexpr int padded(int tiles) { return pieces(tiles) * KS; }
 
 struct Ring {
   u32 data, full, empty;  // addresses in shared memory
@@ -59,28 +53,26 @@ __device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patie
 // ring, this block's share of it for the cluster. False once the group has stalled.
 template <int TILES>
 __device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
-                                     int block, u32 rank, volatile int* stalled, i64& patience) {
-  constexpr int PIECES = (TILES + KS - 1) / KS;
+                                     u32 rank, volatile int* stalled, i64& patience) {
+  const int feeder = __shfl_sync(~0u, (threadIdx.x - WORKERS) >> 5, 0);
   if (threadIdx.x == WORKERS && !await(counter, target, patience)) *stalled = 1;
   feeders_sync();
   if (*stalled) return false;
-  if ((threadIdx.x & 31) == 0) {
-    const u32 feeder = (threadIdx.x - WORKERS) >> 5;
-    const int first = first_piece<PIECES>(block);
-    for (int i = 0; i < PIECES; i++) {
-      u32 slot = (it + i) % RING;
-      if (slot % 4 != feeder) continue;
-      const int piece = rotated<PIECES>(i, first);
-      barrier_wait(ring.empty + 8 * slot, (((it + i) / RING) & 1) ^ 1, patience);
-      u32 bytes = (TILES - piece * KS < KS ? TILES - piece * KS : KS) * R * 32, share = bytes / CL;
-      barrier_expect(ring.full + 8 * slot, bytes);
-      bulk_copy_all(ring.data + slot * SLOT + rank * share, exchange + (u64)piece * SLOT + rank * share, share,
-                    ring.full + 8 * slot);
+  if (feeder < FEEDERS) {
+    u32 slot = (it + feeder) % RING, lap = (it + feeder) / RING;
+    for (int i = feeder; i < pieces(TILES); i += FEEDERS) {
+      barrier_wait(ring.empty + 8 * slot, (lap & 1) ^ 1, patience);
+      if (elected()) {
+        barrier_expect(ring.full + 8 * slot, SLOT);
+        bulk_copy_all(ring.data + slot * SLOT + rank * (SLOT / CL), exchange + i * SLOT + rank * (SLOT / CL), SLOT / CL,
+                      ring.full + 8 * slot);
+      }
+      slot += FEEDERS;
+      if (slot >= RING) slot -= RING, lap++;
     }
     if (patience == 0) *stalled = 1;
   }
-  __syncwarp();
-  it += PIECES;
+  it += pieces(TILES);
   return true;
 }
 
@@ -124,21 +116,18 @@ __device__ __forceinline__ Place place(int b0, int B) {
 template <int N, int TILES, int ASIDES, class Aside>
 __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it, const Place& me,
                                         i64& patience, Aside aside) {
-  constexpr int PIECES = (TILES + KS - 1) / KS;
-  const int first = first_piece<PIECES>(me.block);
 #pragma unroll
   for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
+  const int start = (me.wg ^ it) & 1;
+  u32 slot = (it + start) % RING, lap = (it + start) / RING;
   int held = -1, done = 0;
-  for (int i = (me.wg ^ it) & 1; i < PIECES; i += 2) {
-    const u32 slot = (it + i) % RING;
-    const int piece = rotated<PIECES>(i, first);
-    barrier_wait(ring.full + 8 * slot, ((it + i) / RING) & 1, patience);
-    u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + piece * KS * N * 32, N * 16);
+  for (int i = start; i < pieces(TILES); i += 2) {
+    barrier_wait(ring.full + 8 * slot, lap & 1, patience);
+    u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
     pin(acc);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < KS; k++)
-      if (TILES % KS == 0 || k < TILES % KS || piece < TILES / KS) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
+    for (int k = 0; k < KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
     wgmma_commit();
 #pragma unroll
     for (int j = 0; j < ASIDES; j++)
@@ -154,11 +143,13 @@ __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const 
     }
     held = slot;
 #endif
+    slot += 2;
+    if (slot >= RING) slot -= RING, lap++;
   }
   wgmma_wait<0>();
   pin(acc);
   if (held >= 0) release(ring, held);
-  it += PIECES;
+  it += pieces(TILES);
 #pragma unroll
   for (int j = 0; j < ASIDES; j++)
     if (done <= j) aside(j);

@@ -57,6 +57,13 @@ __device__ __forceinline__ void bulk_copy(u32 dst, const void* src, u32 bytes, u
                "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
+// One thread of a converged warp: the compiler then issues copies without looping over threads.
+__device__ __forceinline__ bool elected() {
+  u32 yes;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(yes));
+  return yes;
+}
+
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

@@ -1,0 +1,200 @@
+"""Training speed of one recurrent layer on a GPU: ours against cuDNN's GRU, interleaved in one process.
+
+    python benchmarks/train_gpu.py --rows smnist ptb dvs --out result.json
+
+Each contestant runs forward and backward on the same random input; medians over ``--repeats`` rounds, in which the
+contestants take turns. Before anything is timed, our layer is compared with the float64 reference on every row (events
+away from their thresholds, and the gradients of a short prefix): a wrong kernel gets no time.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import pathlib
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import egru
+from egru.events import Surrogate
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One shape. ``train`` is False where only the forward pass is timed."""
+
+    name: str
+    T: int
+    B: int
+    inputs: int
+    H: int
+    train: bool = True
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("smnist", 784, 500, 1, 590),
+        Row("ptb", 68, 64, 1350, 1350),
+        Row("dvs", 68, 256, 2048, 1024),
+        Row("single", 256, 1, 1350, 1350, train=False),
+    )
+}
+SURROGATE = Surrogate(width=0.5, height=0.3, bounded=True)
+
+
+def aligned(size: int) -> int:
+    """The next size at which cuDNN is at its best: the multiple of 64 above, but for the single-feature input."""
+    return size if size == 1 else -(-size // 64) * 64
+
+
+def make_egru(row: Row, reset_gate: str) -> egru.EGRU:
+    torch.manual_seed(0)
+    return egru.EGRU(row.inputs, row.H, reset_gate=reset_gate, surrogate=SURROGATE, device="cuda")
+
+
+def check(row: Row, reset_gate: str, precision: str) -> dict[str, float]:
+    """Our layer against the reference on the first steps of a row: raises where they differ by more than rounding."""
+    layer, steps = make_egru(row, reset_gate), min(row.T, 6)
+    x = torch.randn(steps, row.B, row.inputs, device="cuda")
+    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
+        y, _ = layer(x)
+    exact = egru.EGRU(
+        row.inputs, row.H, reset_gate=reset_gate, surrogate=SURROGATE, backend="reference", device="cuda",
+        dtype=torch.float64,
+    )  # fmt: skip
+    exact.load_state_dict(layer.state_dict())
+    y_exact, _ = exact(x.double())
+    # A state that rounding moved over its threshold is not an error of the kernel, but it must be rare.
+    same = (y != 0) == (y_exact != 0)
+    flipped = 1 - same.double().mean().item()
+    worst = ((y.double() - y_exact) * same).abs().max().item()
+    limit = 0.05 if precision else 1e-3
+    if not (flipped < (0.01 if precision else 1e-4) and worst < limit):
+        raise SystemExit(f"{row.name} {reset_gate} {precision}: wrong output, flipped {flipped:.2g}, worst {worst:.2g}")
+    weight = torch.randn_like(y)
+    (y * weight).sum().backward()
+    (y_exact * weight.double()).sum().backward()
+    errors = {"flipped": flipped, "output": worst}
+    for name, parameter in layer.named_parameters():
+        other = exact.get_parameter(name).grad
+        if parameter.grad is None or other is None:
+            continue
+        error = ((parameter.grad.double() - other).norm() / other.norm().clamp_min(1e-30)).item()
+        errors[name] = error
+        if not error < (0.15 if precision else 2e-2):  # flipped events move gradients too
+            raise SystemExit(f"{row.name} {reset_gate} {precision}: gradient of {name} is off by {error:.2g}")
+    return errors
+
+
+def contestant(
+    layer: nn.Module, row: Row, inputs: int, precision: str, tf32: bool, input_gradient: bool
+) -> Callable[[], None]:
+    """One round: forward, and backward from a random gradient."""
+    native = precision == "bfloat16" and isinstance(layer, nn.GRU)
+    dtype = torch.bfloat16 if native else torch.float32
+    layer = layer.to(dtype)
+    x = torch.randn(row.T, row.B, inputs, device="cuda", dtype=dtype, requires_grad=input_gradient and row.train)
+    grad: list[torch.Tensor] = []
+
+    def run() -> None:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+        autocast = precision == "bfloat16" and not native
+        with torch.set_grad_enabled(row.train), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            y = layer(x)[0]
+        if not row.train:
+            return
+        if not grad:
+            grad.append(torch.randn_like(y) * 1e-3)
+        for parameter in layer.parameters():
+            parameter.grad = None
+        x.grad = None
+        y.backward(grad[0])
+
+    return run
+
+
+def contestants(
+    row: Row, precisions: list[str], gates: list[str], input_gradient: bool
+) -> dict[str, Callable[[], None]]:
+    """cuDNN's GRU in float32, TF32 and bf16, at the exact and at the aligned size; then ours."""
+    found: dict[str, Callable[[], None]] = {}
+    for size in ("exact", "aligned"):
+        inputs, H = (row.inputs, row.H) if size == "exact" else (aligned(row.inputs), aligned(row.H))
+        if size == "aligned" and (inputs, H) == (row.inputs, row.H):
+            continue
+        for kind in ("float32", "tf32", "bfloat16"):
+            gru = nn.GRU(inputs, H, device="cuda")
+            precision = "bfloat16" if kind == "bfloat16" else ""
+            run = contestant(gru, row, inputs, precision, kind == "tf32", input_gradient)
+            found[f"cudnn {kind} {size}"] = run
+    for reset_gate in gates:
+        for precision in precisions:
+            name = f"egru {precision or 'float32'} {reset_gate}"
+            found[name] = contestant(make_egru(row, reset_gate), row, row.inputs, precision, False, input_gradient)
+    return found
+
+
+def measure(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median milliseconds of each, taking turns."""
+    for run in runs.values():
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--precisions", nargs="+", default=["bfloat16"], choices=["bfloat16", "float32"])
+    parser.add_argument("--gates", nargs="+", default=["after", "before"], choices=["after", "before"])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--no-input-gradient", action="store_true", help="the input is data, as in a first layer")
+    parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a CUDA device")
+    precisions = ["" if p == "float32" else p for p in options.precisions]
+    results = []
+    for name in options.rows:
+        row = ROWS[name]
+        errors = {f"{g} {p or 'float32'}": check(row, g, p) for g in options.gates for p in precisions}
+        times = measure(
+            contestants(row, precisions, options.gates, not options.no_input_gradient and row.inputs > 1),
+            options.repeats,
+        )
+        rival = min(value for key, value in times.items() if key.startswith("cudnn"))
+        print(f"{row}")
+        for key, value in times.items():
+            per_step = f"{value * 1000 / row.T:8.2f} us/step"
+            print(f"  {key:28s} {value:9.3f} ms {per_step}  {rival / value:5.2f} x best cuDNN", flush=True)
+        results.append({"row": dataclasses.asdict(row), "milliseconds": times, "errors": errors})
+        torch.cuda.empty_cache()
+    record = {
+        "command": "python benchmarks/train_gpu.py " + " ".join(sys.argv[1:] if arguments is None else arguments),
+        "date": datetime.date.today().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cudnn": torch.backends.cudnn.version(),
+        "rows": results,
+    }
+    if options.out:
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
