@@ -27,9 +27,20 @@ TOLERANCE = {"": (2e-5, 2e-5), "bfloat16": (4e-3, 1.5e-2), "float16": (1e-3, 4e-
 
 
 def make_problem(
-    T: int, B: int, inputs: int, H: int, *,
-    reset: str = "output", reset_gate: str = "after", precision: str = "bfloat16", bias: bool = True, keep: bool = False, ragged: bool = False, bounded: bool = False, seed: int = 0,
-) -> Problem:  # fmt: skip
+    T: int,
+    B: int,
+    inputs: int,
+    H: int,
+    *,
+    reset: str = "output",
+    reset_gate: str = "after",
+    precision: str = "bfloat16",
+    bias: bool = True,
+    keep: bool = False,
+    ragged: bool = False,
+    bounded: bool = False,
+    seed: int = 0,
+) -> Problem:
     generator = torch.Generator("cuda").manual_seed(seed + 7919 * T + 31 * B + inputs + H)
 
     def random(*shape: int, scale: float = 1.0) -> Tensor:

@@ -82,8 +82,7 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
     sizes = {
         "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
         "CL": plan.cluster, "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
-        "EAGER": int(shape.eager), "SCRATCH": max(widths) // 8 * 2048,
-        "RESET": RESETS.index(variant.reset), "AFTER": int(after),
+        "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
         "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
         **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
     }  # fmt: skip

@@ -28,11 +28,6 @@ class Layout:
     alias: bool  # the scratch for adding the warpgroups' halves lies on the ring
     bytes: int
 
-    @property
-    def eager(self) -> bool:
-        """Give slots back at once: a short ring gains more from copies in flight than from products queued up."""
-        return self.slots <= 10
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -94,8 +89,8 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
             for tiles, columns in phases:
                 pieces = -(-tiles // piece)
                 feeding = pieces * 200 / (4 if slots % 4 == 0 else 2)
-                flowing = pieces * slot / min(60, (slots - 2) * slot / 1000)  # copies take some 1000 cycles
-                multiplying = pieces / 2 * (150 + piece * max(columns / 2, 16 + columns / 4))
+                flowing = pieces * slot / min(60, (slots - 2) * slot / 500)  # copies take some 500 cycles
+                multiplying = pieces / 2 * (350 + piece * max(columns / 2, 16 + columns / 4))
                 cycles += max(feeding, flowing, multiplying) + slot / 30
             used = weights + fixed + slots * slot + (0 if alias else scratch)
             if best is None or cycles < best[0]:

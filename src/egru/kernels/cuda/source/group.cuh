@@ -118,10 +118,9 @@ __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const 
                                         i64& patience, Aside aside) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
-  const int start = (me.wg ^ it) & 1;
-  u32 slot = (it + start) % RING, lap = (it + start) / RING;
-  int held = -1, done = 0;
-  for (int i = start; i < pieces(TILES); i += 2) {
+  int i = (me.wg ^ it) & 1;
+  u32 slot = (it + i) % RING, lap = (it + i) / RING;
+  auto start = [&]() {
     barrier_wait(ring.full + 8 * slot, lap & 1, patience);
     u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
     pin(acc);
@@ -129,30 +128,30 @@ __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const 
 #pragma unroll
     for (int k = 0; k < KS; k++) wgmma(acc, a + k * (R * 2), b + k * (N * 2));
     wgmma_commit();
-#pragma unroll
-    for (int j = 0; j < ASIDES; j++)
-      if (done == j) aside(j);
-    done++;
-#if EAGER
+  };
+  auto finish = [&]() {
     wgmma_wait<0>();
     release(ring, slot);
-#else
-    if (held >= 0) {
-      wgmma_wait<1>();
-      release(ring, held);
-    }
-    held = slot;
-#endif
+    i += 2;
     slot += 2;
     if (slot >= RING) slot -= RING, lap++;
-  }
-  wgmma_wait<0>();
-  pin(acc);
-  if (held >= 0) release(ring, held);
-  it += pieces(TILES);
+  };
 #pragma unroll
-  for (int j = 0; j < ASIDES; j++)
-    if (done <= j) aside(j);
+  for (int j = 0; j < ASIDES; j++) {  // unrolled apart from the loop below, which stays short
+    if (2 * j + 1 < pieces(TILES) || i < pieces(TILES)) {
+      start();
+      aside(j);
+      finish();
+    } else {
+      aside(j);
+    }
+  }
+  while (i < pieces(TILES)) {
+    start();
+    finish();
+  }
+  pin(acc);
+  it += pieces(TILES);
 }
 
 // Adds the two warpgroups' halves. Of each 16 x 8 tile a thread held two rows; it keeps the one it owns from here on.
