@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import egru
 from egru import functional
 from egru.events import RESETS, EventState, Surrogate
+from egru.kernels.cuda import arrange, pack, persistent
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.kernels.registry import get
 
@@ -229,3 +231,87 @@ def test_every_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     for reset_gate in GATES:
         for precision in ("bfloat16", ""):
             check(make_problem(6, 37, 5, 61, reset_gate=reset_gate, precision=precision, ragged=True))
+
+
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize(("H", "B"), [(1, 1), (37, 5), (590, 500), (1350, 64), (96, 3000)])
+def test_packed_weights_equal_the_plain_version(H: int, B: int, reset_gate: str) -> None:
+    plan = persistent.find_plan(make_problem(1, B, 1, H, reset_gate=reset_gate))
+    assert plan is not None
+    weight = torch.randn(3 * H, H, device="cuda")
+    for direction, plain in (("forward", pack.pack_forward), ("backward", pack.pack_backward)):
+        packed = arrange.pack(weight, plan, reset_gate, torch.bfloat16, direction)
+        assert torch.equal(packed, plain(weight, plan, reset_gate, torch.bfloat16)), direction
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", ""])
+def test_captured_in_a_cuda_graph(precision: str) -> None:
+    kernel, problem = get("cuda"), make_problem(7, 40, 6, 90, precision=precision)
+    grad = torch.randn(7, 40, 90, device="cuda")
+
+    def both() -> tuple[Forward, Backward]:
+        out = kernel.forward(problem, True)
+        return out, kernel.backward(problem, out.y, out.c, out.reserve, grad, None, None, None, True)
+
+    want_forward, want_backward = both()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        forward, backward = both()
+    problem.input.copy_(problem.input * 1.0)
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(forward.c, want_forward.c)
+    for a, b in zip(backward, want_backward, strict=True):
+        assert a is not None
+        assert b is not None
+        torch.testing.assert_close(a, b)
+
+
+def test_two_streams_at_once() -> None:
+    kernel = get("cuda")
+    problems = [make_problem(40, 64, 8, 256, seed=seed) for seed in range(2)]
+    want = [kernel.forward(p, False) for p in problems]
+    streams = [torch.cuda.Stream() for _ in problems]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        got: list[Forward] = []
+        for problem, stream in zip(problems, streams, strict=True):
+            with torch.cuda.stream(stream):
+                got.append(kernel.forward(problem, False))
+        torch.cuda.synchronize()
+        for a, b in zip(got, want, strict=True):
+            assert torch.equal(a.c, b.c)
+
+
+def test_the_layer_under_autocast() -> None:
+    torch.manual_seed(0)
+    layer = egru.EGRU(20, 70, num_layers=2, device="cuda")
+    x = torch.randn(12, 9, 20, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        y, _ = layer(x)
+    y.square().sum().backward()
+    assert x.grad is not None
+    assert torch.isfinite(x.grad).all()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
+
+
+@pytest.mark.slow
+def test_many_calls_of_mixed_shapes() -> None:
+    kernel = get("cuda")
+    shapes = [(3, 5, 4, 24), (6, 70, 1, 130), (4, 9, 3, 590), (5, 64, 8, 256), (2, 600, 1, 64)]
+    problems = [make_problem(*shape, reset_gate=gate) for shape in shapes for gate in GATES]
+    first = {}
+    for call in range(10_000):
+        index = call * 7 % len(problems)
+        problem = problems[index]
+        out = kernel.forward(problem, True)
+        grads = kernel.backward(problem, out.y, out.c, out.reserve, out.y, None, None, None, True)
+        found = (out.c, grads.c0, grads.weight_hh)
+        for a, b in zip(found, first.setdefault(index, found), strict=True):
+            if call % 97 < 10:
+                assert torch.equal(a, b), (call, problem.input.shape)

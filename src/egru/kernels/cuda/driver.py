@@ -139,7 +139,9 @@ class Function:
         self.block, self.shared, self.cluster = block, shared, cluster
 
     def _config(self, grid: int) -> _LaunchConfig:
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch._C._cuda_getCurrentRawStream(
+            torch.cuda.current_device()
+        )  # no Stream object: it costs as a launch
         return _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
 
     def resident_blocks(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from egru.events import RESETS
-from egru.kernels.cuda import driver, pack, products
+from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.plan import Chip, Layout, Plan, candidates, ceil_to
 from egru.kernels.cuda.stepwise import Keep, keep_argument, pointer, ready, reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
@@ -136,11 +136,15 @@ def _error_flag() -> Tensor:
     return torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
 
+@functools.cache
+def _error_word() -> ctypes.c_int:
+    return ctypes.c_int.from_address(_error_flag().data_ptr())  # a tensor would take microseconds to read
+
+
 def raise_if_stalled() -> None:
     """Report a kernel that gave up waiting for its group: at the next call, since launches do not synchronise."""
-    flag = _error_flag()
-    if flag[0] != 0:
-        flag.zero_()
+    if _error_word().value != 0:
+        _error_word().value = 0
         raise RuntimeError(
             "an earlier egru CUDA kernel stopped: its blocks waited more than two seconds for each other. "
             "Its results are invalid. backend='reference' avoids these kernels."
@@ -168,20 +172,27 @@ def _variant(direction: str, problem: Problem, **options: bool) -> Variant:
 
 def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
     raise_if_stalled()
-    T, B, _ = problem.input.shape
+    T, B, inputs = problem.input.shape
     H, low = plan.units, products.operand_type(problem)
     device = problem.input.device
     with torch.cuda.device(device):
         inline = _inline(problem)
-        input = problem.input.contiguous()
-        projected = None if inline else products.project(problem, plan.padded)
-        weights = pack.pack_forward(problem.weight_hh, plan, problem.reset_gate, low)
+        input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
+        assert input is not None
+        assert weight_ih is not None
+        assert weight_hh is not None
+        projected = None
+        if not inline:
+            width = ceil_to(inputs, 8)
+            x = arrange.pad(input, 1, T * B, width, low)
+            projected = products.product(x, arrange.pad(weight_ih, 3, plan.padded, width, low).T)
+        weights = arrange.pack(weight_hh, plan, problem.reset_gate, low, "forward")
         y = torch.empty(T, B, H, device=device)
         c, c_last, y_last = torch.empty_like(y), torch.empty(B, H, device=device), torch.empty(B, H, device=device)
         reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
         workspace, exchange = _workspace(plan, plan.k_tiles, plan.forward, device)
         keep, keep_alive = keep_argument(problem)
-        held = ready(problem.weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
+        held = ready(weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
         (lengths,) = ready(problem.lengths)
         function = _function(plan, _variant("forward", problem), torch.cuda.current_device())
@@ -210,13 +221,17 @@ def backward(
     input_gradient: bool,
 ) -> Backward:
     raise_if_stalled()
-    T, B, _ = problem.input.shape
+    T, B, inputs = problem.input.shape
     H, HP, low = plan.units, plan.padded, products.operand_type(problem)
     device = problem.input.device
     after = problem.reset_gate == "after"
     with torch.cuda.device(device):
         inline = _inline(problem)
-        weights = pack.pack_backward(problem.weight_hh, plan, problem.reset_gate, low)
+        input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
+        assert input is not None
+        assert weight_ih is not None
+        assert weight_hh is not None
+        weights = arrange.pack(weight_hh, plan, problem.reset_gate, low, "backward")
         gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
         source = torch.empty(T * B, HP + 8, dtype=low, device=device)
         source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
@@ -224,7 +239,7 @@ def backward(
         sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, device=device)
         workspace, exchange = _workspace(plan, (3 if after else 2) * plan.k_tiles, plan.backward, device)
         keep, keep_alive = keep_argument(problem)
-        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, problem.input)
+        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
         constants = ready(problem.theta, problem.reset_scale)
         (lengths,) = ready(problem.lengths)
         surrogate = problem.surrogate
@@ -244,11 +259,17 @@ def backward(
             function(plan.grid, args)
         del keep_alive
 
-        total = sums.sum(0)[:, :H]
-        weight_hh, columns = products.recurrent_gradient(problem, gates, source, source_z)
-        r, u, z = columns[-2, :, 0], columns[-1, :, 0], total[1]
-        biases = (r, u, z, columns[0, :, 0] if after else z)
-        weight_ih = torch.cat([columns[-2, :, 1], columns[-1, :, 1], total[2]])[:, None] if inline else None
-        return products.assemble(
-            problem, gates, (dc0, dy0), weight_ih, weight_hh, total[0].clone(), biases, input_gradient
-        )
+        hh_z = None
+        if after:
+            hh = products.product(gates[:, : 3 * HP].T, source)
+        else:
+            hh = products.product(gates[:, HP : 3 * HP].T, source)
+            hh_z = products.product(gates[:, :HP].T, source_z)
+        width = ceil_to(inputs, 8)
+        ih = grad_input = None
+        if not inline:
+            ih = products.product(gates[:, HP:].T, arrange.pad(input, 1, T * B, width, low))
+        if input_gradient:
+            grad_input = products.product(gates[:, HP:], arrange.pad(weight_ih, 3, HP, width, low))
+            grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
+        return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums))

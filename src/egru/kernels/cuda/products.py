@@ -5,7 +5,7 @@ from torch import Tensor
 
 from egru.kernels.cuda import pack
 from egru.kernels.cuda.plan import ceil_to
-from egru.kernels.problem import Backward, Problem
+from egru.kernels.problem import Problem
 
 _OPERANDS = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -28,12 +28,8 @@ def project(problem: Problem, padded: int) -> Tensor:
     return product(pack.pad_input(problem.input, inputs, low), weight.T)
 
 
-def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> tuple[Tensor, Tensor]:
-    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z.
-
-    Columns of ``source`` beyond the padded units come back as the second result, ``(3, H, columns)``, for the blocks
-    V_z ("after" only), a_r and a_u.
-    """
+def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> Tensor:
+    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z."""
     H, HP = problem.theta.shape[0], gates.shape[1] // 4
     out = torch.empty_like(problem.weight_hh)
     blocks = out.view(3, H, H)
@@ -44,7 +40,7 @@ def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z
         result = product(gates[:, HP : 3 * HP].T, source).view(2, HP, -1)
         blocks[2] = product(gates[:, :HP].T, source_z)[:H, :H]
     blocks[:2] = result[-2:, :H, :H]
-    return out, result[:, :H, HP:]
+    return out
 
 
 def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
@@ -61,26 +57,3 @@ def input_gradient(problem: Problem, gates: Tensor) -> Tensor:
     HP = gates.shape[1] // 4
     weight = pack.pad_gates(problem.weight_ih, HP, ceil_to(inputs, 8), gates.dtype)
     return product(gates[:, HP:], weight)[:, :inputs].reshape(T, B, inputs)
-
-
-def assemble(
-    problem: Problem,
-    gates: Tensor,
-    state: tuple[Tensor, Tensor],
-    weight_ih: Tensor | None,
-    weight_hh: Tensor,
-    theta: Tensor,
-    biases: tuple[Tensor, Tensor, Tensor, Tensor],
-    wanted: bool,
-) -> Backward:
-    """All gradients. ``biases`` are the sums of the gate blocks over T and B: r, u, z, and z as it multiplied V_z."""
-    r, u, z, z_hh = biases
-    return Backward(
-        input_gradient(problem, gates) if wanted else None,
-        *state,
-        input_weight_gradient(problem, gates) if weight_ih is None else weight_ih,
-        weight_hh,
-        torch.cat([r, u, z]),
-        torch.cat([r, u, z_hh]),
-        theta,
-    )

@@ -179,7 +179,13 @@ def backward(
         del keep_alive
         gates, source, source_z = gates.view(T * B, -1), source.view(T * B, HP), source_z.view(T * B, HP)
         z_hh, r, u, z = gates.sum(0, dtype=torch.float32).view(4, HP)[:, :H]
-        weight_hh, _ = products.recurrent_gradient(problem, gates, source, source_z)
-        return products.assemble(
-            problem, gates, (dc, dy), None, weight_hh, dtheta.sum(0), (r, u, z, z_hh), input_gradient
+        return Backward(
+            products.input_gradient(problem, gates) if input_gradient else None,
+            dc,
+            dy,
+            products.input_weight_gradient(problem, gates),
+            products.recurrent_gradient(problem, gates, source, source_z),
+            torch.cat([r, u, z]),
+            torch.cat([r, u, z_hh]),
+            dtheta.sum(0),
         )
