@@ -6,6 +6,7 @@ spend more time in launching those than in computing.
 
 import ctypes
 import functools
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +32,17 @@ class _Pad(ctypes.Structure):
     ]
 
 
+class _Prepare(ctypes.Structure):
+    _fields_ = [
+        ("pack", _Pack),
+        ("input", _Pad),
+        ("weight_ih", _Pad),
+        ("workspace", _P),
+        ("words", ctypes.c_int64),
+        ("backward", _I),
+    ]
+
+
 class _Gather(ctypes.Structure):
     _fields_ = [
         *[(n, _P) for n in ("hh", "hh_z", "ih", "sums", "weight_hh", "weight_ih", "bias_ih", "bias_hh", "theta")],
@@ -46,32 +58,66 @@ def kernel_source(low: torch.dtype) -> str:
 def _functions(low: torch.dtype, device: int) -> dict[str, driver.Function]:
     major, minor = torch.cuda.get_device_capability(device)
     code = driver.compile_source(kernel_source(low), [f"--gpu-architecture=sm_{major}{minor}"])
-    names = ("pack_forward", "pack_backward", "pad", "gather")
+    names = ("prepare", "gather")
     return {name: driver.Function(code, name, block=_BLOCK) for name in names}
 
 
-def pack(weight_hh: Tensor, plan: Plan, reset_gate: str, low: torch.dtype, direction: str) -> Tensor:
-    """``pack.pack_forward`` or ``pack.pack_backward``."""
+class Prepared(NamedTuple):
+    """What :func:`prepare` leaves: ``input`` and ``weight_ih`` padded, in low precision, where they were asked for."""
+
+    weights: Tensor
+    workspace: int  # address of the zeroed bytes, which live behind the weights
+    input: Tensor | None
+    weight_ih: Tensor | None
+
+
+def packed_bytes(plan: Plan, reset_gate: str, direction: str) -> int:
+    """Size of the packed recurrent weights of all blocks."""
     k, after = 2 * plan.k_tiles, reset_gate == "after"
-    piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
     if direction == "forward":
-        chunks = 3 * ceil_to(k, piece)
+        chunks = 3 * ceil_to(k, 2 * plan.forward.piece)
     else:
+        piece = 2 * plan.backward.piece
         chunks = ceil_to(3 * k, piece) if after else ceil_to(k, piece) + ceil_to(2 * k, piece)
-    out = torch.empty(plan.blocks, chunks * plan.tiles * 64, dtype=low, device=weight_hh.device)
-    args = _Pack(weight_hh.data_ptr(), out.data_ptr(), plan.units, k, piece, plan.tiles, plan.blocks, int(after))
-    _functions(low, weight_hh.device.index)[f"pack_{direction}"](_GRID, args)
-    return out
+    return plan.blocks * chunks * plan.tiles * 8 * 16
 
 
-def pad(tensor: Tensor, blocks: int, rows_out: int, columns_out: int, low: torch.dtype) -> Tensor:
-    """``(blocks*rows, columns)`` in low precision as ``(blocks*rows_out, columns_out)``, zeros around."""
-    columns = tensor.shape[-1]
-    rows = tensor.numel() // columns // blocks
-    out = torch.empty(blocks * rows_out, columns_out, dtype=low, device=tensor.device)
-    args = _Pad(tensor.data_ptr(), out.data_ptr(), blocks, rows, columns, rows_out, columns_out)
-    _functions(low, tensor.device.index)["pad"](_GRID, args)
-    return out
+def prepare(
+    plan: Plan,
+    reset_gate: str,
+    direction: str,
+    low: torch.dtype,
+    weight_hh: Tensor,
+    input: Tensor | None,
+    weight_ih: Tensor | None,
+    workspace: int,
+) -> Prepared:
+    """Packs ``weight_hh`` (as ``pack.pack_*``), pads the other two, and zeroes ``workspace`` bytes: one launch."""
+    device = weight_hh.device
+    size = packed_bytes(plan, reset_gate, direction)
+    buffer = torch.empty(size + workspace, dtype=torch.uint8, device=device)
+    address = buffer.data_ptr()
+    piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
+    args = _Prepare(
+        _Pack(
+            weight_hh.data_ptr(), address, plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks,
+            int(reset_gate == "after"),
+        ),
+        workspace=address + size, words=workspace // 16, backward=int(direction == "backward"),
+    )  # fmt: skip
+    padded: list[Tensor | None] = []
+    for name, tensor, blocks, rows_out in (("input", input, 1, 0), ("weight_ih", weight_ih, 3, plan.padded)):
+        if tensor is None:
+            padded.append(None)
+            continue
+        columns = tensor.shape[-1]
+        rows = tensor.numel() // columns // blocks
+        width = ceil_to(columns, 8)
+        out = torch.empty(blocks * (rows_out or rows), width, dtype=low, device=device)
+        setattr(args, name, _Pad(tensor.data_ptr(), out.data_ptr(), blocks, rows, columns, rows_out or rows, width))
+        padded.append(out)
+    _functions(low, device.index)["prepare"](_GRID, args)
+    return Prepared(buffer, address + size, *padded)
 
 
 def gather(

@@ -121,7 +121,9 @@ class Function:
         self, code: bytes, name: str, *, block: int, shared: int = 0, cluster: int = 1, cooperative: bool = False
     ):
         driver = _driver()
-        torch.cuda.current_stream()  # makes torch's context current
+        torch.cuda.synchronize()  # makes torch's context current
+        self._context = ctypes.c_void_p()
+        _check(driver.cuCtxGetCurrent(ctypes.byref(self._context)), "cuCtxGetCurrent")
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), code), "cuModuleLoadData")
         _check(
@@ -160,6 +162,8 @@ class Function:
         return count.value * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
 
     def __call__(self, grid: int, args: ctypes.Structure) -> None:
+        driver = _driver()
+        driver.cuCtxSetCurrent(self._context)  # autograd's threads may not have used CUDA before
         config = self._config(grid)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "cuLaunchKernelEx")
+        _check(driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "cuLaunchKernelEx")

@@ -109,6 +109,11 @@ def _chip(device: int) -> Chip:
 
 
 @functools.cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
 def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
     """The cheapest plan whose blocks the device really takes at once."""
     for plan in candidates(units, batch, _chip(device), reset_gate):
@@ -120,9 +125,8 @@ def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
 
 def find_plan(problem: Problem) -> Plan | None:
     """The plan for ``problem`` on its device, or None where no persistent kernel can run it."""
-    device = problem.input.device
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if problem.precision == "" or torch.cuda.get_device_capability(index)[0] != 9:
+    index = problem.input.device.index
+    if problem.precision == "" or not _is_hopper(index):
         return None
     return _plan(problem.theta.shape[0], problem.input.shape[1], problem.reset_gate, index)
 
@@ -154,11 +158,10 @@ def raise_if_stalled() -> None:
 # ---- forward and backward -----------------------------------------------------------------------------------------
 
 
-def _workspace(plan: Plan, k_tiles: int, shape: Layout, device: torch.device) -> tuple[Tensor, int]:
-    """Zeroed exchange and barrier counters of all waves, and the exchange's bytes per wave (counters lie behind)."""
+def _workspace(plan: Plan, k_tiles: int, shape: Layout) -> tuple[int, int]:
+    """Bytes of the exchange of one wave, and of exchange and barrier counters together."""
     exchange = 2 * plan.groups * ceil_to(k_tiles, shape.piece) * 32 * plan.rows
-    wave = exchange + plan.groups * 128
-    return torch.zeros(plan.waves * wave, dtype=torch.uint8, device=device), exchange
+    return exchange, exchange + plan.groups * 128
 
 
 def _inline(problem: Problem) -> bool:
@@ -172,7 +175,7 @@ def _variant(direction: str, problem: Problem, **options: bool) -> Variant:
 
 def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
     raise_if_stalled()
-    T, B, inputs = problem.input.shape
+    T, B, _ = problem.input.shape
     H, low = plan.units, products.operand_type(problem)
     device = problem.input.device
     with torch.cuda.device(device):
@@ -181,25 +184,26 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         assert input is not None
         assert weight_ih is not None
         assert weight_hh is not None
+        exchange, wave_bytes = _workspace(plan, plan.k_tiles, plan.forward)
+        prepared = arrange.prepare(
+            plan, problem.reset_gate, "forward", low, weight_hh, None if inline else input,
+            None if inline else weight_ih, plan.waves * wave_bytes,
+        )  # fmt: skip
         projected = None
-        if not inline:
-            width = ceil_to(inputs, 8)
-            x = arrange.pad(input, 1, T * B, width, low)
-            projected = products.product(x, arrange.pad(weight_ih, 3, plan.padded, width, low).T)
-        weights = arrange.pack(weight_hh, plan, problem.reset_gate, low, "forward")
+        if prepared.input is not None and prepared.weight_ih is not None:
+            projected = products.product(prepared.input, prepared.weight_ih.T)
         y = torch.empty(T, B, H, device=device)
         c, c_last, y_last = torch.empty_like(y), torch.empty(B, H, device=device), torch.empty(B, H, device=device)
         reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
-        workspace, exchange = _workspace(plan, plan.k_tiles, plan.forward, device)
         keep, keep_alive = keep_argument(problem)
         held = ready(weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
         (lengths,) = ready(problem.lengths)
         function = _function(plan, _variant("forward", problem), torch.cuda.current_device())
         for wave in range(plan.waves):
-            start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
+            start = prepared.workspace + wave * wave_bytes
             args = _ForwardArgs(
-                pointer(projected), input.data_ptr(), pointer(held[0]), weights.data_ptr(),
+                pointer(projected), input.data_ptr(), pointer(held[0]), prepared.weights.data_ptr(),
                 *[pointer(t) for t in held[1:]], keep, pointer(lengths), start, start + exchange,
                 y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
                 _error_flag().data_ptr(), T, B, wave * plan.groups * plan.rows,
@@ -231,13 +235,16 @@ def backward(
         assert input is not None
         assert weight_ih is not None
         assert weight_hh is not None
-        weights = arrange.pack(weight_hh, plan, problem.reset_gate, low, "backward")
+        exchange, wave_bytes = _workspace(plan, (3 if after else 2) * plan.k_tiles, plan.backward)
+        prepared = arrange.prepare(
+            plan, problem.reset_gate, "backward", low, weight_hh, None if inline else input,
+            weight_ih if input_gradient else None, plan.waves * wave_bytes,
+        )  # fmt: skip
         gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
         source = torch.empty(T * B, HP + 8, dtype=low, device=device)
         source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
         dc0, dy0 = torch.empty(B, H, device=device), torch.empty(B, H, device=device)
         sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, device=device)
-        workspace, exchange = _workspace(plan, (3 if after else 2) * plan.k_tiles, plan.backward, device)
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
         constants = ready(problem.theta, problem.reset_scale)
@@ -247,9 +254,9 @@ def backward(
         variant = _variant("backward", problem, **grads, grad_input=input_gradient or not inline)
         function = _function(plan, variant, torch.cuda.current_device())
         for wave in range(plan.waves):
-            start = workspace.data_ptr() + wave * (workspace.numel() // plan.waves)
+            start = prepared.workspace + wave * wave_bytes
             args = _BackwardArgs(
-                *[pointer(t) for t in held], weights.data_ptr(), *[pointer(t) for t in constants],
+                *[pointer(t) for t in held], prepared.weights.data_ptr(), *[pointer(t) for t in constants],
                 keep, pointer(lengths), start, start + exchange,
                 gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
                 sums.data_ptr(), _error_flag().data_ptr(),
@@ -265,11 +272,10 @@ def backward(
         else:
             hh = products.product(gates[:, HP : 3 * HP].T, source)
             hh_z = products.product(gates[:, :HP].T, source_z)
-        width = ceil_to(inputs, 8)
         ih = grad_input = None
-        if not inline:
-            ih = products.product(gates[:, HP:].T, arrange.pad(input, 1, T * B, width, low))
-        if input_gradient:
-            grad_input = products.product(gates[:, HP:], arrange.pad(weight_ih, 3, HP, width, low))
+        if prepared.input is not None:
+            ih = products.product(gates[:, HP:].T, prepared.input)
+        if prepared.weight_ih is not None:
+            grad_input = products.product(gates[:, HP:], prepared.weight_ih)
             grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
         return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums))

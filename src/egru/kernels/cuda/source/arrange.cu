@@ -29,7 +29,7 @@ struct Pack {
 __device__ __forceinline__ int padded(int chunks, int piece) { return (chunks + piece - 1) / piece * piece; }
 
 // Columns (tile, gate, unit); see pack.py. Neighbouring threads write neighbouring columns.
-extern "C" __global__ void pack_forward(const __grid_constant__ Pack a) {
+__device__ __forceinline__ void pack_forward(const Pack& a) {
   const int chunks = padded(a.k_chunks, a.piece), columns = a.tiles * 8;
   const i64 per_block = (i64)chunks * columns * 3, total = per_block * a.blocks;
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
@@ -51,7 +51,7 @@ extern "C" __global__ void pack_forward(const __grid_constant__ Pack a) {
   }
 }
 
-extern "C" __global__ void pack_backward(const __grid_constant__ Pack a) {
+__device__ __forceinline__ void pack_backward(const Pack& a) {
   const int columns = a.tiles * 8, K = a.k_chunks;
   const int one = padded(K, a.piece), chunks = a.after ? padded(3 * K, a.piece) : one + padded(2 * K, a.piece);
   const i64 per_block = (i64)chunks * columns, total = per_block * a.blocks;
@@ -87,7 +87,7 @@ struct Pad {
   int blocks, rows, columns, rows_out, columns_out;
 };
 
-extern "C" __global__ void pad(const __grid_constant__ Pad a) {
+__device__ __forceinline__ void pad(const Pad& a) {
   const int width = a.columns_out / 8;
   const i64 total = (i64)a.blocks * a.rows_out * width;
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
@@ -109,6 +109,26 @@ extern "C" __global__ void pad(const __grid_constant__ Pad a) {
     }
     a.out[at] = pack8(v);
   }
+}
+
+// Everything a persistent kernel finds ready: packed weights, operands of products over time, a zeroed workspace.
+struct Prepare {
+  Pack pack;
+  Pad input, weight_ih;  // null where no product needs them
+  uint4* workspace;
+  i64 words;
+  int backward;
+};
+
+extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
+  for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < a.words; at += (i64)gridDim.x * blockDim.x)
+    a.workspace[at] = make_uint4(0, 0, 0, 0);
+  if (a.backward)
+    pack_backward(a.pack);
+  else
+    pack_forward(a.pack);
+  if (a.weight_ih.in) pad(a.weight_ih);
+  if (a.input.in) pad(a.input);
 }
 
 struct Gather {

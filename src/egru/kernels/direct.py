@@ -1,0 +1,63 @@
+"""The sequence operation for plain eager calls, without the operator's dispatcher.
+
+``egru::sequence`` is what compilers and exporters see. Its way through ``torch.library`` takes longer than the kernels
+of a short sequence on a GPU; an ``autograd.Function`` around the same kernels takes a fraction of it.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from egru.kernels.op import _check_finite, _check_result
+from egru.kernels.problem import Problem
+from egru.kernels.registry import get
+
+_TENSORS = 11  # tensor fields of a Problem, which come first
+
+
+def is_plain(problem: Problem) -> bool:
+    """Whether nothing watches this call: no tracing, no transform, no tensor subclass."""
+    return (
+        type(problem.input) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
+class _Sequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: tuple[Any, ...], backend: str, save: bool, *tensors: Tensor | None) -> Any:
+        problem = Problem(*tensors, *options)  # pyright: ignore[reportArgumentType]
+        _check_finite(problem)
+        with torch.autocast(problem.input.device.type, enabled=False):
+            result = get(backend).forward(problem, save)
+        _check_result(problem, result.c_last)
+        ctx.set_materialize_grads(False)
+        if save:
+            ctx.save_for_backward(result.y, result.c, result.reserve, *tensors)
+        ctx.options, ctx.backend = options, backend
+        return result.y, result.c, result.c_last, result.y_last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        y, c, reserve, *tensors = ctx.saved_tensors
+        problem = Problem(*tensors, *ctx.options)
+        needs = ctx.needs_input_grad[3:]
+        with torch.autocast(problem.input.device.type, enabled=False):
+            found = get(ctx.backend).backward(problem, y, c, reserve, *grads, needs[0])
+        wanted = [g if need else None for g, need in zip(found, needs[: len(found)], strict=True)]
+        return None, None, None, *wanted, *[None] * (_TENSORS - len(wanted))
+
+
+def sequence(problem: Problem, backend: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``(y, c, c_last, y_last)``, differentiable."""
+    p = problem
+    tensors = (
+        p.input, p.c0, p.y0, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh, p.theta, p.reset_scale, p.keep, p.lengths,
+    )  # fmt: skip
+    options = (p.reset, p.reset_gate, p.surrogate, p.precision)
+    return _Sequence.apply(options, backend, save, *tensors)  # pyright: ignore[reportReturnType]
