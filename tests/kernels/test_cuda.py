@@ -6,6 +6,7 @@ checked on the kernel's own forward pass.
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,6 +25,19 @@ pytestmark = [
 ]
 
 GATES = ("after", "before")
+
+
+@pytest.fixture(autouse=True)
+def _single_precision() -> Iterator[None]:
+    """The state is float32, and cuBLAS need not be deterministic here; whatever else the test session defaults to."""
+    before, dtype = torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(before)
+
+
 # Of the state (absolute) and of gradients (norm). "before" rounds r*y, which the reference step below does not.
 TOLERANCE = {"": (2e-5, 2e-5), "bfloat16": (4e-3, 1.5e-2), "float16": (1e-3, 4e-3)}
 

@@ -4,6 +4,7 @@
 of a short sequence on a GPU; an ``autograd.Function`` around the same kernels takes a fraction of it.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -55,9 +56,5 @@ class _Sequence(torch.autograd.Function):
 
 def sequence(problem: Problem, backend: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(y, c, c_last, y_last)``, differentiable."""
-    p = problem
-    tensors = (
-        p.input, p.c0, p.y0, p.weight_ih, p.weight_hh, p.bias_ih, p.bias_hh, p.theta, p.reset_scale, p.keep, p.lengths,
-    )  # fmt: skip
-    options = (p.reset, p.reset_gate, p.surrogate, p.precision)
-    return _Sequence.apply(options, backend, save, *tensors)  # pyright: ignore[reportReturnType]
+    values = tuple(getattr(problem, field.name) for field in dataclasses.fields(problem))
+    return _Sequence.apply(values[_TENSORS:], backend, save, *values[:_TENSORS])  # pyright: ignore[reportReturnType]

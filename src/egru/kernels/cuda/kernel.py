@@ -12,6 +12,14 @@ class CUDAKernel:
 
     name = "cuda"
 
+    def describe(self) -> str:
+        """What it runs on here, or why it runs nowhere."""
+        if not torch.cuda.is_available():
+            return "NVIDIA GPUs: none on this machine"
+        major, minor = torch.cuda.get_device_capability()
+        form = "persistent kernels" if major == 9 else "fused steps (persistent kernels need a Hopper chip)"
+        return f"NVIDIA GPUs: {torch.cuda.get_device_name()}, compute capability {major}.{minor}, {form}"
+
     def unsupported(self, problem: Problem) -> str | None:
         device = problem.input.device
         if device.type != "cuda":

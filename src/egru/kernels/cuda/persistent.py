@@ -192,9 +192,13 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         projected = None
         if prepared.input is not None and prepared.weight_ih is not None:
             projected = products.product(prepared.input, prepared.weight_ih.T)
-        y = torch.empty(T, B, H, device=device)
-        c, c_last, y_last = torch.empty_like(y), torch.empty(B, H, device=device), torch.empty(B, H, device=device)
-        reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
+        y = torch.empty(T, B, H, dtype=torch.float32, device=device)
+        c, c_last, y_last = (
+            torch.empty_like(y),
+            torch.empty(B, H, dtype=torch.float32, device=device),
+            torch.empty(B, H, dtype=torch.float32, device=device),
+        )
+        reserve = torch.empty(reserve_shape(problem) if save else (0,), dtype=torch.float32, device=device)
         keep, keep_alive = keep_argument(problem)
         held = ready(weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
@@ -243,8 +247,11 @@ def backward(
         gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
         source = torch.empty(T * B, HP + 8, dtype=low, device=device)
         source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
-        dc0, dy0 = torch.empty(B, H, device=device), torch.empty(B, H, device=device)
-        sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, device=device)
+        dc0, dy0 = (
+            torch.empty(B, H, dtype=torch.float32, device=device),
+            torch.empty(B, H, dtype=torch.float32, device=device),
+        )
+        sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, dtype=torch.float32, device=device)
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
         constants = ready(problem.theta, problem.reset_scale)

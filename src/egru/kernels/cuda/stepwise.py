@@ -97,14 +97,17 @@ def forward(problem: Problem, save: bool) -> Forward:
         functions = _functions(problem.reset, problem.reset_gate, problem.precision, torch.cuda.current_device())
         projected = products.project(problem, HP)
         weight = pack.pad_gates(problem.weight_hh, HP, HP, low).T
-        y, c = torch.empty(T, B, H, device=device), torch.empty(T, B, H, device=device)
+        y, c = (
+            torch.empty(T, B, H, dtype=torch.float32, device=device),
+            torch.empty(T, B, H, dtype=torch.float32, device=device),
+        )
         c_last, y_last = problem.c0.clone(), problem.y0.clone()
         c_last, y_last = c_last.contiguous(), y_last.contiguous()
         fired = (y_last != 0).to(torch.uint8)
         operand = torch.zeros(B, HP, dtype=low, device=device)
         operand[:, :H] = y_last
         gate_r, gate_u = torch.empty_like(c_last), torch.empty_like(c_last)
-        reserve = torch.empty(reserve_shape(problem) if save else (0,), device=device)
+        reserve = torch.empty(reserve_shape(problem) if save else (0,), dtype=torch.float32, device=device)
         keep, keep_alive = keep_argument(problem)
         held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale, problem.lengths)
         args = _ForwardArgs(
@@ -149,8 +152,16 @@ def backward(
         gates = torch.empty(T, B, 4 * HP, dtype=low, device=device)
         source = torch.empty(T, B, HP, dtype=low, device=device)
         source_z = source if after else torch.empty_like(source)
-        dc = torch.zeros(B, H, device=device) if grad_c_last is None else grad_c_last.clone().contiguous()
-        dy = torch.zeros(B, H, device=device) if grad_y_last is None else grad_y_last.clone().contiguous()
+        dc = (
+            torch.zeros(B, H, dtype=torch.float32, device=device)
+            if grad_c_last is None
+            else grad_c_last.clone().contiguous()
+        )
+        dy = (
+            torch.zeros(B, H, dtype=torch.float32, device=device)
+            if grad_y_last is None
+            else grad_y_last.clone().contiguous()
+        )
         de, dtheta = torch.zeros_like(dc), torch.zeros_like(dc)
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c)
