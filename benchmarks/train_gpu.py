@@ -103,11 +103,12 @@ def contestant(
         layer.flatten_parameters()
     x = torch.randn(row.T, row.B, inputs, device="cuda", dtype=dtype, requires_grad=input_gradient and row.train)
     grad: list[torch.Tensor] = []
+    # Made once, as around a whole model: making one takes longer than entering it.
+    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16" and not native)
 
     def run() -> None:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-        autocast = precision == "bfloat16" and not native
-        with torch.set_grad_enabled(row.train), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with torch.set_grad_enabled(row.train), autocast:
             y = layer(x)[0]
         if not row.train:
             return

@@ -4,6 +4,7 @@
 of a short sequence on a GPU; an ``autograd.Function`` around the same kernels takes a fraction of it.
 """
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -28,12 +29,18 @@ def is_plain(problem: Problem) -> bool:
     )
 
 
+def _unrounded(problem: Problem) -> contextlib.AbstractContextManager[object]:
+    """Kernels round what they want to themselves: autocast off, where it is on."""
+    device = problem.input.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
+
+
 class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: tuple[Any, ...], backend: str, save: bool, *tensors: Tensor | None) -> Any:
         problem = Problem(*tensors, *options)  # pyright: ignore[reportArgumentType]
         _check_finite(problem)
-        with torch.autocast(problem.input.device.type, enabled=False):
+        with _unrounded(problem):
             result = get(backend).forward(problem, save)
         _check_result(problem, result.c_last)
         ctx.set_materialize_grads(False)
@@ -44,12 +51,12 @@ class _Sequence(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         y, c, reserve, *tensors = ctx.saved_tensors
         problem = Problem(*tensors, *ctx.options)
         needs = ctx.needs_input_grad[3:]
-        with torch.autocast(problem.input.device.type, enabled=False):
-            found = get(ctx.backend).backward(problem, y, c, reserve, *grads, needs[0])
+        with _unrounded(problem):
+            found = get(ctx.backend).backward(problem, y, c, reserve, *grads[:4], input_gradient=needs[0])
         wanted = [g if need else None for g, need in zip(found, needs[: len(found)], strict=True)]
         return None, None, None, *wanted, *[None] * (_TENSORS - len(wanted))
 

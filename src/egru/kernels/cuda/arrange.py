@@ -128,7 +128,9 @@ def gather(
     outs = (
         torch.empty_like(problem.weight_ih),
         torch.empty_like(problem.weight_hh),
-        *[torch.empty(size, dtype=torch.float32, device=hh.device) for size in (3 * H, 3 * H, H)],
+        hh.new_empty((3 * H,)),
+        hh.new_empty((3 * H,)),
+        hh.new_empty((H,)),
     )
     weight_ih, weight_hh, bias_ih, bias_hh, theta = (t.data_ptr() for t in outs)
     args = _Gather(

@@ -141,9 +141,8 @@ class Function:
         self.block, self.shared, self.cluster = block, shared, cluster
 
     def _config(self, grid: int) -> _LaunchConfig:
-        stream = torch._C._cuda_getCurrentRawStream(
-            torch.cuda.current_device()
-        )  # no Stream object: it costs as a launch
+        # No Stream object: making one costs as much as a launch.
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
         return _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
 
     def resident_blocks(self) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.plan import Chip, Layout, Plan, candidates, ceil_to
-from egru.kernels.cuda.stepwise import Keep, keep_argument, pointer, ready, reserve_shape
+from egru.kernels.cuda.stepwise import Keep, keep_argument, on_device, pointer, ready, reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
 
 THREADS = 384
@@ -178,7 +178,7 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
     T, B, _ = problem.input.shape
     H, low = plan.units, products.operand_type(problem)
     device = problem.input.device
-    with torch.cuda.device(device):
+    with on_device(device.index):
         inline = _inline(problem)
         input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
         assert input is not None
@@ -192,18 +192,14 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         projected = None
         if prepared.input is not None and prepared.weight_ih is not None:
             projected = products.product(prepared.input, prepared.weight_ih.T)
-        y = torch.empty(T, B, H, dtype=torch.float32, device=device)
-        c, c_last, y_last = (
-            torch.empty_like(y),
-            torch.empty(B, H, dtype=torch.float32, device=device),
-            torch.empty(B, H, dtype=torch.float32, device=device),
-        )
-        reserve = torch.empty(reserve_shape(problem) if save else (0,), dtype=torch.float32, device=device)
+        y, c = input.new_empty((T, B, H)), input.new_empty((T, B, H))
+        c_last, y_last = input.new_empty((B, H)), input.new_empty((B, H))
+        reserve = input.new_empty(reserve_shape(problem) if save else (0,))
         keep, keep_alive = keep_argument(problem)
         held = ready(weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
         held += ready(problem.c0, problem.y0)
         (lengths,) = ready(problem.lengths)
-        function = _function(plan, _variant("forward", problem), torch.cuda.current_device())
+        function = _function(plan, _variant("forward", problem), device.index)
         for wave in range(plan.waves):
             start = prepared.workspace + wave * wave_bytes
             args = _ForwardArgs(
@@ -233,7 +229,7 @@ def backward(
     H, HP, low = plan.units, plan.padded, products.operand_type(problem)
     device = problem.input.device
     after = problem.reset_gate == "after"
-    with torch.cuda.device(device):
+    with on_device(device.index):
         inline = _inline(problem)
         input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
         assert input is not None
@@ -247,11 +243,8 @@ def backward(
         gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
         source = torch.empty(T * B, HP + 8, dtype=low, device=device)
         source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
-        dc0, dy0 = (
-            torch.empty(B, H, dtype=torch.float32, device=device),
-            torch.empty(B, H, dtype=torch.float32, device=device),
-        )
-        sums = torch.empty(plan.waves * plan.groups * 8, 3 if inline else 2, HP, dtype=torch.float32, device=device)
+        dc0, dy0 = input.new_empty((B, H)), input.new_empty((B, H))
+        sums = input.new_empty((plan.waves * plan.groups * 8, 3 if inline else 2, HP))
         keep, keep_alive = keep_argument(problem)
         held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
         constants = ready(problem.theta, problem.reset_scale)
@@ -259,7 +252,7 @@ def backward(
         surrogate = problem.surrogate
         grads = {"grad_y": grad_y is not None, "grad_c": grad_c is not None}
         variant = _variant("backward", problem, **grads, grad_input=input_gradient or not inline)
-        function = _function(plan, variant, torch.cuda.current_device())
+        function = _function(plan, variant, device.index)
         for wave in range(plan.waves):
             start = prepared.workspace + wave * wave_bytes
             args = _BackwardArgs(

@@ -3,6 +3,7 @@
 For float32 problems, for chips without the persistent kernels, and for layers too large for them.
 """
 
+import contextlib
 import ctypes
 import functools
 from typing import Any
@@ -79,6 +80,14 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+_NOTHING = contextlib.nullcontext()
+
+
+def on_device(index: int) -> contextlib.AbstractContextManager[object]:
+    """``torch.cuda.device``, but for free where the device is current already."""
+    return _NOTHING if torch.cuda.current_device() == index else torch.cuda.device(index)
+
+
 def ready(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors as kernels read them: contiguous, and on 16-byte addresses, which a view need not be."""
     found = [None if t is None else t.contiguous() for t in tensors]
@@ -93,7 +102,7 @@ def forward(problem: Problem, save: bool) -> Forward:
     T, B, _ = problem.input.shape
     H, device = problem.theta.shape[0], problem.input.device
     HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
-    with torch.cuda.device(device):
+    with on_device(device.index):
         functions = _functions(problem.reset, problem.reset_gate, problem.precision, torch.cuda.current_device())
         projected = products.project(problem, HP)
         weight = pack.pad_gates(problem.weight_hh, HP, HP, low).T
@@ -145,7 +154,7 @@ def backward(
     T, B, _ = problem.input.shape
     H, device = problem.theta.shape[0], problem.input.device
     HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
-    with torch.cuda.device(device):
+    with on_device(device.index):
         functions = _functions(problem.reset, problem.reset_gate, problem.precision, torch.cuda.current_device())
         V_r, V_u, V_z = pack.pad_gates(problem.weight_hh, HP, HP, low).view(3, HP, HP)
         V = torch.cat([V_z, V_r, V_u])
