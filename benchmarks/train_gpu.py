@@ -2,8 +2,8 @@
 
     python benchmarks/train_gpu.py --rows smnist ptb dvs --out result.json
 
-Each contestant runs forward and backward on the same random input; medians over ``--repeats`` rounds, in which the
-contestants take turns. Before anything is timed, our layer is compared with the float64 reference on every row (events
+Each contestant runs forward and backward on random input of the same shape; medians over ``--repeats`` turns of
+``--rounds`` rounds each. Before anything is timed, our layer is compared with the float64 reference on every row (events
 away from their thresholds, and the gradients of a short prefix): a wrong kernel gets no time.
 """
 
@@ -157,8 +157,12 @@ def contestants(
     return found
 
 
-def measure(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each, taking turns."""
+def measure(runs: dict[str, Callable[[], None]], repeats: int, rounds: int) -> dict[str, float]:
+    """Median milliseconds of one round of each, taking turns of ``rounds``.
+
+    One round a turn is a latency: the device waits for the host to begin. Several, one behind the other as in training,
+    let the host run ahead where it can.
+    """
     for run in runs.values():
         for _ in range(3):
             run()
@@ -168,10 +172,11 @@ def measure(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, floa
         for name, run in runs.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
-            run()
+            for _ in range(rounds):
+                run()
             end.record()
             end.synchronize()
-            times[name].append(start.elapsed_time(end))
+            times[name].append(start.elapsed_time(end) / rounds)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -181,6 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--precisions", nargs="+", default=["bfloat16"], choices=["bfloat16", "float32"])
     parser.add_argument("--gates", nargs="+", default=["after", "before"], choices=["after", "before"])
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds in a turn, without waiting in between")
     parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
     parser.add_argument("--no-input-gradient", action="store_true", help="the input is data, as in a first layer")
     parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
@@ -195,7 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
         runs = contestants(row, precisions, options.gates, not options.no_input_gradient and row.inputs > 1)
         if options.graph:
             runs = {key: graphed(run) for key, run in runs.items()}
-        times = measure(runs, options.repeats)
+        times = measure(runs, options.repeats, options.rounds)
         rival = min(value for key, value in times.items() if key.startswith("cudnn"))
         print(f"{row}")
         for key, value in times.items():

@@ -316,6 +316,24 @@ def test_the_layer_under_autocast() -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
 
 
+def test_the_compiled_layer_equals_the_eager_one() -> None:
+    torch.manual_seed(0)
+    layer = egru.EGRU(20, 70, reset_gate="after", device="cuda")
+    compiled = torch.compile(layer, backend="aot_eager")
+    x = torch.randn(6, 9, 20, device="cuda")
+    found = []
+    for run in (layer, compiled):
+        with torch.autocast("cuda", torch.bfloat16):
+            y, _ = run(x)
+        layer.zero_grad()
+        y.square().sum().backward()
+        gradient = layer.get_parameter("weight_hh_l0").grad
+        assert gradient is not None
+        found.append((y.detach(), gradient.clone()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.slow
 def test_many_calls_of_mixed_shapes() -> None:
     kernel = get("cuda")
