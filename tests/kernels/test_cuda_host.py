@@ -6,7 +6,7 @@ import torch
 from egru.events import RESETS, Surrogate
 from egru.kernels import registry
 from egru.kernels.cuda import arrange, pack, persistent, stepwise
-from egru.kernels.cuda.plan import MAX_ROWS, MAX_TILES, Chip, Plan, candidates, choose_plan
+from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
 from egru.kernels.problem import Problem
 
 H200 = Chip(132, 232448)
@@ -44,8 +44,8 @@ def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int,
     for plan in plans:
         assert plan.blocks * plan.tiles * 8 >= units
         assert plan.waves * plan.groups * plan.rows >= batch
-        assert plan.rows % 8 == 0
-        assert plan.rows <= MAX_ROWS
+        assert plan.rows in ROWS
+        assert (plan.groups - 1) * plan.rows < batch or plan.groups == 1, "no group is idle"
         assert plan.tiles <= MAX_TILES
         assert plan.grid <= H200.multiprocessors
         assert plan.blocks % plan.cluster == 0

@@ -117,6 +117,8 @@ def _is_hopper(device: int) -> bool:
 def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
     """The cheapest plan whose blocks the device really takes at once."""
     for plan in candidates(units, batch, _chip(device), reset_gate):
+        if plan.cluster == 1:  # a block a multiprocessor
+            return plan
         probe = _function(plan, Variant("forward", "output", reset_gate, "bfloat16", False), device)
         if probe.resident_blocks() >= plan.grid:
             return plan

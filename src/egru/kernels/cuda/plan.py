@@ -7,7 +7,7 @@ batch; the batch is split over as many groups as fit, and run in several *waves*
 import dataclasses
 import functools
 
-MAX_ROWS = 64  # rows of one warpgroup product
+ROWS = (8, 16, 32, 48, 64)  # of a group; few, since each compiles its own kernel; 64 is one warpgroup product
 MAX_TILES = 5  # unit tiles of a block whose accumulators and state still fit the registers
 
 
@@ -35,7 +35,7 @@ class Plan:
 
     units: int
     groups: int
-    rows: int  # of the batch, per group; a multiple of 8
+    rows: int  # of the batch, per group; one of ROWS
     tiles: int  # tiles of 8 units, per block
     blocks: int  # per group
     cluster: int  # neighbouring blocks that share their reads of the exchange
@@ -118,9 +118,9 @@ def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") ->
         if cluster == 4:
             usable = usable // 16 * 16  # clusters of four do not reach every multiprocessor of a GPC
         for groups in range(1, usable + 1):
-            rows = min(MAX_ROWS, ceil_to(-(-batch // groups), 8))
+            rows = next((rows for rows in ROWS if rows * groups >= batch), ROWS[-1])
             if groups > 1 and (groups - 1) * rows >= batch:
-                break  # the last group would be empty
+                continue  # the last group would be empty
             most = usable // groups // cluster * cluster
             if most == 0:
                 break
