@@ -5,6 +5,7 @@ step by step, each step of the reference starting from what the kernel had carri
 checked on the kernel's own forward pass.
 """
 
+import ctypes
 import dataclasses
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import egru
 from egru import functional
 from egru.events import RESETS, EventState, Surrogate
-from egru.kernels.cuda import arrange, pack, persistent
+from egru.kernels.cuda import arrange, driver, pack, persistent
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.kernels.registry import get
 
@@ -85,12 +86,11 @@ def make_problem(
 def in_float64(problem: Problem) -> Problem:
     """The same problem with the operands of products rounded as the kernel rounds them."""
     low = getattr(torch, problem.precision or "float32")
-    names = ("input", "weight_ih", "weight_hh")
-    rounded = dataclasses.replace(problem, **{n: getattr(problem, n).to(low) for n in names}, precision="")
-    values = {f.name: getattr(rounded, f.name) for f in dataclasses.fields(rounded)}
-    return Problem(
-        **{n: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in values.items()}
-    )
+    values = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
+    for name in ("input", "weight_ih", "weight_hh"):
+        values[name] = values[name].to(low)
+    doubles = {n: v.double() for n, v in values.items() if isinstance(v, Tensor) and v.is_floating_point()}
+    return dataclasses.replace(problem, **doubles, precision="")
 
 
 def each_step(exact: Problem, low: torch.dtype, out: Forward) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -150,7 +150,7 @@ def check(problem: Problem) -> dict[str, float]:
     grads = [
         torch.randn(*shape, device="cuda", generator=generator) for shape in ((T, B, H), (T, B, H), (B, H), (B, H))
     ]
-    got = kernel.backward(problem, out.y, out.c, out.reserve, *grads, True)
+    got = kernel.backward(problem, out.y, out.c, out.reserve, *grads, input_gradient=True)
     expected = functional.egru_backward(
         grads[0].double(), grads[1].double(), (grads[2].double(), grads[3].double()), exact.input,
         EventState(exact.c0, exact.y0), exact.weight_ih, exact.weight_hh, exact.theta,
@@ -332,6 +332,24 @@ def test_the_compiled_layer_equals_the_eager_one() -> None:
         found.append((y.detach(), gradient.clone()))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.slow
+def test_a_stalled_group_gives_up_and_the_next_call_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, problem = get("cuda"), make_problem(4, 20, 6, 50)
+    want = kernel.forward(problem, False)
+    launch = driver.Function.__call__
+
+    def one_block_missing(self: driver.Function, grid: int, args: ctypes.Structure) -> None:
+        launch(self, grid - 1 if self.shared else grid, args)  # only persistent kernels ask for shared memory
+
+    monkeypatch.setattr(driver.Function, "__call__", one_block_missing)
+    kernel.forward(problem, False)
+    torch.cuda.synchronize()
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="waited more than two seconds"):
+        kernel.forward(problem, False)
+    assert torch.equal(kernel.forward(problem, False).c, want.c)
 
 
 @pytest.mark.slow
