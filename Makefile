@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo test lint clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/*)
+$(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -130,9 +130,7 @@ def check(layer: egru.EGRU, x: Tensor) -> float:
         grads = [torch.ones_like(out) for out in forward[:4]]
         backward = get(name).backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
         results.append([*forward[:4], *backward])
-    return max(
-        ((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(*results, strict=True)
-    )
+    return max(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(*results, strict=True))
 
 
 def _copy(layer: egru.EGRU) -> egru.EGRU:
@@ -184,9 +182,7 @@ def measure(setting: Setting, repeats: int = 15, seconds: float = 10.0) -> dict[
     x.requires_grad_(setting.input_gradient)
     gru = nn.GRU(setting.inputs, setting.hidden)
     grad = torch.randn(setting.steps, setting.batch, setting.hidden)
-    times = interleave(
-        {"gru": training_step(gru, x, grad), "egru": training_step(layer, x, grad)}, repeats, seconds
-    )
+    times = interleave({"gru": training_step(gru, x, grad), "egru": training_step(layer, x, grad)}, repeats, seconds)
     median = {name: statistics.median(each) * 1e3 for name, each in times.items()}
     return {
         **dataclasses.asdict(setting),

@@ -13,7 +13,7 @@ from egru.kernels.problem import Problem
 from egru.kernels.registry import get
 
 
-def _check_finite(problem: Problem) -> None:
+def check_finite(problem: Problem) -> None:
     """Refuse NaN and infinity, which would silence units instead of failing. On the CPU only: elsewhere it stalls."""
     if problem.input.device.type != "cpu":
         return
@@ -25,7 +25,7 @@ def _check_finite(problem: Problem) -> None:
             raise ValueError(f"{shown} holds {bad}; expected finite values")
 
 
-def _check_result(problem: Problem, c_last: Tensor) -> None:
+def check_result(problem: Problem, c_last: Tensor) -> None:
     # A NaN never leaves c once it is in, so the last state tells of NaN weights anywhere in the sequence.
     if c_last.device.type == "cpu" and not torch.isfinite(c_last).all():
         raise ValueError("the state became NaN or infinite: the weights or biases of this layer are not finite")
@@ -59,10 +59,10 @@ def sequence(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
         reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
     )  # fmt: skip
-    _check_finite(problem)
+    check_finite(problem)
     with torch.autocast(input.device.type, enabled=False):
         result = get(backend).forward(problem, save)
-    _check_result(problem, result.c_last)
+    check_result(problem, result.c_last)
     return result
 
 

@@ -33,6 +33,8 @@ class ReferenceKernel:
         return "plain torch, dense, any device and type: what every other kernel is tested against"
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
+        if problem.lean:
+            return (0,)
         T, B, _ = problem.input.shape
         gates = 4 if problem.reset_gate == "after" else 3
         return (gates, T, B, problem.theta.shape[0])
@@ -54,7 +56,7 @@ class ReferenceKernel:
             keep=problem.keep,
             lengths=problem.lengths,
         )
-        reserve = torch.stack(result.gates) if save else result.y.new_empty(0)
+        reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory
         return Forward(result.y, result.c, result.state.c.clone(), result.state.y.clone(), reserve)
 
@@ -70,6 +72,9 @@ class ReferenceKernel:
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
+        if problem.lean:
+            problem = dataclasses.replace(problem, lean=False)
+            reserve = self.forward(problem, save=True).reserve
         problem = _rounded(problem)
         state = EventState(problem.c0, problem.y0)
         grads = functional.egru_backward(

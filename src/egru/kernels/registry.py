@@ -1,10 +1,11 @@
 """Which kernels exist, and which one a call gets."""
 
 from egru.kernels.cpu.kernel import CPUKernel
+from egru.kernels.cuda import CUDAKernel
 from egru.kernels.problem import Kernel, Problem
 from egru.kernels.reference import ReferenceKernel
 
-_KERNELS: dict[str, Kernel] = {k.name: k for k in (CPUKernel(), ReferenceKernel())}
+_KERNELS: dict[str, Kernel] = {k.name: k for k in (CPUKernel(), CUDAKernel(), ReferenceKernel())}
 """Fastest first; the reference takes everything."""
 
 

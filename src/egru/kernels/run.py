@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from egru.events import EventState
+from egru.kernels.direct import is_plain
+from egru.kernels.direct import sequence as direct
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem
 from egru.kernels.registry import choose
@@ -16,6 +18,10 @@ def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tenso
         problem.theta,
     )  # fmt: skip
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    name = choose(backend, problem)
+    if is_plain(problem):
+        y, c, c_last, y_last = direct(problem, name, save)
+        return y, c, EventState(c_last, y_last)
     surrogate = problem.surrogate
     y, c, c_last, y_last, _ = sequence(
         *inputs,
@@ -30,7 +36,7 @@ def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tenso
         surrogate.shape,
         problem.precision,
         problem.lean,
-        choose(backend, problem),
+        name,
         save,
     )
     return y, c, EventState(c_last, y_last)

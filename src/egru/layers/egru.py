@@ -38,6 +38,7 @@ class _EventGRU(EventRNN):
         zoneout: float = 0.0,
         dropout_mode: str = "variational",
         backend: str = "auto",
+        lean: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -61,6 +62,7 @@ class _EventGRU(EventRNN):
         )
         self.reset_gate = checks.choice(type(self).__name__, "reset_gate", reset_gate, RESET_GATES)
         self.backend = checks.choice(type(self).__name__, "backend", backend, backends())
+        self.lean = bool(lean)
 
     def _sequence(
         self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
@@ -76,6 +78,7 @@ class _EventGRU(EventRNN):
             self.reset_gate,
             self.surrogate,
             _autocast_precision(x),
+            self.lean,
         )
         return run_sequence(problem, self.backend)
 
@@ -106,6 +109,7 @@ class EGRU(_EventGRU):
         zoneout: probability that a unit keeps its old state at a step; the expected mix in evaluation.
         dropout_mode: "variational" (one mask per sequence, as in the paper) or "plain" (as in torch).
         backend: "auto" takes the fastest kernel that can run a call; see :func:`egru.kernels.info`.
+        lean: save no gates for the backward pass and compute them again there: less memory, more time, same numbers.
     """
 
     @classmethod
@@ -164,6 +168,7 @@ class EGRUCell(_EventGRU):
         dropconnect: float = 0.0,
         zoneout: float = 0.0,
         backend: str = "auto",
+        lean: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -179,6 +184,7 @@ class EGRUCell(_EventGRU):
             dropconnect=dropconnect,
             zoneout=zoneout,
             backend=backend,
+            lean=lean,
             device=device,
             dtype=dtype,
         )

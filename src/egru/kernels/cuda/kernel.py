@@ -1,0 +1,70 @@
+"""The CUDA kernel of the sequence operation: which of its forms runs a problem."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from egru.kernels.cuda import persistent, stepwise
+from egru.kernels.problem import Backward, Forward, Problem
+
+
+class CUDAKernel:
+    """NVIDIA GPUs: one persistent kernel a direction where the weights fit the chip, else fused steps."""
+
+    name = "cuda"
+
+    def describe(self) -> str:
+        """What it runs on here, or why it runs nowhere."""
+        if not torch.cuda.is_available():
+            return "NVIDIA GPUs: none on this machine"
+        major, minor = torch.cuda.get_device_capability()
+        form = "persistent kernels" if major == 9 else "fused steps (persistent kernels need a Hopper chip)"
+        return f"NVIDIA GPUs: {torch.cuda.get_device_name()}, compute capability {major}.{minor}, {form}"
+
+    def unsupported(self, problem: Problem) -> str | None:
+        device = problem.input.device
+        if device.type != "cuda":
+            return f"it runs on CUDA tensors, not on {device.type}"
+        if torch.version.hip is not None:
+            return "it needs NVIDIA's CUDA, not ROCm"
+        if problem.weight_hh.dtype != torch.float32:
+            return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
+        if problem.precision not in ("", "bfloat16", "float16"):
+            return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
+        if problem.surrogate.shape != "triangle":
+            return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
+        if min(problem.input.shape) == 0:
+            return f"the input is empty: {tuple(problem.input.shape)}"
+        return None
+
+    def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
+        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # both forms save the same
+
+    def forward(self, problem: Problem, save: bool) -> Forward:
+        save = save and not problem.lean
+        plan = persistent.find_plan(problem)
+        if plan is None:
+            return stepwise.forward(problem, save)
+        return persistent.forward(problem, plan, save)
+
+    def backward(
+        self,
+        problem: Problem,
+        y: Tensor,
+        c: Tensor,
+        reserve: Tensor,
+        grad_y: Tensor | None,
+        grad_c: Tensor | None,
+        grad_c_last: Tensor | None,
+        grad_y_last: Tensor | None,
+        input_gradient: bool,
+    ) -> Backward:
+        if problem.lean:
+            problem = dataclasses.replace(problem, lean=False)
+            reserve = self.forward(problem, save=True).reserve
+        grads = (grad_y, grad_c, grad_c_last, grad_y_last)
+        plan = persistent.find_plan(problem)
+        if plan is None:
+            return stepwise.backward(problem, y, c, reserve, *grads, input_gradient)
+        return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

@@ -1,0 +1,83 @@
+// The mathematics of one unit at one step, shared by the persistent and the per-step kernels.
+// Names follow the paper; u = 1 - z_torch. RESET: 0 output, 1 threshold, 2 hard, 3 none.
+// ACCURATE selects the library's exp and tanh (float32 problems) over the fast ones (low-precision products).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef ACCURATE
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+__device__ __forceinline__ float tangent(float x) { return tanhf(x); }
+#else
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+// 2 sigmoid(2x) - 1, absolute error near 1e-7; the quotient is 0, not NaN, where the exponential overflows.
+__device__ __forceinline__ float tangent(float x) {
+  x = fminf(fmaxf(x, -15.f), 15.f);
+  return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x));
+}
+#endif
+
+struct Surrogate {
+  float inverse_width, height;
+  int bounded;
+};
+
+// What the threshold sees at this step.
+__device__ __forceinline__ float next_state(float u, float z, float c_prev, float y_prev, bool e_prev, float rho) {
+  float memory = RESET == 2 && e_prev ? c_prev * (1.f - rho) : c_prev;
+  float c = u * z + (1.f - u) * memory;
+  return RESET == 0 ? c - rho * y_prev : c;
+}
+
+// What is carried on to the next step.
+__device__ __forceinline__ float carried_state(float c, bool e, float theta, float rho) {
+  return RESET == 1 && e ? c - rho * theta : c;
+}
+
+struct Before {  // what a unit had before this step
+  float c, y;
+  bool e;
+};
+
+// Reads the previous step off the state its threshold saw.
+__device__ __forceinline__ Before before_step(float c_seen, float theta, float rho) {
+  bool e = c_seen > theta;
+  return {carried_state(c_seen, e, theta, rho), e ? c_seen : 0.f, e};
+}
+
+struct Slopes {
+  float a_u, a_z;        // gradients of the pre-activations; a_u with torch's sign (of 1 - u)
+  float dc, dy, de;      // gradients of the carried state, of y (the element-wise path) and of e, one step earlier
+  float theta;
+};
+
+// Everything of the backward step that needs no product: see "Backward" in the specification.
+__device__ __forceinline__ Slopes backward_element(float u, float z, float c, const Before& prev, float theta, float rho,
+                                                   float dy, float dc, float de, float grad_c, float keep,
+                                                   const Surrogate& g) {
+  bool e = c > theta;
+  float s = g.height * fmaxf(0.f, 1.f - fabsf(c - theta) * g.inverse_width);
+  float k = (e ? 1.f : 0.f) + c * s;
+  if (g.bounded) k = fminf(fmaxf(k, 0.f), 1.f);
+  Slopes out;
+  float dc_seen = dy * k + dc + grad_c;
+  out.theta = -dy * c * s;
+  if (RESET == 2) {
+    dc_seen += de * s;
+    out.theta -= de * s;
+  }
+  if (RESET == 1) {
+    dc_seen -= dc * rho * theta * s;
+    out.theta -= dc * rho * ((e ? 1.f : 0.f) - theta * s);
+  }
+  float dc_new = (1.f - keep) * dc_seen;
+  float memory = RESET == 2 && prev.e ? prev.c * (1.f - rho) : prev.c;
+  out.a_u = -dc_new * (z - memory) * u * (1.f - u);
+  out.a_z = dc_new * u * (1.f - z * z);
+  float dmemory = dc_new * (1.f - u);
+  out.dc = (RESET == 2 && prev.e ? dmemory * (1.f - rho) : dmemory) + keep * dc_seen;
+  out.de = RESET == 2 ? -rho * dmemory * prev.c : 0.f;
+  out.dy = RESET == 0 ? -rho * dc_new : 0.f;
+  return out;
+}

@@ -1,0 +1,226 @@
+// One kernel runs the whole sequence forward. See group.cuh for how blocks share the work.
+//
+// The critical path is barrier, exchange, product, element-wise part. A step's outputs are stored, and the inputs of the
+// next loaded, during the next product, tile by tile.
+
+struct Args {
+  const float* projected;  // (T, B, 3, HP), x W without bias; null where the input has one feature
+  const float* input;      // (T, B), used instead
+  const float* weight_ih;  // (3 H,), likewise
+  const char* weights;     // packed, see pack.py
+  const float *bias_ih, *bias_hh, *theta, *rho, *c0, *y0;
+  Keep keep;
+  const i64* lengths;
+  char* exchange;
+  u32* counter;
+  float *y, *c, *c_last, *y_last;
+  uint4* reserve;  // (T, B, HP) of (u, r, z, q) in fp16, or null
+  int* error;
+  int T, B, b0;
+};
+
+constexpr int COLUMNS = UT * 8;
+constexpr u32 WEIGHT_BYTES = padded(KT) * 32 * 3 * COLUMNS;
+constexpr u64 EXCHANGE = (u64)padded(KT) * 32 * R;  // bytes of one parity of one group
+constexpr int CONSTANTS = INLINE ? 8 : 5;   // r, u, z and q biases, theta, input weights
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) char memory[];
+  const u32 base = shared_address(memory);
+  char* after_ring = memory + WEIGHT_BYTES + RING * SLOT;
+  float2* scratch = (float2*)(ALIAS ? memory + WEIGHT_BYTES : after_ring);
+  float(*constant)[COLUMNS] = (float(*)[COLUMNS])(after_ring + (ALIAS ? 0 : SCRATCH));
+  u64* barriers = (u64*)(constant + CONSTANTS);
+  Ring ring = {base + WEIGHT_BYTES, shared_address(barriers), shared_address(barriers + RING)};
+  const u32 loaded = shared_address(barriers + 2 * RING);
+  volatile int* const stalled = (volatile int*)(barriers + 2 * RING + 1);
+  if (threadIdx.x == 0) *stalled = 0;
+  const int tid = threadIdx.x;
+  const Place me = place(a.b0, a.B);
+  const int T = a.T, B = a.B;
+  char* const exchange = a.exchange + me.group * EXCHANGE;
+  const u64 parity_stride = gridDim.x / CPG * EXCHANGE;
+  u32* const counter = a.counter + me.group * 32;
+
+  for (int i = tid; i < COLUMNS; i += THREADS) {
+    int unit = me.block * COLUMNS + i;
+    bool real = unit < H;
+    float ih[3], hh[3];
+    for (int g = 0; g < 3; g++) {
+      ih[g] = real && a.bias_ih ? a.bias_ih[g * H + unit] : 0.f;
+      hh[g] = real && a.bias_hh ? a.bias_hh[g * H + unit] : 0.f;
+      if (INLINE) constant[CONSTANTS - 3 + g][i] = real ? round_low(a.weight_ih[g * H + unit]) : 0.f;
+    }
+    constant[0][i] = ih[0] + hh[0];
+    constant[1][i] = ih[1] + hh[1];
+    constant[2][i] = AFTER ? ih[2] : ih[2] + hh[2];
+    constant[3][i] = hh[2];
+    constant[4][i] = real ? a.theta[unit] : 1e30f;  // padding never fires
+  }
+  set_up(ring, loaded);
+  const u32 rank = CL == 1 ? 0 : cluster_rank();
+
+  i64 patience = PATIENCE;
+  u32 it = 0;
+  if (me.wg == 2) {
+    fewer_registers<40>();
+    if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
+    for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+        break;
+#if !INLINE
+      const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
+      if (t < T && (AFTER || n % 2 == 0))
+        for (int i = tid - WORKERS; i < 3 * R; i += 128) {
+          int b = me.group * R + a.b0 + i % R, unit = me.block * COLUMNS;
+          if (b < B && unit < HP)
+            prefetch_span(a.projected + ((i64)t * B + b) * (3 * HP) + i / R * HP + unit, min(COLUMNS, HP - unit) * 4);
+        }
+#endif
+    }
+    if (patience == 0) fail(a.error);
+  } else {
+    more_registers<232>();
+    const float rho = *a.rho;
+    const int first = 2 * (tid & 3);
+    const int length = RAGGED && me.active ? (int)min((i64)T, a.lengths[me.b]) : T;
+    float c[UT][2], y[UT][2];
+    u32 fired = 0;
+#pragma unroll
+    for (int i = 0; i < UT; i++) {
+      int unit = me.unit + 8 * i;
+      float2 c0 = make_float2(0.f, 0.f), y0 = c0;
+      if (me.active) {
+        c0 = load_pair(a.c0 + (i64)me.b * H, unit);
+        y0 = load_pair(a.y0 + (i64)me.b * H, unit);
+        if (unit < HP) exchange_store(exchange, unit, me.row, pack_low(y0.x, y0.y));
+      }
+      c[i][0] = c0.x, c[i][1] = c0.y, y[i][0] = y0.x, y[i][1] = y0.y;
+      fired |= (y0.x != 0.f ? 1u : 0u) << (2 * i) | (y0.y != 0.f ? 2u : 0u) << (2 * i);
+    }
+    arrive(counter);
+
+    float2 p[UT][3];
+    float x = 0.f;
+    u32 saved[UT][4] = {};
+    float2 y_out[UT] = {}, c_out[UT] = {};
+    auto store = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || t < 0) return;
+      const i64 at = (i64)t * B + me.b;
+      store_pair(a.y + at * H, unit, y_out[i]);
+      store_pair(a.c + at * H, unit, c_out[i]);
+      if (a.reserve && unit < HP)
+        __stcs(a.reserve + (at * HP + unit) / 2, make_uint4(saved[i][0], saved[i][1], saved[i][2], saved[i][3]));
+    };
+    auto fetch = [&](int t, int i) {
+      const int unit = me.unit + 8 * i;
+      if (!me.active || unit >= HP) return;
+#if INLINE
+      if (i == 0) x = a.input[(i64)t * B + me.b];
+#else
+#pragma unroll
+      for (int g = 0; g < 3; g++)
+        p[i][g] = __ldcs((const float2*)(a.projected + ((i64)t * B + me.b) * (3 * HP) + g * HP + unit));
+#endif
+    };
+#pragma unroll
+    for (int i = 0; i < UT; i++)
+#pragma unroll
+      for (int g = 0; g < 3; g++) p[i][g] = make_float2(0.f, 0.f);
+    barrier_wait(loaded, 0, patience);
+
+    for (int t = 0; t < T; t++) {
+      auto aside = [&](int i) {
+        store(t - 1, i);
+        fetch(t, i);
+      };
+#if AFTER
+      float v[3 * UT][2];
+      {
+        float acc[UT * 12];
+        product<COLUMNS * 3, KT, UT>(acc, base, ring, it, me, patience, aside);
+        combine<3 * UT>(acc, v, scratch, me.wg, me.lane);
+      }
+#else
+      float gate_r[UT][2], gate_u[UT][2], v[UT][2];
+      {
+        float acc[UT * 8], w[2 * UT][2];
+        product<COLUMNS * 2, KT, UT>(acc, base, ring, it, me, patience, aside);
+        combine<2 * UT>(acc, w, scratch, me.wg, me.lane);
+        if (INLINE) x = round_low(x);
+#pragma unroll
+        for (int i = 0; i < UT; i++) {
+#pragma unroll
+          for (int h = 0; h < 2; h++) {
+            int k = first + 8 * i + h;
+            float pr = (h ? p[i][0].y : p[i][0].x) + constant[0][k], pu = (h ? p[i][1].y : p[i][1].x) + constant[1][k];
+            if (INLINE) pr += x * constant[CONSTANTS - 3][k], pu += x * constant[CONSTANTS - 2][k];
+            gate_r[i][h] = sigmoid(pr + w[2 * i][h]);
+            gate_u[i][h] = sigmoid(-(pu + w[2 * i + 1][h]));
+          }
+          if (me.active && me.unit + 8 * i < HP)
+            exchange_store(exchange + parity_stride, me.unit + 8 * i, me.row,
+                           pack_low(gate_r[i][0] * y[i][0], gate_r[i][1] * y[i][1]));
+        }
+        arrive(counter);
+      }
+      {
+        float acc[UT * 4];
+        product<COLUMNS, KT, 0>(acc, base + padded(KT) * 32 * 2 * COLUMNS, ring, it, me, patience, [](int) {});
+        combine<UT>(acc, v, scratch, me.wg, me.lane);
+      }
+#endif
+      if (INLINE && AFTER) x = round_low(x);
+      const bool real = !RAGGED || t < length;
+      char* const next = exchange + (AFTER ? (t + 1) & 1 : 0) * parity_stride;
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        float2 keep = me.active ? load_keep(a.keep, t, me.b, me.unit + 8 * i) : make_float2(0.f, 0.f);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          int k = first + 8 * i + h;
+          float pz = (h ? p[i][2].y : p[i][2].x) + constant[2][k], theta = constant[4][k];
+          if (INLINE) pz += x * constant[CONSTANTS - 1][k];
+#if AFTER
+          float pr = (h ? p[i][0].y : p[i][0].x) + constant[0][k], pu = (h ? p[i][1].y : p[i][1].x) + constant[1][k];
+          if (INLINE) pr += x * constant[CONSTANTS - 3][k], pu += x * constant[CONSTANTS - 2][k];
+          float r = sigmoid(pr + v[3 * i][h]), u = sigmoid(-(pu + v[3 * i + 1][h]));
+          float q = v[3 * i + 2][h] + constant[3][k];
+          float z = tangent(pz + r * q);
+#else
+          float r = gate_r[i][h], u = gate_u[i][h], q = 0.f;
+          float z = tangent(pz + v[i][h]);
+#endif
+          saved[i][2 * h] = pack_half(u, r);
+          saved[i][2 * h + 1] = pack_half(z, q);
+          bool e = fired >> (2 * i + h) & 1;
+          float seen = next_state(u, z, c[i][h], y[i][h], e, rho);
+          float share = h ? keep.y : keep.x;
+          if (KEEP) seen = share * c[i][h] + (1.f - share) * seen;
+          e = seen > theta;
+          if (real) {  // a finished row keeps its state
+            fired = (fired & ~(1u << (2 * i + h))) | (e ? 1u : 0u) << (2 * i + h);
+            c[i][h] = carried_state(seen, e, theta, rho);
+            y[i][h] = e ? seen : 0.f;
+          }
+          (h ? c_out[i].y : c_out[i].x) = real ? seen : 0.f;
+          (h ? y_out[i].y : y_out[i].x) = real ? y[i][h] : 0.f;
+        }
+        if (me.active && me.unit + 8 * i < HP) exchange_store(next, me.unit + 8 * i, me.row, pack_low(y[i][0], y[i][1]));
+      }
+      if (t + 1 < T) arrive(counter);
+    }
+#pragma unroll
+    for (int i = 0; i < UT; i++) store(T - 1, i);
+    if (patience == 0) fail(a.error);
+    if (me.active) {
+#pragma unroll
+      for (int i = 0; i < UT; i++) {
+        store_pair(a.c_last + (i64)me.b * H, me.unit + 8 * i, make_float2(c[i][0], c[i][1]));
+        store_pair(a.y_last + (i64)me.b * H, me.unit + 8 * i, make_float2(y[i][0], y[i][1]));
+      }
+    }
+  }
+  cluster_sync();  // no block leaves while another may still copy into it
+}

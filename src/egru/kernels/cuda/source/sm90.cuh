@@ -1,0 +1,148 @@
+// Hopper's asynchronous machinery, as small functions: barriers in shared memory, bulk copies, warpgroup products.
+// `wgmma(acc, a, b)` itself is generated on the host, one overload for each width that a kernel uses.
+
+// No wait in these kernels is unbounded. A thread starts with this many cycles of patience (some two seconds); once they
+// run out it waits no more, and walks through the rest of its steps with invalid data. Control flow never depends on it:
+// products of a warpgroup are only asynchronous in code that the compiler sees to be uniform.
+constexpr i64 PATIENCE = 4000000000LL;
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+// Arrives at the same barrier of block `rank` of the cluster.
+__device__ __forceinline__ void barrier_arrive(u32 bar, u32 rank) {
+#if CL == 1
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#else
+  asm volatile(
+      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(bar), "r"(rank) : "memory");
+#endif
+}
+__device__ __forceinline__ bool barrier_try(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  return done;
+}
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity, i64& patience) {
+  if (barrier_try(bar, parity)) return;
+  i64 start = clock64();
+  while (!barrier_try(bar, parity))
+    if (clock64() - start > patience) {
+      patience = 0;
+      break;
+    }
+}
+
+// Copies global to shared memory, to every block of the cluster at the same offset, and reports to their barriers.
+__device__ __forceinline__ void bulk_copy_all(u32 dst, const void* src, u32 bytes, u32 bar) {
+#if CL == 1
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(bar) : "memory");
+#else
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::
+          "r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"((unsigned short)((1 << CL) - 1)) : "memory");
+#endif
+}
+__device__ __forceinline__ void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
+               "l"(src), "r"(bytes), "r"(bar) : "memory");
+}
+
+// One thread of a converged warp: the compiler then issues copies without looping over threads.
+__device__ __forceinline__ bool elected() {
+  u32 yes;
+  asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(yes));
+  return yes;
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ void cluster_sync() {
+#if CL == 1
+  __syncthreads();
+#else
+  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Orders ordinary accesses before those of the copy engine and the tensor cores.
+// Across a cluster the general form is needed, which costs a full memory barrier.
+__device__ __forceinline__ void proxy_fence() {
+#if CL == 1
+  asm volatile("fence.proxy.async.global; fence.proxy.async.shared::cta;" ::: "memory");
+#else
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+template <int COUNT>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+__device__ __forceinline__ void workers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ __forceinline__ void feeders_sync() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from touching accumulators across an asynchronous product.
+template <int N>
+__device__ __forceinline__ void pin(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+// An operand in shared memory without swizzle: 8 rows x 16 bytes contiguous, `stride` bytes between groups of 8 in k.
+__device__ __forceinline__ u64 operand(u32 address, u32 stride) {
+  return (u64)((address & 0x3ffff) >> 4) | ((u64)(stride >> 4) << 16) | ((u64)(128 >> 4) << 32);
+}
+
+// Two values as the type of the products (bf16 or fp16), the first in the low half.
+__device__ __forceinline__ u32 pack_low(float a, float b) {
+  u32 d;
+#if LOW_F16
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
+#endif
+  return d;
+}
+__device__ __forceinline__ float round_low(float a) {
+#if LOW_F16
+  float d;
+  asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(d) : "f"(a));
+  return d;
+#else
+  return __uint_as_float(pack_low(0.f, a) & 0xffff0000u);
+#endif
+}
+// Gates are saved in fp16: bounded by 1 but for q, which is clamped, and with 3 bits more than bf16.
+__device__ __forceinline__ u32 pack_half(float a, float b) {
+  u32 d;
+  a = fminf(fmaxf(a, -65504.f), 65504.f);
+  b = fminf(fmaxf(b, -65504.f), 65504.f);
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
+  return d;
+}
+__device__ __forceinline__ float2 unpack_half(u32 d) {
+  float2 v;
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(v.x), "=f"(v.y) : "r"(d));
+  return v;
+}

@@ -1,0 +1,190 @@
+// The element-wise part of one step as ordinary kernels, one thread a unit: the products between them are cuBLAS's.
+// Operand is the type products read: float, or a 16-bit type under autocast (LOW 1 bf16, 2 fp16).
+
+#if LOW == 0
+typedef float Operand;
+__device__ __forceinline__ Operand to_operand(float x) { return x; }
+#else
+typedef unsigned short Operand;
+__device__ __forceinline__ Operand to_operand(float x) {
+  Operand d;
+#if LOW == 1
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(x));
+#else
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));
+#endif
+  return d;
+}
+#endif
+
+#if LOW == 0
+typedef float4 Gates;
+__device__ __forceinline__ Gates to_gates(float u, float r, float z, float q) { return make_float4(u, r, z, q); }
+__device__ __forceinline__ float4 from_gates(Gates g) { return g; }
+#else
+typedef uint2 Gates;  // fp16, as the persistent kernels save them
+__device__ __forceinline__ u32 half2(float a, float b) {
+  u32 d;
+  a = fminf(fmaxf(a, -65504.f), 65504.f);
+  b = fminf(fmaxf(b, -65504.f), 65504.f);
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
+  return d;
+}
+__device__ __forceinline__ float2 unhalf2(u32 d) {
+  float2 v;
+  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(v.x), "=f"(v.y) : "r"(d));
+  return v;
+}
+__device__ __forceinline__ Gates to_gates(float u, float r, float z, float q) {
+  return make_uint2(half2(u, r), half2(z, q));
+}
+__device__ __forceinline__ float4 from_gates(Gates g) {
+  float2 a = unhalf2(g.x), b = unhalf2(g.y);
+  return make_float4(a.x, a.y, b.x, b.y);
+}
+#endif
+
+struct Keep {
+  const float* p;
+  i64 t, b, h;
+};
+
+struct Forward {
+  const float* projected;  // (T, B, 3, HP) without bias
+  const float* product;    // (B, 3 HP): y V; in the "before" form r and u, then z in the first columns
+  const float *bias_ih, *bias_hh, *theta, *rho;
+  Keep keep;
+  const i64* lengths;
+  float *c_last, *y_last;  // the carried state, in place
+  unsigned char* fired;
+  Operand* operand;    // (B, HP): what the next product reads
+  float *y, *c, *gate_r, *gate_u;
+  Gates* reserve;
+  int t, B, H, HP;
+};
+
+__device__ __forceinline__ float bias(const float* p, int i) { return p ? p[i] : 0.f; }
+
+// "before": r and u, and r*y for the second product.
+extern "C" __global__ void forward_gates(const __grid_constant__ Forward a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= a.B * a.H) return;
+  int b = i / a.H, unit = i % a.H;
+  const float* p = a.projected + ((i64)a.t * a.B + b) * 3 * a.HP + unit;
+  const float* v = a.product + (i64)b * 2 * a.HP + unit;
+  float r = sigmoid(p[0] + bias(a.bias_ih, unit) + bias(a.bias_hh, unit) + v[0]);
+  a.gate_u[i] = sigmoid(-(p[a.HP] + bias(a.bias_ih, a.H + unit) + bias(a.bias_hh, a.H + unit) + v[a.HP]));
+  a.gate_r[i] = r;
+  a.operand[(i64)b * a.HP + unit] = to_operand(r * a.y_last[i]);
+}
+
+extern "C" __global__ void forward_state(const __grid_constant__ Forward a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= a.B * a.H) return;
+  int b = i / a.H, unit = i % a.H;
+  const float rho = *a.rho, theta = a.theta[unit];
+  const i64 row = (i64)a.t * a.B + b;
+  const float* p = a.projected + row * 3 * a.HP + unit;
+  float pz = p[2 * a.HP] + bias(a.bias_ih, 2 * a.H + unit), q = bias(a.bias_hh, 2 * a.H + unit);
+#if AFTER
+  const float* v = a.product + (i64)b * 3 * a.HP + unit;
+  float r = sigmoid(p[0] + bias(a.bias_ih, unit) + bias(a.bias_hh, unit) + v[0]);
+  float u = sigmoid(-(p[a.HP] + bias(a.bias_ih, a.H + unit) + bias(a.bias_hh, a.H + unit) + v[a.HP]));
+  q += v[2 * a.HP];
+  float z = tangent(pz + r * q);
+#else
+  float r = a.gate_r[i], u = a.gate_u[i];
+  float z = tangent(pz + q + a.product[(i64)b * a.HP + unit]);
+#endif
+  float c_prev = a.c_last[i];
+  float seen = next_state(u, z, c_prev, a.y_last[i], a.fired[i], rho);
+  if (a.keep.p) {
+    float share = a.keep.p[a.t * a.keep.t + b * a.keep.b + unit * a.keep.h];
+    seen = share * c_prev + (1.f - share) * seen;
+  }
+  bool e = seen > theta, real = a.lengths == nullptr || a.t < a.lengths[b];
+  if (a.reserve) a.reserve[row * a.HP + unit] = to_gates(u, r, z, q);
+  a.y[row * a.H + unit] = real && e ? seen : 0.f;
+  a.c[row * a.H + unit] = real ? seen : 0.f;
+  if (real) {
+    a.c_last[i] = carried_state(seen, e, theta, rho);
+    a.y_last[i] = e ? seen : 0.f;
+    a.fired[i] = e;
+  }
+  a.operand[(i64)b * a.HP + unit] = to_operand(a.y_last[i]);
+}
+
+struct Backward {
+  const float *c, *c0, *y0;
+  const Gates* reserve;
+  const float *grad_y, *grad_c;
+  const float* product;  // (B, HP): what came through the weights, or null at the last step
+  const float *theta, *rho;
+  Keep keep;
+  const i64* lengths;
+  float *dc, *dy, *de, *dtheta;      // (B, H), in place; dy is the element-wise path
+  Operand *gates, *source, *source_z;  // (T, B, 4, HP), (T, B, HP), (T, B, HP)
+  Surrogate surrogate;
+  int t, B, H, HP;
+};
+
+__device__ __forceinline__ Before previous(const Backward& a, int i, int b, int unit, float theta, float rho) {
+  if (a.t > 0) return before_step(a.c[((i64)(a.t - 1) * a.B + b) * a.H + unit], theta, rho);
+  float y = a.y0[i];
+  return {a.c0[i], y, y != 0.f};
+}
+
+extern "C" __global__ void backward_state(const __grid_constant__ Backward a) {
+  int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= a.B * a.HP) return;
+  int b = at / a.HP, unit = at % a.HP;
+  const i64 row = (i64)a.t * a.B + b;
+  Operand* out = a.gates + row * 4 * a.HP + unit;
+  if (unit >= a.H) {  // padding takes part in the products over time
+    for (int g = 0; g < 4; g++) out[g * a.HP] = to_operand(0.f);
+    a.source[row * a.HP + unit] = to_operand(0.f);
+    if (!AFTER) a.source_z[row * a.HP + unit] = to_operand(0.f);
+    return;
+  }
+  const int i = b * a.H + unit;
+  const float rho = *a.rho, theta = a.theta[unit];
+  const float4 gate = from_gates(a.reserve[row * a.HP + unit]);  // u, r, z, q
+  const Before prev = previous(a, i, b, unit, theta, rho);
+  const bool real = a.lengths == nullptr || a.t < a.lengths[b];
+  float dy = a.dy[i] + (a.product ? a.product[at] : 0.f);
+  float dy_t = dy + (a.grad_y ? a.grad_y[row * a.H + unit] : 0.f);
+  float keep = a.keep.p ? a.keep.p[a.t * a.keep.t + b * a.keep.b + unit * a.keep.h] : 0.f;
+  Slopes s = backward_element(gate.x, gate.z, a.c[row * a.H + unit], prev, theta, rho, dy_t, a.dc[i], a.de[i],
+                              a.grad_c ? a.grad_c[row * a.H + unit] : 0.f, keep, a.surrogate);
+  if (real) {
+    a.dc[i] = s.dc, a.de[i] = s.de;
+    a.dtheta[i] += s.theta;
+  }
+  a.dy[i] = real ? s.dy : dy;
+  float a_u = real ? s.a_u : 0.f, a_z = real ? s.a_z : 0.f;
+  out[2 * a.HP] = to_operand(a_u);
+  out[3 * a.HP] = to_operand(a_z);
+#if AFTER
+  out[0] = to_operand(gate.y * a_z);
+  out[a.HP] = to_operand(a_z * gate.w * gate.y * (1.f - gate.y));
+#else
+  out[0] = to_operand(a_z);
+  a.source_z[row * a.HP + unit] = to_operand(gate.y * prev.y);
+#endif
+  a.source[row * a.HP + unit] = to_operand(prev.y);
+}
+
+// "before": a_r and the path through r*y, once a_z V_z is known (in product).
+extern "C" __global__ void backward_reset(const __grid_constant__ Backward a) {
+  int at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= a.B * a.HP) return;
+  int b = at / a.HP, unit = at % a.HP;
+  if (unit >= a.H) return;
+  const int i = b * a.H + unit;
+  const i64 row = (i64)a.t * a.B + b;
+  const float r = from_gates(a.reserve[row * a.HP + unit]).y, m = a.product[at];
+  const Before prev = previous(a, i, b, unit, a.theta[unit], *a.rho);
+  const bool real = a.lengths == nullptr || a.t < a.lengths[b];
+  a.gates[row * 4 * a.HP + a.HP + unit] = to_operand(real ? m * prev.y * r * (1.f - r) : 0.f);
+  if (real) a.dy[i] += r * m;
+}

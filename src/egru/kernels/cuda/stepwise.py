@@ -1,0 +1,211 @@
+"""Fused steps: cuBLAS products and one element-wise kernel between them, a few launches a step.
+
+For float32 problems, for chips without the persistent kernels, and for layers too large for them.
+"""
+
+import contextlib
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from egru.events import RESETS
+from egru.kernels.cuda import driver, pack, products
+from egru.kernels.cuda.plan import ceil_to
+from egru.kernels.problem import Backward, Forward, Problem
+
+_P, _I = ctypes.c_void_p, ctypes.c_int
+_BLOCK = 256
+
+
+class Keep(ctypes.Structure):
+    """Zoneout as the kernels see it: a ``(T, B, H)`` array by strides, or null."""
+
+    _fields_ = [("p", _P), ("t", ctypes.c_int64), ("b", ctypes.c_int64), ("h", ctypes.c_int64)]
+
+
+def keep_argument(problem: Problem) -> tuple[Keep, Tensor | None]:
+    """The argument and the tensor that must outlive the launch."""
+    if problem.keep is None:
+        return Keep(None, 0, 0, 0), None
+    keep = problem.keep.float().expand(problem.input.shape[0], *problem.c0.shape)
+    return Keep(keep.data_ptr(), *keep.stride()), keep
+
+
+class _ForwardArgs(ctypes.Structure):  # struct Forward of stepwise.cu
+    _fields_ = [
+        *[(n, _P) for n in ("projected", "product", "bias_ih", "bias_hh", "theta", "rho")],
+        ("keep", Keep),
+        *[(n, _P) for n in ("lengths", "c_last", "y_last", "fired", "operand", "y", "c", "gate_r", "gate_u")],
+        ("reserve", _P),
+        *[(n, _I) for n in ("t", "B", "H", "HP")],
+    ]  # fmt: skip
+
+
+class _BackwardArgs(ctypes.Structure):  # struct Backward of stepwise.cu
+    _fields_ = [
+        *[(n, _P) for n in ("c", "c0", "y0", "reserve", "grad_y", "grad_c", "product", "theta", "rho")],
+        ("keep", Keep),
+        *[(n, _P) for n in ("lengths", "dc", "dy", "de", "dtheta", "gates", "source", "source_z")],
+        *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
+        *[(n, _I) for n in ("bounded", "t", "B", "H", "HP")],
+    ]  # fmt: skip
+
+
+def kernel_source(reset: str, reset_gate: str, precision: str) -> str:
+    """CUDA C++ of the step kernels: sizes are arguments, only the kind of problem is compiled in."""
+    sizes = {"RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"),
+             "LOW": ("", "bfloat16", "float16").index(precision)}  # fmt: skip
+    texts = [f"#define {name} {value}\n" for name, value in sizes.items()] + ["#define ACCURATE\n"]
+    return "".join(texts + [(driver.SOURCE / name).read_text() for name in ("element.cuh", "stepwise.cu")])
+
+
+@functools.cache
+def _functions(reset: str, reset_gate: str, precision: str, device: int) -> dict[str, driver.Function]:
+    major, minor = torch.cuda.get_device_capability(device)
+    code = driver.compile_source(kernel_source(reset, reset_gate, precision), [f"--gpu-architecture=sm_{major}{minor}"])
+    names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
+    return {name: driver.Function(code, name, block=_BLOCK) for name in names}
+
+
+def reserve_shape(problem: Problem) -> tuple[int, ...]:
+    """Four gates a unit, in float32 or (under autocast) in fp16."""
+    T, B, _ = problem.input.shape
+    return (T, B, ceil_to(problem.theta.shape[0], 8), 4 if problem.precision == "" else 2)
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def on_device(index: int) -> contextlib.AbstractContextManager[object]:
+    """``torch.cuda.device``, but for free where the device is current already."""
+    return _NOTHING if torch.cuda.current_device() == index else torch.cuda.device(index)
+
+
+def ready(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors as kernels read them: contiguous, and on 16-byte addresses, which a view need not be."""
+    found = [None if t is None else t.contiguous() for t in tensors]
+    return [t if t is None or t.data_ptr() % 16 == 0 else t.clone() for t in found]
+
+
+def _launch(function: driver.Function, threads: int, args: ctypes.Structure) -> None:
+    function(-(-threads // _BLOCK), args)
+
+
+def forward(problem: Problem, save: bool) -> Forward:
+    T, B, _ = problem.input.shape
+    H, device = problem.theta.shape[0], problem.input.device
+    HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
+    with on_device(device.index):
+        functions = _functions(problem.reset, problem.reset_gate, problem.precision, torch.cuda.current_device())
+        projected = products.project(problem, HP)
+        weight = pack.pad_gates(problem.weight_hh, HP, HP, low).T
+        y, c = (
+            torch.empty(T, B, H, dtype=torch.float32, device=device),
+            torch.empty(T, B, H, dtype=torch.float32, device=device),
+        )
+        c_last, y_last = problem.c0.clone(), problem.y0.clone()
+        c_last, y_last = c_last.contiguous(), y_last.contiguous()
+        fired = (y_last != 0).to(torch.uint8)
+        operand = torch.zeros(B, HP, dtype=low, device=device)
+        operand[:, :H] = y_last
+        gate_r, gate_u = torch.empty_like(c_last), torch.empty_like(c_last)
+        reserve = torch.empty(reserve_shape(problem) if save else (0,), dtype=torch.float32, device=device)
+        keep, keep_alive = keep_argument(problem)
+        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale, problem.lengths)
+        args = _ForwardArgs(
+            projected.data_ptr(), None, *[pointer(t) for t in held[:4]], keep, pointer(held[4]),
+            *[t.data_ptr() for t in (c_last, y_last, fired, operand, y, c, gate_r, gate_u)],
+            reserve.data_ptr() if save else None, 0, B, H, HP,
+        )  # fmt: skip
+        args_any: Any = args
+        for t in range(T):
+            args_any.t = t
+            if after:
+                v = products.product(operand, weight)
+            else:
+                v = products.product(operand, weight[:, : 2 * HP])
+                args_any.product = v.data_ptr()
+                _launch(functions["forward_gates"], B * H, args)
+                v = products.product(operand, weight[:, 2 * HP :])
+            args_any.product = v.data_ptr()
+            _launch(functions["forward_state"], B * H, args)
+        del keep_alive
+    return Forward(y, c, c_last, y_last, reserve)
+
+
+def backward(
+    problem: Problem,
+    y: Tensor,
+    c: Tensor,
+    reserve: Tensor,
+    grad_y: Tensor | None,
+    grad_c: Tensor | None,
+    grad_c_last: Tensor | None,
+    grad_y_last: Tensor | None,
+    input_gradient: bool,
+) -> Backward:
+    T, B, _ = problem.input.shape
+    H, device = problem.theta.shape[0], problem.input.device
+    HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
+    with on_device(device.index):
+        functions = _functions(problem.reset, problem.reset_gate, problem.precision, torch.cuda.current_device())
+        V_r, V_u, V_z = pack.pad_gates(problem.weight_hh, HP, HP, low).view(3, HP, HP)
+        V = torch.cat([V_z, V_r, V_u])
+        gates = torch.empty(T, B, 4 * HP, dtype=low, device=device)
+        source = torch.empty(T, B, HP, dtype=low, device=device)
+        source_z = source if after else torch.empty_like(source)
+        dc = (
+            torch.zeros(B, H, dtype=torch.float32, device=device)
+            if grad_c_last is None
+            else grad_c_last.clone().contiguous()
+        )
+        dy = (
+            torch.zeros(B, H, dtype=torch.float32, device=device)
+            if grad_y_last is None
+            else grad_y_last.clone().contiguous()
+        )
+        de, dtheta = torch.zeros_like(dc), torch.zeros_like(dc)
+        keep, keep_alive = keep_argument(problem)
+        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c)
+        constants = ready(problem.theta, problem.reset_scale)
+        lengths = ready(problem.lengths)[0]
+        surrogate = problem.surrogate
+        args = _BackwardArgs(
+            *[pointer(t) for t in held], None, *[pointer(t) for t in constants], keep, pointer(lengths),
+            *[t.data_ptr() for t in (dc, dy, de, dtheta, gates, source, source_z)],
+            1 / surrogate.width, surrogate.height, int(surrogate.bounded), 0, B, H, HP,
+        )  # fmt: skip
+        args_any: Any = args
+        v: Tensor | None = None
+        for t in reversed(range(T)):
+            args_any.t, args_any.product = t, pointer(v)
+            _launch(functions["backward_state"], B * HP, args)
+            if after:
+                v = products.product(gates[t, :, : 3 * HP], V)
+                continue
+            v = products.product(gates[t, :, :HP], V_z)
+            args_any.product = v.data_ptr()
+            _launch(functions["backward_reset"], B * HP, args)
+            v = products.product(gates[t, :, HP : 3 * HP], V[HP:])
+        assert v is not None
+        dy = dy + v[:, :H]
+        del keep_alive
+        gates, source, source_z = gates.view(T * B, -1), source.view(T * B, HP), source_z.view(T * B, HP)
+        z_hh, r, u, z = gates.sum(0, dtype=torch.float32).view(4, HP)[:, :H]
+        return Backward(
+            products.input_gradient(problem, gates) if input_gradient else None,
+            dc,
+            dy,
+            products.input_weight_gradient(problem, gates),
+            products.recurrent_gradient(problem, gates, source, source_z),
+            torch.cat([r, u, z]),
+            torch.cat([r, u, z_hh]),
+            dtheta.sum(0),
+        )

@@ -1,0 +1,167 @@
+"""What the CUDA kernels decide on the host: partition, shared memory, packing, source, refusals. Needs no device."""
+
+import pytest
+import torch
+
+from egru.events import RESETS, Surrogate
+from egru.kernels import registry
+from egru.kernels.cuda import arrange, pack, persistent, stepwise
+from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
+from egru.kernels.problem import Problem
+
+H200 = Chip(132, 232448)
+GATES = ("after", "before")
+SIZES = [1, 7, 8, 9, 64, 130, 590, 1024, 1350, 2048]
+
+
+def problem(H: int = 4, **changes: object) -> Problem:
+    values: dict[str, object] = {
+        "input": torch.zeros(2, 3, 5),
+        "c0": torch.zeros(3, H),
+        "y0": torch.zeros(3, H),
+        "weight_ih": torch.zeros(3 * H, 5),
+        "weight_hh": torch.zeros(3 * H, H),
+        "bias_ih": None,
+        "bias_hh": None,
+        "theta": torch.zeros(H),
+        "reset_scale": torch.tensor(1.0),
+        "keep": None,
+        "lengths": None,
+        "reset": "output",
+        "reset_gate": "after",
+        "surrogate": Surrogate(),
+        "precision": "bfloat16",
+    }
+    return Problem(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("batch", [1, 5, 64, 500, 3000])
+@pytest.mark.parametrize("units", SIZES)
+def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int, reset_gate: str) -> None:
+    plans = candidates(units, batch, H200, reset_gate)
+    assert plans, "every size up to 2048 fits"
+    for plan in plans:
+        assert plan.blocks * plan.tiles * 8 >= units
+        assert plan.waves * plan.groups * plan.rows >= batch
+        assert plan.rows in ROWS
+        assert (plan.groups - 1) * plan.rows < batch or plan.groups == 1, "no group is idle"
+        assert plan.tiles <= MAX_TILES
+        assert plan.grid <= H200.multiprocessors
+        assert plan.blocks % plan.cluster == 0
+        for shape in (plan.forward, plan.backward):
+            assert shape.bytes <= H200.shared_bytes
+            assert shape.slots % 2 == 0
+    assert choose_plan(units, batch, H200, reset_gate) == min(plans, key=lambda plan: plan.microseconds)
+
+
+def test_small_batches_are_not_split_and_large_ones_are() -> None:
+    single, large = choose_plan(1350, 1, H200), choose_plan(590, 500, H200)
+    assert single is not None
+    assert large is not None
+    assert (single.groups, single.rows) == (1, 8)
+    assert (large.groups, large.rows, large.waves) == (8, 64, 1)
+
+
+def test_too_large_a_layer_has_no_plan() -> None:
+    assert choose_plan(3000, 8, H200) is None
+    assert choose_plan(590, 8, Chip(16, 100_000)) is None
+
+
+def as_operand(packed: torch.Tensor, plan: Plan, columns: int) -> torch.Tensor:
+    """(block, k, column) from a packed operand: [k / 8][column][8]."""
+    return packed.view(plan.blocks, -1, columns, 8).transpose(2, 3).flatten(1, 2)
+
+
+@pytest.mark.parametrize(("units", "batch"), [(7, 2), (40, 20), (130, 3), (590, 500)])
+def test_packed_forward_weights_give_the_product(units: int, batch: int) -> None:
+    plan = choose_plan(units, batch, H200)
+    assert plan is not None
+    weight, y = torch.randn(3 * units, units), torch.randn(2, units)
+    operand = as_operand(pack.pack_forward(weight, plan, "after", torch.float32), plan, plan.tiles * 24)
+    padded = torch.zeros(2, operand.shape[1])
+    padded[:, :units] = y
+    columns = (padded @ operand).view(plan.blocks, 2, plan.tiles, 3, 8).permute(1, 3, 0, 2, 4)  # (row, gate, ..., unit)
+    got = columns.reshape(2, 3, -1)[:, :, :units].reshape(2, -1)
+    torch.testing.assert_close(got, y @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("units", "batch"), [(7, 2), (40, 20), (130, 3), (590, 500)])
+def test_packed_backward_weights_give_the_product(units: int, batch: int) -> None:
+    plan = choose_plan(units, batch, H200)
+    assert plan is not None
+    weight, a = torch.randn(3 * units, units), torch.randn(2, 3, units)
+    operand = as_operand(pack.pack_backward(weight, plan, "after", torch.float32), plan, plan.tiles * 8)
+    padded = torch.zeros(2, operand.shape[1])
+    padded[:, : 3 * plan.k_tiles * 16].view(2, 3, -1)[..., :units] = a
+    got = (padded @ operand).permute(1, 0, 2).reshape(2, -1)[:, :units]
+    torch.testing.assert_close(got, a.flatten(1) @ weight, rtol=1e-4, atol=1e-4)
+
+
+def test_packing_before_holds_two_operands_one_behind_the_other() -> None:
+    plan = choose_plan(40, 20, H200, "before")
+    assert plan is not None
+    weight = torch.randn(120, 40)
+    for direction, packed in (
+        ("forward", pack.pack_forward(weight, plan, "before", torch.bfloat16)),
+        ("backward", pack.pack_backward(weight, plan, "before", torch.bfloat16)),
+    ):
+        assert packed.numel() * 2 == arrange.packed_bytes(plan, "before", direction)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("reset", RESETS)
+def test_source_states_every_constant(reset: str, reset_gate: str, direction: str) -> None:
+    plan = choose_plan(590, 500, H200, reset_gate)
+    assert plan is not None
+    text = persistent.kernel_source(plan, persistent.Variant(direction, reset, reset_gate, "bfloat16", True))
+    assert f"#define RESET {RESETS.index(reset)}\n" in text
+    assert f"#define AFTER {int(reset_gate == 'after')}\n" in text
+    assert text.count("void wgmma(float") == (2 if (direction, reset_gate) == ("forward", "before") else 1)
+
+
+def test_a_product_names_every_register() -> None:
+    text = persistent.wgmma_overload(24, "float16")
+    assert "m64n24k16.f32.f16.f16" in text
+    assert text.count('"+f"') == 12
+
+
+def test_reserve_depends_on_the_precision_alone() -> None:
+    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 16, 2)
+    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 16, 4)
+
+
+def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
+    reason = registry.get("cuda").unsupported(problem())
+    assert reason is not None
+    assert "CUDA" in reason
+    assert registry.choose("auto", problem()) != "cuda"
+    with pytest.raises(ValueError, match="backend='cuda' cannot run this"):
+        registry.choose("cuda", problem())
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"surrogate": Surrogate(shape="rectangle")}, "triangle"),
+        ({"precision": "float8_e4m3fn"}, "float8"),
+        ({"weight_hh": torch.zeros(12, 4, dtype=torch.float64)}, "float64"),
+    ],
+)
+def test_refusals_name_what_is_wrong(change: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = torch.zeros(2, 3, 5, device="meta")
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    given = problem(**{**change, "input": _PretendCuda(fake)})
+    reason = registry.get("cuda").unsupported(given)
+    assert reason is not None
+    assert word in reason
+
+
+class _PretendCuda:
+    """Enough of a CUDA tensor for the checks, which look at device and shape only."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tensor.shape
