@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
     T: int = 9
     B: int = 3
-    I: int = 5  # noqa: E741
+    I: int = 5
     H: int = 33
     reset: str = "output"
     reset_gate: str = "after"
@@ -100,7 +100,7 @@ class Case(NamedTuple):
     def problem(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
         """The same float32-representable numbers in either type."""
         g = torch.Generator().manual_seed(seed)
-        T, B, I, H = self.T, self.B, self.I, self.H  # noqa: E741
+        T, B, I, H = self.T, self.B, self.I, self.H
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(*shape, generator=g) * scale).to(dtype)
@@ -224,7 +224,7 @@ def test_float64(case: Case, implementation: Implementation) -> None:
 def test_odd_sizes(gate: str, implementation: Implementation) -> None:
     sizes = itertools.product((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17), (1, 2, 9))
     with implementation.active() as kernel:
-        for H, I, B, T in sizes:  # noqa: E741
+        for H, I, B, T in sizes:
             case = Case(T=T, B=B, I=I, H=H, reset_gate=gate, lean=(H + I + B + T) % 2 == 0)
             assert_within(error(run(kernel, case.problem()), reference(case)), FLOAT64_ERROR)
 
