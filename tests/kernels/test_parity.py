@@ -147,8 +147,7 @@ Result = dict[str, Tensor]
 
 def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
     """All outputs and all gradients, for random gradients of the outputs."""
-    T, B, _ = problem.input.shape
-    shape = problem.c0.shape
+    T, shape = problem.input.shape[0], problem.c0.shape
     forward = kernel.forward(problem, True)
     assert tuple(forward.reserve.shape) == kernel.reserve_shape(problem)
     g = torch.Generator().manual_seed(seed)
@@ -201,7 +200,9 @@ def test_reference_is_what_autograd_computes(gate: str, reset: str) -> None:
     )  # fmt: skip
     outputs = (result.y, result.c, *result.state)
     g = torch.Generator().manual_seed(1)
-    grads = torch.autograd.grad(outputs, list(leaves.values()), [torch.randn(x.shape, generator=g).to(x) for x in outputs])
+    grads = torch.autograd.grad(
+        outputs, list(leaves.values()), [torch.randn(x.shape, generator=g).to(x) for x in outputs]
+    )
     expected = {"y": result.y, "c": result.c, "c_last": result.state.c, "y_last": result.state.y}
     expected |= {f"grad_{name}": x for name, x in zip(names, grads, strict=True)}
     assert_within(error(run(get("reference"), problem), {k: x.detach() for k, x in expected.items()}), FLOAT64_ERROR)
@@ -275,7 +276,10 @@ def test_strides(gate: str, implementation: Implementation) -> None:
         problem,
         input=problem.input.transpose(0, 1).contiguous().transpose(0, 1),
         weight_ih=problem.weight_ih.T.contiguous().T,
-        **{name: view(getattr(problem, name)) for name in ("c0", "y0", "weight_hh", "bias_ih", "bias_hh", "theta", "keep")},
+        **{
+            name: view(getattr(problem, name))
+            for name in ("c0", "y0", "weight_hh", "bias_ih", "bias_hh", "theta", "keep")
+        },
     )
     with implementation.active() as kernel:
         assert_within(error(run(kernel, strided), expected), FLOAT64_ERROR)
