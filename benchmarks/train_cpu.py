@@ -4,8 +4,8 @@
     python benchmarks/train_cpu.py --hidden 590 --batch 16 --gate after --activity 0.2 --open 0.5
     python benchmarks/train_cpu.py --memory              # peak memory of a training step, lean mode too
 
-Activity comes from the dynamics: a threshold for all units is searched until the wanted share of states crosses it, then
-a surrogate width until the wanted share of units is open (fired, or inside the window). The input of a layer with
+Activity comes from the dynamics: a threshold for all units is searched until the wanted share of states crosses it,
+then a surrogate width until the wanted share of units is open (fired, or inside the window). The input of a layer with
 several features is imposed: events of that activity, as from an event layer below. A kernel that disagrees with the
 float64 reference on a short sequence of the same layer is not timed.
 """
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import egru
-from egru.kernels import Problem, get, info, run_sequence
+from egru.kernels import Problem, cpu, get, info, run_sequence
 
 SIZES = {590: (200, 1), 1350: (35, 1350)}
 """Hidden size: (steps, inputs). Sequential MNIST and Penn Treebank of the paper."""
@@ -220,6 +220,8 @@ def peak_memory(contestant: str, setting: Setting) -> float:
     (gru if contestant == "gru" else layer)(small[0])[0].backward(small[1])
     for parameter in parameters:
         parameter.grad = None
+    if cpu.core is not None:
+        cpu.core.release_memory()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")

@@ -147,8 +147,7 @@ Result = dict[str, Tensor]
 
 def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
     """All outputs and all gradients, for random gradients of the outputs."""
-    T, B, _ = problem.input.shape
-    shape = problem.c0.shape
+    T, shape = problem.input.shape[0], problem.c0.shape
     forward = kernel.forward(problem, True)
     assert tuple(forward.reserve.shape) == kernel.reserve_shape(problem)
     g = torch.Generator().manual_seed(seed)

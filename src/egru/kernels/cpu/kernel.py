@@ -14,7 +14,7 @@ from egru.kernels.problem import Backward, Forward, Problem
 _CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
 """Multiplications of a dense product that a chunk of steps may stand for: a few tenths of a second on one core."""
 _FORWARD_ROWS = 256
-"""Batch rows of a forward chunk: enough to reuse a tile of input weights, few enough to keep their products in cache."""
+"""Batch rows of a forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
 _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = 512

@@ -136,6 +136,37 @@ void list_columns(const Steps<S>& from, int first, int B, int count, int width, 
 
 // ---- gather -----------------------------------------------------------------------------------------------------------
 
+// The same for two rows that have the first `length` positions in full: each panel row is loaded once for both.
+template <class S, int G>
+void gather_pair(const S* const* panel, const S* value, const S* other, int length, S* const* out) {
+    constexpr int L = lanes<S>;
+    constexpr int room = vector_bytes == 64 ? 12 / G : 6 / G, wide = room >= 4 ? 4 : room >= 2 ? 2 : 1;
+    constexpr int some = wide < block / L ? wide : block / L;  // vectors of each panel and row in registers
+    for (int column = 0; column < block; column += some * L) {
+        Vector<S> total[2][G][some] = {};
+        for (int i = 0; i < length; ++i) {
+            const Vector<S> v = broadcast<S>(value[i]), w = broadcast<S>(other[i]);
+#pragma GCC unroll 12
+            for (int g = 0; g < G; ++g)
+#pragma GCC unroll 12
+                for (int k = 0; k < some; ++k) {
+                    const Vector<S> x = load<S>(panel[g] + i * block + column + k * L);
+                    total[0][g][k] += v * x;
+                    total[1][g][k] += w * x;
+                }
+        }
+#pragma GCC unroll 2
+        for (int row = 0; row < 2; ++row)
+#pragma GCC unroll 12
+            for (int g = 0; g < G; ++g)
+#pragma GCC unroll 12
+                for (int k = 0; k < some; ++k) {
+                    S* to = out[g] + row * block + column + k * L;
+                    store<S>(to, load<S>(to) + total[row][g][k]);
+                }
+    }
+}
+
 // out[g][row][32] += sum of value * panel[g][index][32] over each row's list, for G panels side by side. Meanwhile
 // fetches the tiles `next` (may be null) into the second-level cache, a little with every row.
 template <class S, int G>
@@ -155,6 +186,16 @@ void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* c
                 for (int g = 0; g < G; ++g) __builtin_prefetch(next[g] + i * line, 0, 2);
         const uint32_t begin = start[row], end = start[row + 1];
         if (begin == end) continue;
+        const uint32_t length = end - begin;
+        // Lists ascend, so a last index of length - 1 says that none before it is missing.
+        if (row + 1 < rows && start[row + 2] - end == length && index[end - 1] == length - 1 &&
+            index[end + length - 1] == length - 1 && length > 1) {
+            S* to[G];
+            for (int g = 0; g < G; ++g) to[g] = out[g] + (int64_t)row * block;
+            gather_pair<S, G>(panel, value + begin, value + end, (int)length, to);
+            ++row;
+            continue;
+        }
         for (int column = 0; column < block; column += wide * L) {
             Vector<S> total[G][wide] = {};
             for (uint32_t k = begin; k < end; ++k) {
@@ -242,6 +283,29 @@ void dots(const S* weight, const S* d, const uint8_t* row, int panels, S* out) {
     sums<S, N>(total, out);
 }
 
+// The same for two weight rows and all 16 rows of d: every operand is loaded for several products.
+template <class S>
+void dots_pair(const S* weight, const S* other, const S* d, int panels, S* out, S* other_out) {
+    constexpr int L = lanes<S>, some = dots_max / 2;
+    for (int row = 0; row < rows_max; row += some) {
+        Vector<S> total[some], other_total[some];
+#pragma GCC unroll 8
+        for (int i = 0; i < some; ++i) total[i] = other_total[i] = Vector<S>{};
+        const S* x = d + row * d_width;
+        for (int k = 0; k < panels * block; k += L) {
+            const Vector<S> v = load<S>(weight + k), w = load<S>(other + k);
+#pragma GCC unroll 8
+            for (int i = 0; i < some; ++i) {
+                const Vector<S> each = load<S>(x + i * d_width + k);
+                total[i] += v * each;
+                other_total[i] += w * each;
+            }
+        }
+        sums<S, some>(total, out + row);
+        sums<S, some>(other_total, other_out + row);
+    }
+}
+
 template <class S>
 using DotsFunction = void (*)(const S*, const S*, const uint8_t*, int, S*);
 template <class S>
@@ -270,6 +334,18 @@ void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted,
     for (int n = 0; n < positions; ++n) {
         const unsigned mask = wanted[n];
         if (!mask) continue;
+        S result[rows_max + 4];
+        if (mask == 0xffff && n + 1 < positions && wanted[n + 1] == 0xffff) {
+            S other[rows_max + 4];
+            const S* row_n = weight + (int64_t)n * panels * block;
+            dots_pair<S>(row_n, row_n + panels * block, d, panels, result, other);
+            for (int i = 0; i < rows_max; ++i) {
+                out[i * block + n] += result[i];
+                out[i * block + n + 1] += other[i];
+            }
+            ++n;
+            continue;
+        }
         alignas(8) uint8_t row[rows_max + 8];
         __builtin_memcpy(row, bit_positions.of[mask & 255], 8);
         const int low = __builtin_popcount(mask & 255), count = low + __builtin_popcount(mask >> 8);
@@ -277,7 +353,6 @@ void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted,
         __builtin_memcpy(&high, bit_positions.of[mask >> 8], 8);
         high += 0x0808080808080808ull;
         __builtin_memcpy(row + low, &high, 8);
-        S result[rows_max + 4];
         for (int i = 0; i < count; i += dots_max) {
             const int some = count - i < dots_max ? count - i : dots_max;
             dots_of<S>[some](weight + (int64_t)n * panels * block, d, row + i, panels, result + i);
