@@ -89,7 +89,7 @@ def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytes
 
 @needs_core
 def test_an_interrupt_stops_a_long_call() -> None:
-    long = problem(T=200_000, B=16, H=256)  # tens of seconds
+    long = problem(T=20_000, B=4, H=1024)  # tens of seconds, and little memory to fill before it starts
     sent: list[float] = []
 
     def interrupt() -> None:
