@@ -1,17 +1,25 @@
 """What the CUDA kernels decide on the host: partition, shared memory, packing, source, refusals. Needs no device."""
 
+import contextlib
+import dataclasses
+
 import pytest
 import torch
 
 from egru.events import RESETS, Surrogate
 from egru.kernels import registry
-from egru.kernels.cuda import arrange, pack, persistent, stepwise
+from egru.kernels.cuda import arrange, pack, persistent, products, stepwise
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
-from egru.kernels.problem import Problem
+from egru.kernels.problem import Forward, Problem
 
 H200 = Chip(132, 232448)
 GATES = ("after", "before")
 SIZES = [1, 7, 8, 9, 64, 130, 590, 1024, 1350, 2048]
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground: None) -> None:
+    torch.set_default_dtype(torch.float32)  # the kernels' state is float32
 
 
 def problem(H: int = 4, **changes: object) -> Problem:
@@ -165,3 +173,115 @@ class _PretendCuda:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.shape = tensor.shape
+
+
+# ---- the host side of a call, with nothing behind the launches -------------------------------------------------------
+
+
+def random_problem(reset_gate: str, H: int = 6, inputs: int = 5) -> Problem:
+    return problem(
+        H,
+        input=torch.randn(4, 3, inputs),
+        weight_ih=torch.randn(3 * H, inputs),
+        weight_hh=torch.randn(3 * H, H),
+        reset_gate=reset_gate,
+        precision="",
+    )
+
+
+@pytest.mark.parametrize("reset_gate", GATES)
+def test_products_over_all_steps(reset_gate: str) -> None:
+    """x W, dW, dx and dV on padded operands against the same products written out."""
+    given = random_problem(reset_gate)
+    H, HP = 6, 8
+    x, W = given.input.flatten(0, 1), given.weight_ih
+    projected = products.project(given, HP).view(-1, 3, HP)
+    assert not projected[..., H:].any(), "padding stays empty"
+    torch.testing.assert_close(projected[..., :H].flatten(1), x @ W.T)
+    # blocks of the gates' gradient: what multiplied V_z, a_r, a_u, a_z
+    hh_z, a_r, a_u, a_z = (torch.nn.functional.pad(torch.randn(12, H), (0, HP - H)) for _ in range(4))
+    gates = torch.cat([hh_z, a_r, a_u, a_z], 1)
+    a = torch.cat([a_r[:, :H], a_u[:, :H], a_z[:, :H]], 1)
+    torch.testing.assert_close(products.input_weight_gradient(given, gates), a.T @ x)
+    torch.testing.assert_close(products.input_gradient(given, gates).flatten(0, 1), a @ W)
+    source, source_z = (torch.nn.functional.pad(torch.randn(12, H), (0, HP - H)) for _ in range(2))
+    if reset_gate == "after":
+        source_z = source
+    expected = torch.cat([b[:, :H].T @ s[:, :H] for b, s in ((a_r, source), (a_u, source), (hh_z, source_z))])
+    torch.testing.assert_close(products.recurrent_gradient(given, gates, source, source_z), expected)
+
+
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("keep", [None, 0.25])
+def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward in time and back again, gates before states, as many threads as there are entries."""
+    launches: list[tuple[str, int, int]] = []
+    shapes: list[int] = []
+
+    def function(name: str):
+        def launch(blocks: int, args: object) -> None:
+            launches.append((name, args.t, blocks))  # pyright: ignore[reportAttributeAccessIssue]
+            shapes.append(args.HP)  # pyright: ignore[reportAttributeAccessIssue]
+            assert (args.keep.p is None) == (keep is None)  # pyright: ignore[reportAttributeAccessIssue]
+
+        return launch
+
+    names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
+    monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: function(name) for name in names})
+    monkeypatch.setattr(stepwise, "on_device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    given = dataclasses.replace(
+        random_problem(reset_gate, H=100), keep=None if keep is None else torch.full((1, 1, 1), keep)
+    )
+    T, B, H = 4, 3, 100
+    result = stepwise.forward(given, save=True)
+    blocks = -(-B * H // 256)
+    a_step = ["forward_state"] if reset_gate == "after" else ["forward_gates", "forward_state"]
+    assert launches == [(name, t, blocks) for t in range(T) for name in a_step]
+    assert result.y.shape == result.c.shape == (T, B, H)
+    assert result.reserve.shape == stepwise.reserve_shape(given)
+    assert stepwise.forward(given, save=False).reserve.numel() == 0
+    launches.clear()
+    forward = (torch.zeros(T, B, H), torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
+    grads = stepwise.backward(given, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
+    a_step = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
+    assert launches == [(name, t, -(-B * 104 // 256)) for t in reversed(range(T)) for name in a_step]
+    assert set(shapes) == {104}, "units padded to a multiple of eight"
+    for name, grad in grads._asdict().items():
+        mine = getattr(given, name)
+        assert grad.shape == ((3 * H,) if mine is None else mine.shape), name
+    assert stepwise.backward(given, *forward, None, None, None, None, False).input is None
+
+
+def test_addresses_are_aligned_and_contiguous() -> None:
+    base = torch.arange(40.0)
+    shifted, strided, absent = stepwise.ready(base[1:9], base.view(8, 5)[:, ::2], None)
+    assert absent is None
+    for tensor in (shifted, strided):
+        assert tensor is not None
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 16 == 0
+    assert stepwise.pointer(None) is None
+    assert stepwise.pointer(base) == base.data_ptr()
+
+
+def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = registry.get("cuda")
+    lean = dataclasses.replace(random_problem("after"), lean=True)
+    asked: list[bool] = []
+    full = torch.ones(stepwise.reserve_shape(dataclasses.replace(lean, lean=False)))
+
+    def forward(given: Problem, save: bool) -> Forward:
+        asked.append(save)
+        zero = torch.zeros(())
+        return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
+
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(persistent, "find_plan", lambda given: None)
+    monkeypatch.setattr(stepwise, "forward", forward)
+    monkeypatch.setattr(stepwise, "backward", lambda given, y, c, reserve, *rest: seen.append(reserve))
+    assert kernel.reserve_shape(lean) == (0,)
+    assert kernel.forward(lean, True).reserve.numel() == 0
+    kernel.backward(lean, full, full, torch.empty(0), None, None, None, None, True)
+    assert asked == [False, True]
+    assert seen[0] is full
