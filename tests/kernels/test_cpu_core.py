@@ -38,6 +38,7 @@ def test_auto_takes_the_core_where_it_can() -> None:
     assert choose("auto", problem(dtype=torch.float64)) == "cpu"
     assert choose("auto", problem(shape="rectangle")) == "reference"
     assert choose("auto", problem(dtype=torch.bfloat16)) == "reference"
+    assert choose("auto", problem(B=0)) == "reference"
     with pytest.raises(ValueError, match=r"backend='cpu' cannot run this: .*rectangle"):
         choose("cpu", problem(shape="rectangle"))
 

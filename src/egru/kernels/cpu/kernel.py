@@ -47,6 +47,8 @@ class CPUKernel:
             return "input, state, weights and thresholds differ in type"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
+        if 0 in problem.input.shape:
+            return f"it needs at least one step, row and feature, the input has shape {tuple(problem.input.shape)}"
         if problem.precision:
             return f"it does not round products to {problem.precision}"
         return None

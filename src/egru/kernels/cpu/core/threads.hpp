@@ -33,12 +33,13 @@ struct Team {
     [[gnu::always_inline]] void meet() const {
         if (size > 1) barrier->wait();
     }
-    // This member's share of [0, n): contiguous, sizes differ by at most one, larger shares first.
+    // This member's share of [0, n): contiguous, sizes differ by at most one, larger shares last: the last block of a
+    // layer is often a short one.
     [[gnu::always_inline]] int begin(int n) const { return share(n, index); }
     [[gnu::always_inline]] int end(int n) const { return share(n, index + 1); }
 
 private:
-    [[gnu::always_inline]] int share(int n, int i) const { return n / size * i + (n % size < i ? n % size : i); }
+    [[gnu::always_inline]] int share(int n, int i) const { return (int)((long long)n * i / size); }
 };
 
 // Runs `body(team)` on up to `threads` threads (at most max_team), the caller among them, and returns when all are done. The team is
