@@ -11,6 +11,7 @@ float64 reference on a short sequence of the same layer is not timed.
 """
 
 import argparse
+import copy
 import ctypes
 import dataclasses
 import json
@@ -123,7 +124,7 @@ def check(layer: egru.EGRU, x: Tensor) -> float:
     """
     x = x[:4, :17].double()
     with torch.no_grad():
-        problem = problem_of(egru.EGRU.double(_copy(layer)), x)
+        problem = problem_of(copy.deepcopy(layer).double(), x)
     results = []
     for name in ("reference", "cpu"):
         forward = get(name).forward(problem, True)
@@ -131,15 +132,6 @@ def check(layer: egru.EGRU, x: Tensor) -> float:
         backward = get(name).backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
         results.append([*forward[:4], *backward])
     return max(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(*results, strict=True))
-
-
-def _copy(layer: egru.EGRU) -> egru.EGRU:
-    twin = egru.EGRU(
-        layer.input_size, layer.hidden_size, reset_gate=layer.reset_gate, threshold=layer.threshold,
-        surrogate=layer.surrogate,
-    )  # fmt: skip
-    twin.load_state_dict(layer.state_dict())
-    return twin
 
 
 # ---- time ------------------------------------------------------------------------------------------------------------
