@@ -1,0 +1,64 @@
+"""What rounding the weights costs in accuracy: the demo's EGRU in the streaming engine, in three weight types.
+
+    python benchmarks/quantised_digits.py [--seed 0]
+
+Trains the network of ``recipes/digits.py``, then reads every test digit through :class:`egru.EventEngine`. Nothing is
+chosen by these numbers.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import torch
+from rich.progress import Progress
+
+import egru
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "recipes"))
+from digits import Config, run  # noqa: E402
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "quantised_digits.json")
+    args = parser.parse_args()
+    data = egru.data.digits()
+    with torch.enable_grad(), Progress() as progress:
+        report, model = run("EGRU", data, dataclasses.replace(Config(), seed=args.seed), progress)
+    layer = model.rnn
+    assert isinstance(layer, egru.EGRU)
+    model.eval()
+    x, y = data.test
+    exact, _ = layer(x)
+    rows = {}
+    for weights in ("float32", "bfloat16", "int8"):
+        engine = egru.EventEngine(layer, weights=weights)
+        events = torch.empty_like(exact)
+        for i, sequence in enumerate(x):
+            engine.reset()
+            events[i] = torch.as_tensor(engine.run(sequence.contiguous()))
+        gain = (1 - model.decay) / (1 - model.decay ** x.shape[1])
+        trace = egru.exponential_trace(events, model.decay, gain=gain, last=True, batch_first=True)
+        correct = (model.readout(model.normalise(trace)).argmax(-1) == y).double().mean().item()
+        differ = ((events != 0) != (exact != 0)).double().mean().item()
+        rows[weights] = {
+            "test_accuracy": correct,
+            "events_that_differ": differ,
+            "events": (events != 0).double().mean().item(),
+        }
+        print(
+            f"{weights:9} test accuracy {100 * correct:.2f} %, {100 * differ:.3f} % of unit-steps differ from the layer"
+        )
+    assert math.isclose(rows["float32"]["test_accuracy"], report.test_accuracy, abs_tol=1 / len(y) + 1e-9)
+    args.out.write_text(json.dumps({"seed": args.seed, "layer": report.test_accuracy, "engine": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
