@@ -24,6 +24,9 @@ def test_bench_runs_the_scripts_with_their_options(monkeypatch):
     ran.clear()
     assert cli.main(["bench", "cpu", "train"]) == 0
     assert ran == [("train_cpu.py", [])]
+    ran.clear()
+    assert cli.main(["bench", "gpu"]) == 0
+    assert ran == [("train_gpu.py", [])]
 
 
 def test_bench_without_the_repository(monkeypatch, tmp_path, capsys):

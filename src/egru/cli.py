@@ -7,7 +7,7 @@ from pathlib import Path
 
 import egru
 
-BENCHMARKS = {"cpu": ("infer_cpu.py", "train_cpu.py")}
+BENCHMARKS = {"cpu": ("infer_cpu.py", "train_cpu.py"), "gpu": ("train_gpu.py",)}
 """What ``egru bench`` runs, in order: scripts of the repository's ``benchmarks/``, each with options of its own."""
 
 

@@ -77,6 +77,17 @@ def test_call(x, state, error, message):
         egru.EGRU(3, 4)(x, state)
 
 
+@pytest.mark.parametrize("make", [egru.EGRU, egru.ELSTM, egru.ERNN])
+def test_no_layer_takes_nan_for_silence(make):
+    layer = make(3, 4)
+    with pytest.raises(ValueError, match="input holds nan; expected finite values"):
+        layer(torch.full((5, 2, 3), float("nan")))
+    with torch.no_grad():
+        layer.get_parameter("weight_ih_l0")[1] = float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        layer(torch.ones(5, 2, 3))
+
+
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "threshold_l0"])
 def test_broken_weights_are_not_silence(name):
     """NaN compares false, so a broken unit would look silent; it must be an error instead."""

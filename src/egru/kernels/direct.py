@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from egru.kernels.op import check_finite, check_result
+from egru.kernels.finite import check_finite, check_result
 from egru.kernels.problem import Problem
 from egru.kernels.registry import get
 
@@ -39,10 +39,10 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: tuple[Any, ...], backend: str, save: bool, *tensors: Tensor | None) -> Any:
         problem = Problem(*tensors, *options)  # pyright: ignore[reportArgumentType]
-        check_finite(problem)
+        check_finite(problem.input, problem.c0, problem.y0, problem.theta)
         with _unrounded(problem):
             result = get(backend).forward(problem, save)
-        check_result(problem, result.c_last)
+        check_result(result.c_last)
         ctx.set_materialize_grads(False)
         if save:
             ctx.save_for_backward(result.y, result.c, result.reserve, *tensors)

@@ -9,26 +9,9 @@ import torch
 from torch import Tensor
 
 from egru.events import Surrogate
+from egru.kernels.finite import check_finite, check_result
 from egru.kernels.problem import Problem
 from egru.kernels.registry import get
-
-
-def check_finite(problem: Problem) -> None:
-    """Refuse NaN and infinity, which would silence units instead of failing. On the CPU only: elsewhere it stalls."""
-    if problem.input.device.type != "cpu":
-        return
-    for name in ("input", "c0", "y0", "theta"):
-        value: Tensor = getattr(problem, name)
-        if not torch.isfinite(value).all():
-            shown = {"c0": "state.c", "y0": "state.y", "theta": "the threshold"}.get(name, name)
-            bad = value[~torch.isfinite(value)][0].item()
-            raise ValueError(f"{shown} holds {bad}; expected finite values")
-
-
-def check_result(problem: Problem, c_last: Tensor) -> None:
-    # A NaN never leaves c once it is in, so the last state tells of NaN weights anywhere in the sequence.
-    if c_last.device.type == "cpu" and not torch.isfinite(c_last).all():
-        raise ValueError("the state became NaN or infinite: the weights or biases of this layer are not finite")
 
 
 @torch.library.custom_op("egru::sequence", mutates_args=())
@@ -59,10 +42,10 @@ def sequence(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
         reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
     )  # fmt: skip
-    check_finite(problem)
+    check_finite(problem.input, problem.c0, problem.y0, problem.theta)
     with torch.autocast(input.device.type, enabled=False):
         result = get(backend).forward(problem, save)
-    check_result(problem, result.c_last)
+    check_result(result.c_last)
     return result
 
 

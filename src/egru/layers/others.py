@@ -1,10 +1,12 @@
 """The event mechanism around an LSTM and an Elman cell."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from egru.events import RESETS, EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
+from egru.kernels.finite import check_finite, check_result
 from egru.layers.stack import EventRNN, Weights
 
 
@@ -17,6 +19,9 @@ class _PlainEventRNN(EventRNN):
     def _sequence(
         self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, EventState]:
+        watched = not torch.compiler.is_compiling()  # a compiled graph cannot stop halfway
+        if watched:
+            check_finite(x, *state, weights.theta)
         result = event_sequence(
             lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
             F.linear(x, weights.ih, weights.bias_ih),
@@ -28,6 +33,8 @@ class _PlainEventRNN(EventRNN):
             keep=keep,
             lengths=lengths,
         )
+        if watched:
+            check_result(result.state.c)
         return result.y, result.c, result.state
 
 
