@@ -48,3 +48,26 @@ def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
     assert 0.05 < (y != 0).double().mean() < 0.95
     assert worst([plain.y, *plain.state], [y, c[0], y_last[0]]) <= 1e-12
     assert worst(gradients(plain.y, *plain.state), gradients(y, c[0], y_last[0])) <= 1e-12
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_lean_saves_memory_and_nothing_else(backend):
+    """Fewer bytes kept for the backward pass, the same gradients."""
+    plain = egru.EGRU(3, 40, zoneout=0.2, threshold=egru.Threshold(mean=-2.0), backend=backend).eval()
+    lean = egru.EGRU(3, 40, zoneout=0.2, threshold=egru.Threshold(mean=-2.0), backend=backend, lean=True).eval()
+    lean.load_state_dict(plain.state_dict())
+    x = torch.randn(12, 5, 3)
+    grads, saved = [], []
+    for layer in (plain, lean):
+        seen: dict[int, int] = {}
+
+        def pack(tensor, seen=seen):
+            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y, _ = layer(x)
+        saved.append(sum(seen.values()))
+        grads.append(torch.autograd.grad(y.square().sum(), list(layer.parameters())))
+    assert worst(*grads) <= 1e-12
+    assert saved[1] < 0.7 * saved[0]
