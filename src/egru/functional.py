@@ -75,7 +75,7 @@ def lstm_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh
     """``f*memory + i*g``; what an event emits is ``o*tanh(c)``. Blocks i, f, g, o as in ``torch.nn.LSTM``."""
     i, f, g, o = (p + F.linear(y, weight_hh, bias_hh)).chunk(4, -1)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
-    return CellUpdate(f * memory + i * g, o, (i, f, g, o))
+    return CellUpdate(f * memory + i * g, o, ())  # autograd keeps what it needs
 
 
 def elman_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:

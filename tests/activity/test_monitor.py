@@ -111,6 +111,20 @@ def test_dense_gru_is_not_sparse_at_all():
     assert "-" in str(summary)
 
 
+def test_dense_layers_and_directions_keep_their_inputs():
+    """Both directions of the first layer read the data, half of it zero; the next one reads a dense output."""
+    gru = nn.GRU(4, 8, 2, bidirectional=True)
+    x = torch.randn(7, 3, 4)
+    x[..., :2] = 0
+    with egru.ActivityMonitor(gru) as activity:
+        gru(input=x)
+    rows = activity.summary().layers
+    assert [row.name for row in rows] == ["gru.l0", "gru.l0_reverse", "gru.l1", "gru.l1_reverse"]
+    assert [row.cost.input_density for row in rows] == [0.5, 0.5, 1, 1]
+    assert [row.cost.input_gradient_density for row in rows] == [0, 0, 1, 1]
+    assert all(len(row.unit_activity) == 8 for row in rows)
+
+
 def test_packed_dense_baseline():
     gru = nn.GRU(3, 8)
     with egru.ActivityMonitor(gru) as activity:

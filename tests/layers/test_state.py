@@ -107,6 +107,14 @@ def test_detach_is_the_seam_of_truncated_backpropagation():
     assert not cut.y.requires_grad
 
 
+@pytest.mark.parametrize("make", [egru.EGRU, egru.ELSTM, egru.ERNN])
+def test_autocast_leaves_the_state_alone(make):
+    layer = make(3, 6, reset="none", dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = layer(torch.randn(4, 2, 3, dtype=torch.float32))
+    assert y.dtype == state.c.dtype == state.y.dtype == torch.float32
+
+
 def test_no_hidden_state_between_calls():
     layer = lively(egru.EGRU(3, 6))
     x = torch.randn(5, 2, 3)

@@ -75,6 +75,11 @@ class _EventCounts:
         )
 
 
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The input of a module, however it was passed."""
+    return args[0] if args else kwargs["input"]
+
+
 class _DenseCounts:
     """Near-zero outputs of a dense recurrent module. Seen from outside: the last layer's output stands for them all."""
 
@@ -86,8 +91,8 @@ class _DenseCounts:
         self.input_gradient = False
 
     @torch.no_grad()
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        x, y = args[0], output[0]
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        x, y = _first(args, kwargs), output[0]
         if isinstance(y, PackedSequence):
             x, y = x.data, y.data
         near_zero = (y.abs() <= self.tolerance).flatten(0, -2).sum(0)
@@ -99,21 +104,24 @@ class _DenseCounts:
     def activities(self) -> list[LayerActivity]:
         assert self.near_zero is not None
         silent = self.near_zero.double() / self.steps
-        unit_activity = tuple((1 - silent).tolist())
-        activity = sum(unit_activity) / len(unit_activity)
+        activity = 1 - silent.mean().item()
+        directions = len(silent) // self.costs[0].hidden_size
         first_density = int(self.input_active) / (self.steps * self.costs[0].input_size)
         rows: list[LayerActivity] = []
         for i, cost in enumerate(self.costs):
+            layer, direction = divmod(i, directions)
+            units = silent.view(directions, -1)[direction]
             used = LayerCost(
                 cost.input_size,
                 cost.hidden_size,
                 cost.gates,
                 cost.recurrent_size,
-                input_density=first_density if i == 0 else activity,
-                activity=activity,
-                input_gradient_density=float(i > 0 or self.input_gradient),
+                input_density=first_density if layer == 0 else activity,
+                activity=1 - units.mean().item(),
+                input_gradient_density=float(layer > 0 or self.input_gradient),
             )
-            name = self.label if len(self.costs) == 1 else f"{self.label}.l{i}"
+            name = f"{self.label}.l{layer}{'_reverse' * direction}" if len(self.costs) > 1 else self.label
+            unit_activity = tuple((1 - units).tolist())
             rows.append(LayerActivity(name, type(self.module).__name__, used, self.steps, unit_activity, None, None))
         return rows
 
@@ -126,8 +134,8 @@ class _LinearCounts:
         self.active: Tensor | int = 0
 
     @torch.no_grad()
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        x: Tensor = args[0]
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        x: Tensor = _first(args, kwargs)
         self.calls += x.numel() // x.shape[-1]
         self.active = self.active + (x != 0).sum()
 
@@ -215,7 +223,7 @@ class ActivityMonitor:
         for module, counts in self._event:
             self._undo.append(module.observe(lambda record, counts=counts: counts[record.name](record)))
         for counts in (*self._dense, *self._linear):
-            self._undo.append(counts.module.register_forward_hook(counts).remove)
+            self._undo.append(counts.module.register_forward_hook(counts, with_kwargs=True).remove)
 
     def _stop(self) -> None:
         while self._undo:

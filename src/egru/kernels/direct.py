@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from egru.kernels.finite import check_finite, check_result
-from egru.kernels.problem import Problem
+from egru.kernels.problem import TENSOR_FIELDS, Problem
 from egru.kernels.registry import get
-
-_TENSORS = 11  # tensor fields of a Problem, which come first
 
 
 def is_plain(problem: Problem) -> bool:
@@ -58,10 +56,10 @@ class _Sequence(torch.autograd.Function):
         with _unrounded(problem):
             found = get(ctx.backend).backward(problem, y, c, reserve, *grads[:4], input_gradient=needs[0])
         wanted = [g if need else None for g, need in zip(found, needs[: len(found)], strict=True)]
-        return None, None, None, *wanted, *[None] * (_TENSORS - len(wanted))
+        return None, None, None, *wanted, *[None] * (TENSOR_FIELDS - len(wanted))
 
 
 def sequence(problem: Problem, backend: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``(y, c, c_last, y_last)``, differentiable."""
     values = tuple(getattr(problem, field.name) for field in dataclasses.fields(problem))
-    return _Sequence.apply(values[_TENSORS:], backend, save, *values[:_TENSORS])  # pyright: ignore[reportReturnType]
+    return _Sequence.apply(values[TENSOR_FIELDS:], backend, save, *values[:TENSOR_FIELDS])  # pyright: ignore[reportReturnType]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from egru.events import Surrogate
 from egru.kernels.finite import check_finite, check_result
-from egru.kernels.problem import Problem
+from egru.kernels.problem import TENSOR_FIELDS, Problem
 from egru.kernels.registry import get
 
 
@@ -123,16 +123,13 @@ def _(
     )
 
 
-_TENSORS = 11  # tensor arguments of `sequence`, which come first
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     if not inputs[-1]:
         raise RuntimeError("egru::sequence: gradients need save=True")
     ctx.set_materialize_grads(False)
     y, c, _, _, reserve = output
-    ctx.save_for_backward(y, c, reserve, *inputs[:_TENSORS])
-    ctx.options = inputs[_TENSORS:-1]
+    ctx.save_for_backward(y, c, reserve, *inputs[:TENSOR_FIELDS])
+    ctx.options = inputs[TENSOR_FIELDS:-1]
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -146,7 +143,7 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         out[5] = None
     if bias_hh is None:
         out[6] = None
-    return *out, *[None] * (_TENSORS - len(out) + len(ctx.options) + 1)
+    return *out, *[None] * (TENSOR_FIELDS - len(out) + len(ctx.options) + 1)
 
 
 sequence.register_autograd(_backward, setup_context=_setup_context)

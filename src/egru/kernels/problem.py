@@ -37,6 +37,10 @@ class Problem:
     lean: bool = False
 
 
+TENSOR_FIELDS = 11
+"""Fields of a :class:`Problem` that are tensors or None; they come first."""
+
+
 class Forward(NamedTuple):
     """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward."""
 

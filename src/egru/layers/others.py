@@ -24,7 +24,7 @@ class _PlainEventRNN(EventRNN):
             check_finite(x, *state, weights.theta)
         result = event_sequence(
             lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
-            F.linear(x, weights.ih, weights.bias_ih),
+            F.linear(x, weights.ih, weights.bias_ih).to(state.c.dtype),  # autocast rounds products, never the state
             state,
             weights.theta,
             reset=self.reset,

@@ -39,7 +39,6 @@ class Record(NamedTuple):
     theta: Tensor
     surrogate: Surrogate
     lengths: Tensor | None
-    gates: int
 
 
 Observer = Callable[[Record], None]
@@ -222,7 +221,7 @@ class EventRNN(nn.Module):
                 outputs.append(y)
                 last.append(end)
                 if self._observers:
-                    record = Record(suffix[1:] or "cell", x, y, c, weights.theta, self.surrogate, lengths, self.gates)
+                    record = Record(suffix[1:] or "cell", x, y, c, weights.theta, self.surrogate, lengths)
                     for observer in self._observers:
                         observer(record)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
