@@ -9,6 +9,7 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
+constexpr int ahead = 8;      // rows: how early `cell` asks for what lies in memory
 constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and the threshold's
 
 template <class S>
@@ -22,9 +23,13 @@ struct BackwardSpace {
     S* h[max_team];           // y V + b of a block
     S *dc, *de, *m;           // [b][s][32]
     S* dy[2];                 // of this step and of the one before it
+    S* a_r;                     // "before": gradients of r at a step, row by row
+    Lists<S> resets[max_team];  // and those that are not zero, one per thread
     Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, row by row and column by column
-    // One per thread: which gradients of y are wanted, packed rows of a, and the gradient of 16 rows of the input.
+    // One per thread: which gradients of y are wanted (by unit: a bit for each of 16 rows; by row: a bit for each unit of
+    // a block), packed rows of a, and the gradient of 16 rows of the input.
     uint16_t* open[max_team];
+    uint32_t* open_rows[max_team];
     S *d[max_team], *dx[max_team];
     int64_t bytes;
 
@@ -45,6 +50,7 @@ struct BackwardSpace {
         a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
         gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
         p = arena.take<S>(recompute ? 3 * layer.blocks * count * block : 0);
+        a_r = arena.take<S>(call.after ? 0 : (int64_t)layer.B * layer.H);
         dc = arena.take<S>(state);
         de = arena.take<S>(state);
         m = arena.take<S>(state);
@@ -55,6 +61,8 @@ struct BackwardSpace {
         columns = Lists<S>(arena, widest, count);
         for (int i = 0; i < call.threads; ++i) {
             open[i] = arena.take<uint16_t>(divide_up(layer.B, rows_max) * layer.blocks * block);
+            open_rows[i] = arena.take<uint32_t>(divide_up(layer.B, rows_max) * rows_max * layer.blocks);
+            if (!call.after) resets[i] = Lists<S>(arena, layer.B, layer.H);
             d[i] = arena.take<S>(rows_max * d_width);
             dx[i] = arena.take<S>(call.grad_input ? (int64_t)layer.tiles_I * tile * rows_max : 0);
             h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
@@ -63,8 +71,8 @@ struct BackwardSpace {
     }
 };
 
-// The ranges of panels whose products with `a` are wanted one by one: all at once ("after"), or first that of z, then
-// those of r and u, which need it ("before").
+// The ranges of panels whose dot products with `a` are wanted one by one: all at once ("after"), or that of z and that of
+// u ("before"). There the gradient of r is zero wherever y was, and its product is gathered row by row instead.
 template <class S>
 struct RecurrentPieces {
     Pieces first, second;
@@ -75,7 +83,7 @@ template <class S>
 RecurrentPieces<S> recurrent_pieces(const Layer<S>& layer) {
     const int blocks = layer.blocks;
     if (layer.call.after) return {Pieces(0, 3 * blocks), Pieces(0, 0)};
-    return {Pieces(2 * blocks, blocks), Pieces(0, 2 * blocks)};
+    return {Pieces(2 * blocks, blocks), Pieces(blocks, blocks)};
 }
 
 template <class S>
@@ -84,7 +92,7 @@ public:
     Backward(const Layer<S>& layer, const Team& team)
         : layer(layer), call(layer.call), team(team), space(layer), keep(call), B(layer.B), H(layer.H),
           blocks(layer.blocks), first_block(team.begin(blocks)), last_block(team.end(blocks)),
-          open(space.open[team.index]), grad_y{layer.as(call.grad_y), call.grad_y_t, call.grad_y_b},
+          open(space.open[team.index]), open_rows(space.open_rows[team.index]), grad_y{layer.as(call.grad_y), call.grad_y_t, call.grad_y_b},
           grad_c{layer.as(call.grad_c), call.grad_c_t, call.grad_c_b} {}
 
     void run() {
@@ -93,15 +101,16 @@ public:
             cell(t);
             if (call.after) {
                 team.meet();
-                list_open(t - 1);
+                list_open();
                 recurrent_dots(t, Pieces(0, 3 * blocks), space.dy[(t + 1) & 1]);
             } else {
                 team.meet();
-                list_open(t - 1);
+                list_open();
                 recurrent_dots(t, Pieces(2 * blocks, blocks), space.m);
+                recurrent_dots(t, Pieces(blocks, blocks), space.dy[(t + 1) & 1]);
                 reset_gate(t);
                 team.meet();
-                recurrent_dots(t, Pieces(0, 2 * blocks), space.dy[(t + 1) & 1]);
+                gather_reset(t);
             }
         }
         team.meet();
@@ -117,7 +126,9 @@ private:
     const Keep<S> keep;
     const int B, H, blocks, first_block, last_block;
     uint16_t* open;
+    uint32_t* open_rows;
     const Steps<S> grad_y, grad_c;
+    const S narrowness = 1 / (S)call.width;
 
     const S* gates_at(int t, int b, int g) const {
         const S* base = call.gates ? layer.as(call.gates) + t * layer.gates_step()
@@ -133,8 +144,9 @@ private:
     const S* c_row(int t, int s) const {
         return t < 0 ? layer.as(call.c0) + (int64_t)s * H : layer.c + ((int64_t)t * B + s) * H;
     }
+    static void fetch(const S* from) { __builtin_prefetch(from, 0, 3); }
     Vector<S> slope(Vector<S> c, Vector<S> theta) const {
-        const Vector<S> x = 1 - absolute<S>((c - theta) / (S)call.width);
+        const Vector<S> x = 1 - absolute<S>((c - theta) * narrowness);
         return (S)call.height * (x > 0 ? x : Vector<S>{});
     }
 
@@ -153,6 +165,8 @@ private:
             const int64_t state = (int64_t)b * B * block;
             S *dc = space.dc + state, *de = space.de + state, *m = space.m + state;
             S *dy = space.dy[t & 1] + state, *dy_before = space.dy[(t + 1) & 1] + state;
+            uint32_t* opened = open_rows + (b - first_block) * B;  // at the seam, all of them
+            for (int s = 0; s < B; ++s) opened[s] = t == 0 && layer.real(t, s) ? 0xffffffffu : 0;
             for (int v = layer.units(b); v < block; ++v)  // products read whole blocks
                 for (int s = 0; s < B; ++s) {
                     a_r[s * block + v] = a_u[s * block + v] = a_z[s * block + v] = 0;
@@ -164,6 +178,12 @@ private:
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;
+                    if (s + ahead < B) {
+                        fetch(c_row(t - 1, s + ahead) + unit);
+                        if (grad_y.base) fetch(grad_y.at(t, s + ahead) + unit);
+                        for (const S* gate : {r_in, u_in, z_in}) fetch(gate + i + ahead * block);
+                        if (q_in) fetch(q_in + i + ahead * block);
+                    }
                     if (!layer.real(t, s)) {  // the state of a finished row passes through
                         store<S>(dy_before + i, load<S>(dy + i));
                         store<S>(m + i, zero);
@@ -179,6 +199,7 @@ private:
                     const auto fired = c > theta;
                     const auto fired_old =
                         t ? c_old > theta : load_part<S>(layer.y_prev.at(-1, s) + unit, count) != zero;
+                    if (t) opened[s] |= bits<S>(fired_old || slope(c_old, theta) != 0) << v;
                     if (reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
 
                     Vector<S> grad = load<S>(dy + i);
@@ -246,12 +267,16 @@ private:
                 const int unit = b * block + v, count = H - unit;
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
-                    if (!layer.real(t, s)) continue;
                     const int i = s * block + v;
+                    if (!layer.real(t, s)) {
+                        store_part<S>(space.a_r + (int64_t)s * H + unit, Vector<S>{}, count);
+                        continue;
+                    }
                     const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
                     const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
                     const Vector<S> grad_r = through * y_old * r * (one - r);
                     store<S>(a_r + i, grad_r);
+                    store_part<S>(space.a_r + (int64_t)s * H + unit, grad_r, count);
                     store<S>(dy_before + i, load<S>(dy_before + i) + r * through);
                     total[R] += grad_r;
                 }
@@ -267,27 +292,15 @@ private:
                 space.totals[(int64_t)j * blocks * block + unit + i] += (double)total[j][i];
     }
 
-    // Which gradients of y_t are used: bit s of open[(s / 16) * own units + unit]. At the seam, all of them.
-    void list_open(int t) {
+    // Which gradients of y_{t-1} are used, unit by unit: bit s of open[(s / 16) * own units + unit].
+    void list_open() {
         const int own = (last_block - first_block) * block;
         for (int s0 = 0; s0 < B; s0 += rows_max)
             for (int b = first_block; b < last_block; ++b) {
                 uint16_t* masks = open + s0 / rows_max * own + (b - first_block) * block;
                 const int some = B - s0 < rows_max ? B - s0 : rows_max;
                 alignas(64) uint32_t words[rows_max] = {};
-                for (int i = 0; i < some; ++i) {
-                    if (!layer.real(t + 1, s0 + i)) continue;
-                    if (t < 0) {
-                        words[i] = 0xffffffffu;
-                        continue;
-                    }
-                    for (int v = 0; v < layer.units(b); v += lanes<S>) {
-                        const int unit = b * block + v;
-                        const Vector<S> theta = load_part<S>(layer.theta + unit, H - unit);
-                        const Vector<S> c = load_part<S>(c_row(t, s0 + i) + unit, H - unit);
-                        words[i] |= bits<S>(c > theta || slope(c, theta) != 0) << v;
-                    }
-                }
+                for (int i = 0; i < some; ++i) words[i] = open_rows[(b - first_block) * B + s0 + i];
                 for (int n = 0; n < block; ++n) masks[n] = (uint16_t)bit_column(words, n);
             }
     }
@@ -312,6 +325,23 @@ private:
                                   open + s0 / rows_max * own + (b - first_block) * block, layer.units(b),
                                   out + ((int64_t)b * B + s0) * block);
             }
+        }
+    }
+
+    // "before": dy += a_r V_r, where a_r is not zero: where y was not.
+    void gather_reset(int t) {
+        const Lists<S>& lists = space.resets[team.index];
+        for (int at = 0; at < layer.tiles_H; ++at)
+            list_tile(Steps<S>{space.a_r, 0, H}, 0, B, B, H, at, lists);
+        for (int b = first_block; b < last_block; b += 3) {
+            const int some = last_block - b < 3 ? last_block - b : 3;
+            const S* panels[3];
+            S* out[3];
+            for (int j = 0; j < some; ++j) {
+                panels[j] = space.V_rows + (b + j) * layer.panel_size(layer.tiles_H);
+                out[j] = space.dy[(t + 1) & 1] + (int64_t)(b + j) * B * block;
+            }
+            gather_tiles<S>(panels, some, layer.tiles_H, lists, B, out);
         }
     }
 
@@ -491,6 +521,8 @@ void begin(const TrainCall& call) {
         const int H = layer.H, I = layer.I, blocks = layer.blocks;
         for (const Pieces& each : recurrent_pieces(layer))
             pack_pieces(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, each, from, to, space.V_rows);
+        for (int b = from; !call.after && b < to && b < blocks; ++b)
+            pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
         if (call.grad_input)
             pack_pieces(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, Pieces(0, panels), from, to, space.W_rows);
         if (!call.gates) {

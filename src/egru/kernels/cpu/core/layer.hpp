@@ -75,6 +75,15 @@ void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p,
     }
 }
 
+// Block b of the columns of the first gate of weight (3H, H), as it is: to[unit][32]. Zero beyond.
+template <class S>
+void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
+    const int columns = H - b * block < block ? H - b * block : block;
+    for (int n = 0; n < tiles * tile; ++n)
+        for (int i = 0; i < block; ++i)
+            to[n * block + i] = n < H && i < columns ? weight[(int64_t)n * H + b * block + i] : S(0);
+}
+
 // All panels in [begin, end), one after the other: what `gather` takes.
 template <class S>
 void pack_panels(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
