@@ -26,11 +26,13 @@ struct BackwardSpace {
     S* a_r;                     // "before": gradients of r at a step, row by row
     Lists<S> resets[max_team];  // and those that are not zero, one per thread
     Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, row by row and column by column
-    // One per thread: which gradients of y are wanted (by unit: a bit for each of 16 rows; by row: a bit for each unit of
-    // a block), packed rows of a, and the gradient of 16 rows of the input.
-    uint16_t* open[max_team];
-    uint32_t* open_rows[max_team];
-    S *d[max_team], *dx[max_team];
+    // One per thread: which gradients of y are used (a bit for each unit of a block, row by row), the same for each 16 rows
+    // by unit, packed rows of a, and the products by 16 rows: of a step's gradients of y, or of 16 gradients of the input.
+    uint32_t* open[max_team];
+    Wanted* wanted[max_team];
+    uint16_t* masks[max_team];
+    uint32_t* order[max_team];
+    S *d[max_team], *products[max_team];
     int64_t bytes;
 
     explicit BackwardSpace(const Layer<S>& layer) {
@@ -59,12 +61,16 @@ struct BackwardSpace {
         reset = arena.take<S>(recompute && !call.after ? count * layer.H : 0);
         if (recompute) rows = Lists<S>(arena, count, widest);
         columns = Lists<S>(arena, widest, count);
+        const int64_t groups = divide_up(layer.B, rows_max), wide_H = layer.blocks * block, wide_I = layer.tiles_I * tile;
+        const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
-            open[i] = arena.take<uint16_t>(divide_up(layer.B, rows_max) * layer.blocks * block);
-            open_rows[i] = arena.take<uint32_t>(divide_up(layer.B, rows_max) * rows_max * layer.blocks);
+            open[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
+            wanted[i] = arena.take<Wanted>(groups);
+            masks[i] = arena.take<uint16_t>(positions);
+            order[i] = arena.take<uint32_t>(positions);
             if (!call.after) resets[i] = Lists<S>(arena, layer.B, layer.H);
             d[i] = arena.take<S>(rows_max * d_width);
-            dx[i] = arena.take<S>(call.grad_input ? (int64_t)layer.tiles_I * tile * rows_max : 0);
+            products[i] = arena.take<S>(positions * rows_max);
             h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
         }
         bytes = arena.bytes();
@@ -92,7 +98,7 @@ public:
     Backward(const Layer<S>& layer, const Team& team)
         : layer(layer), call(layer.call), team(team), space(layer), keep(call), B(layer.B), H(layer.H),
           blocks(layer.blocks), first_block(team.begin(blocks)), last_block(team.end(blocks)),
-          open(space.open[team.index]), open_rows(space.open_rows[team.index]), grad_y{layer.as(call.grad_y), call.grad_y_t, call.grad_y_b},
+          own((last_block - first_block) * block), open(space.open[team.index]), grad_y{layer.as(call.grad_y), call.grad_y_t, call.grad_y_b},
           grad_c{layer.as(call.grad_c), call.grad_c_t, call.grad_c_b} {}
 
     void run() {
@@ -124,9 +130,8 @@ private:
     const Team& team;
     BackwardSpace<S> space;
     const Keep<S> keep;
-    const int B, H, blocks, first_block, last_block;
-    uint16_t* open;
-    uint32_t* open_rows;
+    const int B, H, blocks, first_block, last_block, own;  // own: this member's units
+    uint32_t* open;
     const Steps<S> grad_y, grad_c;
     const S narrowness = 1 / (S)call.width;
 
@@ -165,7 +170,7 @@ private:
             const int64_t state = (int64_t)b * B * block;
             S *dc = space.dc + state, *de = space.de + state, *m = space.m + state;
             S *dy = space.dy[t & 1] + state, *dy_before = space.dy[(t + 1) & 1] + state;
-            uint32_t* opened = open_rows + (b - first_block) * B;  // at the seam, all of them
+            uint32_t* opened = open + (b - first_block) * B;  // at the seam, all of them
             for (int s = 0; s < B; ++s) opened[s] = t == 0 && layer.real(t, s) ? 0xffffffffu : 0;
             for (int v = layer.units(b); v < block; ++v)  // products read whole blocks
                 for (int s = 0; s < B; ++s) {
@@ -292,23 +297,27 @@ private:
                 space.totals[(int64_t)j * blocks * block + unit + i] += (double)total[j][i];
     }
 
-    // Which gradients of y_{t-1} are used, unit by unit: bit s of open[(s / 16) * own units + unit].
+    // Which gradients of y_{t-1} are used, for each 16 rows.
     void list_open() {
-        const int own = (last_block - first_block) * block;
-        for (int s0 = 0; s0 < B; s0 += rows_max)
+        for (int s0 = 0, at = 0; s0 < B; s0 += rows_max, at += own) {
+            Wanted& wanted = space.wanted[team.index][s0 / rows_max];
+            wanted.mask = space.masks[team.index] + at;
+            wanted.order = space.order[team.index] + at;
+            const int some = B - s0 < rows_max ? B - s0 : rows_max;
             for (int b = first_block; b < last_block; ++b) {
-                uint16_t* masks = open + s0 / rows_max * own + (b - first_block) * block;
-                const int some = B - s0 < rows_max ? B - s0 : rows_max;
                 alignas(64) uint32_t words[rows_max] = {};
-                for (int i = 0; i < some; ++i) words[i] = open_rows[(b - first_block) * B + s0 + i];
-                for (int n = 0; n < block; ++n) masks[n] = (uint16_t)bit_column(words, n);
+                for (int i = 0; i < some; ++i) words[i] = open[(b - first_block) * B + s0 + i];
+                for (int n = 0; n < block; ++n)
+                    wanted.mask[(b - first_block) * block + n] = n < layer.units(b) ? (uint16_t)bit_column(words, n) : 0;
             }
+            wanted.sort(own);
+        }
     }
 
     // out[b][s][32] += a V^T for this member's units, over a range of V's columns.
     void recurrent_dots(int t, const Pieces& pieces, S* out) {
-        const int own = (last_block - first_block) * block;
-        S* d = space.d[team.index];
+        S *d = space.d[team.index], *products = space.products[team.index];
+        for (int64_t i = 0; i < divide_up(B, rows_max) * own * rows_max; ++i) products[i] = 0;
         for (int from = 0; from < pieces.count; from += pieces.most) {
             const int some = pieces.size(from);
             const S* weight = space.V_rows + (pieces.first + from) * layer.panel_size(layer.tiles_H);
@@ -320,12 +329,14 @@ private:
                     panel[j] = a_at(t, 0, 0) + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + s0) * block;
                 }
                 pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, d);
-                for (int b = first_block; b < last_block; ++b)
-                    dots_block<S>(weight + (int64_t)b * block * some * block, d, some,
-                                  open + s0 / rows_max * own + (b - first_block) * block, layer.units(b),
-                                  out + ((int64_t)b * B + s0) * block);
+                dots_all<S>(weight + (int64_t)first_block * block * some * block, d, some,
+                            space.wanted[team.index][s0 / rows_max], products + (int64_t)s0 * own);
             }
         }
+        for (int s0 = 0; s0 < B; s0 += rows_max)
+            for (int b = first_block; b < last_block; ++b)
+                add_transposed<S>(products + ((int64_t)s0 * own + (b - first_block) * block * rows_max),
+                                  B - s0 < rows_max ? B - s0 : rows_max, out + ((int64_t)b * B + s0) * block);
     }
 
     // "before": dy += a_r V_r, where a_r is not zero: where y was not.
@@ -460,27 +471,26 @@ private:
         const int64_t size = layer.panel_size(layer.tiles_I);
         const int begin = team.begin(groups) * rows_max, end = team.end(groups) * rows_max;
         const Pieces pieces(0, panels);
-        uint16_t all[block];
-        S* d = space.d[team.index];
+        S *d = space.d[team.index], *products = space.products[team.index];
+        Wanted all{space.masks[team.index], space.order[team.index], {}};
         for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
             const int some_rows = rows - s0 < rows_max ? rows - s0 : rows_max;
-            for (uint16_t& mask : all) mask = (uint16_t)((1u << some_rows) - 1);
-            S* result = space.dx[team.index];
-            for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) result[i] = 0;
+            for (int n = 0; n < layer.I; ++n) all.mask[n] = (uint16_t)((1u << some_rows) - 1);
+            all.sort(layer.I);
+            for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) products[i] = 0;
             for (int from = 0; from < panels; from += pieces.most) {
                 const int some = pieces.size(from);
                 const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
                 pack_rows<S>(panel, some, some_rows, d);
-                for (int i0 = 0; i0 < layer.I; i0 += block)
-                    dots_block<S>(space.W_rows + from * size + (int64_t)i0 * some * block, d, some, all,
-                                  layer.I - i0 < block ? layer.I - i0 : block, result + (int64_t)i0 * rows_max);
+                dots_all<S>(space.W_rows + from * size, d, some, all, products);
             }
-            for (int i0 = 0; i0 < layer.I; i0 += block, result += rows_max * block) {
+            for (int i0 = 0; i0 < layer.I; i0 += block) {
+                alignas(64) S result[rows_max * block] = {};
+                add_transposed<S>(products + (int64_t)i0 * rows_max, some_rows, result);
                 const int positions = layer.I - i0 < block ? layer.I - i0 : block;
                 for (int i = 0; i < some_rows; ++i) {
-                    const int row = s0 + i;
-                    S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + row) * layer.I + i0;
+                    S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + s0 + i) * layer.I + i0;
                     for (int n = 0; n < positions; ++n) to[n] = result[i * block + n];
                 }
             }

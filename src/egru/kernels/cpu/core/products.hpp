@@ -8,6 +8,8 @@
 // Both visit entries in ascending order, whatever the number of threads, so results do not depend on it.
 #pragma once
 
+#include <utility>
+
 #include "simd.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -241,124 +243,105 @@ void pack_rows(const S* const* panel, int panels, int rows, S* d) {
                 store<S>(d + row * d_width + j * block + v, load<S>(panel[j] + (int64_t)row * block + v));
 }
 
-// out[i] = weight . d[row_i], over `panels` * 32 columns, for N rows. Three panels at a time, so that the address of a
-// row of d is formed once for several products.
+// Which of up to 16 rows want their product with each weight row, as bits, and the weight rows in the order of how many
+// do: products of one size follow one another, so that no branch has to be guessed.
+struct Wanted {
+    uint16_t* mask;
+    uint32_t* order;  // those wanted by n rows are order[start[n]] to order[start[n + 1] - 1]
+    uint32_t start[rows_max + 2];
+
+    void sort(int count) {
+        uint32_t ends[rows_max + 2] = {};
+        for (int n = 0; n < count; ++n) ++ends[__builtin_popcount(mask[n]) + 1];
+        for (int i = 1; i < rows_max + 2; ++i) ends[i] += ends[i - 1];
+        for (int i = 0; i < rows_max + 2; ++i) start[i] = ends[i];
+        for (int n = 0; n < count; ++n) order[ends[__builtin_popcount(mask[n])]++] = (uint32_t)n;
+    }
+};
+
+// out[row] += weight . d[row] over `panels` * 32 columns, for the N rows that `mask` names. Three panels at a time, so
+// that the address of a row of d is formed once for several products.
 template <class S, int N>
-void dots(const S* weight, const S* d, const uint8_t* row, int panels, S* out) {
+inline void dots(const S* weight, const S* d, unsigned mask, int panels, S* out) {
     constexpr int L = lanes<S>, wide = block / L;
     constexpr int together = wide <= 2 ? 3 : 1;
     Vector<S> total[N];
-    int32_t from[N];
+    const S* row[N];
+    unsigned left = mask;
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i) {
         total[i] = Vector<S>{};
-        from[i] = row[i] * d_width;
+        row[i] = d + __builtin_ctz(left) * d_width;
+        left &= left - 1;
     }
+    int64_t at = 0;
     int j = 0;
-    for (; j + together <= panels; j += together) {
+    for (; j + together <= panels; j += together, at += together * block) {
         Vector<S> w[together * wide];
 #pragma GCC unroll 16
-        for (int k = 0; k < together * wide; ++k) w[k] = load<S>(weight + k * L);
+        for (int k = 0; k < together * wide; ++k) w[k] = load<S>(weight + at + k * L);
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) {
-            const S* x = d + from[i];
+            const S* x = row[i] + at;
             asm("" : "+r"(x));  // else GCC keeps an address per product in a register, and runs out of them
 #pragma GCC unroll 16
             for (int k = 0; k < together * wide; ++k) total[i] += w[k] * load<S>(x + k * L);
         }
-        weight += together * block;
-        d += together * block;
     }
-    for (; j < panels; ++j) {
+    for (; j < panels; ++j, at += block)
 #pragma GCC unroll 16
         for (int i = 0; i < N; ++i) {
-            const S* x = d + from[i];
+            const S* x = row[i] + at;
             asm("" : "+r"(x));
 #pragma GCC unroll 16
-            for (int v = 0; v < wide; ++v) total[i] += load<S>(weight + v * L) * load<S>(x + v * L);
+            for (int v = 0; v < wide; ++v) total[i] += load<S>(weight + at + v * L) * load<S>(x + v * L);
         }
-        weight += block;
-        d += block;
-    }
-    sums<S, N>(total, out);
+    add_sums<S, N>(total, mask, out);
 }
 
-// The same for two weight rows and all 16 rows of d: every operand is loaded for several products.
-template <class S>
-void dots_pair(const S* weight, const S* other, const S* d, int panels, S* out, S* other_out) {
-    constexpr int L = lanes<S>, some = dots_max / 2;
-    for (int row = 0; row < rows_max; row += some) {
-        Vector<S> total[some], other_total[some];
-#pragma GCC unroll 8
-        for (int i = 0; i < some; ++i) total[i] = other_total[i] = Vector<S>{};
-        const S* x = d + row * d_width;
-        for (int k = 0; k < panels * block; k += L) {
-            const Vector<S> v = load<S>(weight + k), w = load<S>(other + k);
-#pragma GCC unroll 8
-            for (int i = 0; i < some; ++i) {
-                const Vector<S> each = load<S>(x + i * d_width + k);
-                total[i] += v * each;
-                other_total[i] += w * each;
-            }
+// The weight rows that N rows of d want.
+template <class S, int N>
+void dots_of(const S* weight, const S* d, int panels, const Wanted& wanted, S* out) {
+    for (uint32_t i = wanted.start[N]; i < wanted.start[N + 1]; ++i) {
+        const int64_t n = wanted.order[i];
+        const S* row = weight + n * panels * block;
+        unsigned mask = wanted.mask[n];
+        if constexpr (N <= dots_max) {
+            dots<S, N>(row, d, mask, panels, out + n * rows_max);
+        } else {
+            unsigned rest = mask;
+            for (int k = 0; k < dots_max; ++k) rest &= rest - 1;
+            dots<S, dots_max>(row, d, mask ^ rest, panels, out + n * rows_max);
+            dots<S, N - dots_max>(row, d, rest, panels, out + n * rows_max);
         }
-        sums<S, some>(total, out + row);
-        sums<S, some>(other_total, other_out + row);
     }
 }
 
+// out[n * 16 + row] += weight row n . d[row], for up to 16 packed rows of d, where wanted. Weight row n is
+// weight[n][panels * 32].
+template <class S, int... N>
+void dots_each(const S* weight, const S* d, int panels, const Wanted& wanted, S* out, std::integer_sequence<int, N...>) {
+    (dots_of<S, N + 1>(weight, d, panels, wanted, out), ...);
+}
 template <class S>
-using DotsFunction = void (*)(const S*, const S*, const uint8_t*, int, S*);
-template <class S>
-constexpr DotsFunction<S> dots_of[dots_max + 1] = {
-    nullptr,   dots<S, 1>, dots<S, 2>, dots<S, 3>, dots<S, 4>, dots<S, 5>, dots<S, 6>, dots<S, 7>, dots<S, 8>,
-#if defined(__AVX512F__)
-    dots<S, 9>, dots<S, 10>, dots<S, 11>, dots<S, 12>, dots<S, 13>, dots<S, 14>, dots<S, 15>, dots<S, 16>,
-#endif
-};
+void dots_all(const S* weight, const S* d, int panels, const Wanted& wanted, S* out) {
+    dots_each<S>(weight, d, panels, wanted, out, std::make_integer_sequence<int, rows_max>{});
+}
 
-// The positions of the set bits of a byte, for listing a mask without a loop.
-struct BitPositions {
-    uint8_t of[256][8];
-    constexpr BitPositions() : of() {
-        for (int mask = 0; mask < 256; ++mask)
-            for (int bit = 0, n = 0; bit < 8; ++bit)
-                if (mask >> bit & 1) of[mask][n++] = (uint8_t)bit;
-    }
-};
-constexpr BitPositions bit_positions{};
-
-// out[row * 32 + n] += weight row n . d[row], for the positions n of a block and up to 16 packed rows of d, where bit
-// `row` of wanted[n] is set. Weight row n is weight[n][panels * 32].
+// out[row][32] += the transpose of from[32][16], for the first `rows` rows.
 template <class S>
-void dots_block(const S* weight, const S* d, int panels, const uint16_t* wanted, int positions, S* out) {
-    for (int n = 0; n < positions; ++n) {
-        const unsigned mask = wanted[n];
-        if (!mask) continue;
-        S result[rows_max + 4];
-        if (mask == 0xffff && n + 1 < positions && wanted[n + 1] == 0xffff) {
-            S other[rows_max + 4];
-            const S* row_n = weight + (int64_t)n * panels * block;
-            dots_pair<S>(row_n, row_n + panels * block, d, panels, result, other);
-            for (int i = 0; i < rows_max; ++i) {
-                out[i * block + n] += result[i];
-                out[i * block + n + 1] += other[i];
+void add_transposed(const S* from, int rows, S* out) {
+    constexpr int L = lanes<S>;
+    for (int row = 0; row < rows; row += L)
+        for (int column = 0; column < block; column += L) {
+            Vector<S> v[L];
+            for (int i = 0; i < L; ++i) v[i] = load<S>(from + (column + i) * rows_max + row);
+            transpose<S>(v);
+            for (int i = 0; i < L && row + i < rows; ++i) {
+                S* to = out + (row + i) * block + column;
+                store<S>(to, load<S>(to) + v[i]);
             }
-            ++n;
-            continue;
         }
-        alignas(8) uint8_t row[rows_max + 8];
-        __builtin_memcpy(row, bit_positions.of[mask & 255], 8);
-        const int low = __builtin_popcount(mask & 255), count = low + __builtin_popcount(mask >> 8);
-        uint64_t high;
-        __builtin_memcpy(&high, bit_positions.of[mask >> 8], 8);
-        high += 0x0808080808080808ull;
-        __builtin_memcpy(row + low, &high, 8);
-        for (int i = 0; i < count; i += dots_max) {
-            const int some = count - i < dots_max ? count - i : dots_max;
-            dots_of<S>[some](weight + (int64_t)n * panels * block, d, row + i, panels, result + i);
-        }
-        for (int i = 0; i < count; ++i) out[row[i] * block + n] += result[i];
-    }
 }
 
 }  // namespace

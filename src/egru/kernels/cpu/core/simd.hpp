@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #ifdef EGRU_X86
 #include <immintrin.h>
 #endif
@@ -127,30 +128,62 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
     return length;
 }
 
-// The sums of N vectors. May write up to three elements beyond.
+// out[row] += the sum of a vector, for each of the N rows that `mask` names, in ascending order.
 template <class S, int N>
-[[gnu::always_inline]] inline void sums(const Vector<S> (&v)[N], S* out) {
+[[gnu::always_inline]] inline void add_sums(const Vector<S> (&v)[N], unsigned mask, S* out) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(S) == 4) {
+        const __m512 none = _mm512_setzero_ps();
+        __m512 result = none;
 #pragma GCC unroll 4
         for (int i = 0; i < N; i += 4) {  // four at a time, transposed while they are added
-            const __m512 none = _mm512_setzero_ps();
             const __m512 a = (__m512)v[i], b = i + 1 < N ? (__m512)v[i + 1] : none;
             const __m512 c = i + 2 < N ? (__m512)v[i + 2] : none, d = i + 3 < N ? (__m512)v[i + 3] : none;
             const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
             const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
             const __m512 quads = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
             const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quads), _mm512_extractf32x8_ps(quads, 1));
-            _mm_storeu_ps(out + i, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+            const __m128 four = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
+            switch (i) {
+                case 0: result = _mm512_castps128_ps512(four); break;
+                case 4: result = _mm512_insertf32x4(result, four, 1); break;
+                case 8: result = _mm512_insertf32x4(result, four, 2); break;
+                default: result = _mm512_insertf32x4(result, four, 3);
+            }
         }
+        const __m512 spread = _mm512_maskz_expand_ps((__mmask16)mask, result);
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), spread));
         return;
     }
 #endif
 #pragma GCC unroll 16
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < N; ++i, mask &= mask - 1) {
         S total = v[i][0];
         for (int j = 1; j < lanes<S>; ++j) total += v[i][j];
-        out[i] = total;
+        out[__builtin_ctz(mask)] += total;
+    }
+}
+
+// A square of vectors: exchanges rows and columns one bit of their numbers at a time.
+template <class S>
+inline void transpose(Vector<S> (&v)[lanes<S>]) {
+    constexpr int L = lanes<S>;
+    using Int = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
+#pragma GCC unroll 4
+    for (int bit = 1; bit < L; bit *= 2) {
+        Vector<Int> low, high;
+#pragma GCC unroll 16
+        for (int j = 0; j < L; ++j) {
+            low[j] = j & bit ? L + j - bit : j;
+            high[j] = j & bit ? L + j : j + bit;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) {
+            if (i & bit) continue;
+            const Vector<S> a = v[i], b = v[i + bit];
+            v[i] = __builtin_shuffle(a, b, low);
+            v[i + bit] = __builtin_shuffle(a, b, high);
+        }
     }
 }
 
