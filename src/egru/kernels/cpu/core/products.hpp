@@ -26,6 +26,8 @@ constexpr int dots_max = 16;
 constexpr int dots_max = 8;
 #endif
 
+constexpr int fetched = 6;  // cache lines of the next weight row
+
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Memory handed out piece by piece, each piece on its own cache line; with base 0 it only counts.
@@ -306,6 +308,8 @@ void dots_of(const S* weight, const S* d, int panels, const Wanted& wanted, S* o
         const int64_t n = wanted.order[i];
         const S* row = weight + n * panels * block;
         unsigned mask = wanted.mask[n];
+        const S* next = weight + (int64_t)wanted.order[i + 1 < wanted.start[N + 1] ? i + 1 : i] * panels * block;
+        for (int k = 0; k < fetched; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
         if constexpr (N <= dots_max) {
             dots<S, N>(row, d, mask, panels, out + n * rows_max);
         } else {
