@@ -17,7 +17,7 @@ _FORWARD_ROWS = 256
 """Batch rows of a forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
 _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
-_LEAN_ROWS = 512
+_LEAN_ROWS = 256
 """The same where memory matters more."""
 _SMALL = 1 << 20
 """Bytes under which memory is left to torch."""
@@ -84,6 +84,9 @@ class CPUKernel:
         for first in range(0, T, call.raw.chunk):
             call.steps(first)
             core.train_forward_chunk(call.raw)
+        if problem.lean:
+            del call
+            core.release_memory()
         return Forward(y, c, c_last, y_last, reserve)
 
     def backward(
@@ -123,6 +126,9 @@ class CPUKernel:
             call.steps(first)
             core.train_backward_chunk(call.raw)
         core.train_backward_finish(call.raw)
+        if problem.lean:
+            del call
+            core.release_memory()
         return grads
 
 

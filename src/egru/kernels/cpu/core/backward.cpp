@@ -9,17 +9,63 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
+constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
 constexpr int ahead = 8;      // rows: how early `cell` asks for what lies in memory
 constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and the threshold's
+
+// A weight gradient as it grows: panels, panel(gate * blocks + b)[source][32], kept in the memory of the result. A panel
+// is as large as the rows of the result that it becomes, but for a last block with fewer units: that one lies elsewhere
+// and leaves room for the others to start on a cache line.
+template <class S>
+struct GradPanels {
+    S *result, *spare;
+    int H, width, blocks;
+
+    GradPanels() = default;
+    GradPanels(Arena& arena, const Layer<S>& layer, uintptr_t result_, int width_)
+        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks) {
+        spare = arena.take<S>(3 * (narrow() ? blocks : 1) * size());
+    }
+    int64_t size() const { return (int64_t)width * block; }
+    S* panel(int p) const {
+        const int gate = p / blocks, b = p % blocks;
+        if (narrow()) return spare + p * size();
+        if ((b + 1) * block > H) return spare + gate * size();
+        const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
+        return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
+    }
+    // Panels into torch's (3H, width). `held` has room for two panels.
+    void unpack(const Team& team, S* held) const {
+        const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
+        S *here = held, *last = held + size();
+        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next member may write over it
+        team.meet();
+        for (int p = from; p < to; ++p) {
+            const int gate = p / blocks, b = p % blocks, units = H - b * block < block ? H - b * block : block;
+            if (p < to - 1) __builtin_memcpy(here, panel(p), size() * sizeof(S));
+            const S* values = p < to - 1 ? here : last;
+            for (int n0 = 0; n0 < width; n0 += tile)
+                for (int i = 0; i < units; ++i) {
+                    S* row = result + ((int64_t)gate * H + b * block + i) * width;
+                    for (int n = n0; n < n0 + tile && n < width; ++n) row[n] = values[(int64_t)n * block + i];
+                }
+        }
+        team.meet();
+    }
+
+private:
+    bool narrow() const { return width < 2 * block; }
+};
 
 template <class S>
 struct BackwardSpace {
     S *V_rows, *W_rows;       // weights for dot products; W only for the gradient of the input
-    S *V, *W;                 // weights to compute gates again
-    S *grad_V, *grad_W;       // panels[gate * blocks + b][source][32]
+    GradPanels<S> grad_V, grad_W;
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
-    S *gates, *p, *reset;     // of a chunk, where gates were not kept: they, x W + b, and r * y
+    // Of a chunk, where gates were not kept: they, x W + b (no longer needed when `a` is made, and in its place), and r * y.
+    S *gates, *p, *reset;
+    S* panels[max_team];      // of a block: its weights, to compute gates again; or gradients on their way out
     S* h[max_team];           // y V + b of a block
     S *dc, *de, *m;           // [b][s][32]
     S* dy[2];                 // of this step and of the one before it
@@ -44,14 +90,12 @@ struct BackwardSpace {
         const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
         V_rows = arena.take<S>(V_size);
         W_rows = arena.take<S>(call.grad_input ? W_size : 0);
-        V = arena.take<S>(recompute ? V_size : 0);
-        W = arena.take<S>(recompute ? W_size : 0);
-        grad_V = arena.take<S>(V_size);
-        grad_W = arena.take<S>(W_size);
+        grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
+        grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
         totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
         a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
         gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
-        p = arena.take<S>(recompute ? 3 * layer.blocks * count * block : 0);
+        p = a;
         a_r = arena.take<S>(call.after ? 0 : (int64_t)layer.B * layer.H);
         dc = arena.take<S>(state);
         de = arena.take<S>(state);
@@ -59,8 +103,10 @@ struct BackwardSpace {
         for (S*& each : dy) each = arena.take<S>(state);
         const int widest = layer.H > layer.I ? layer.H : layer.I;
         reset = arena.take<S>(recompute && !call.after ? count * layer.H : 0);
-        if (recompute) rows = Lists<S>(arena, count, widest);
+        Arena early = arena;
+        if (recompute) rows = Lists<S>(early, count, widest);
         columns = Lists<S>(arena, widest, count);
+        arena.cover(early);
         const int64_t groups = divide_up(layer.B, rows_max), wide_H = layer.blocks * block, wide_I = layer.tiles_I * tile;
         const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
@@ -72,6 +118,7 @@ struct BackwardSpace {
             d[i] = arena.take<S>(rows_max * d_width);
             products[i] = arena.take<S>(positions * rows_max);
             h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
+            panels[i] = arena.take<S>(3 * layer.panel_size(layer.tiles_H > layer.tiles_I ? layer.tiles_H : layer.tiles_I));
         }
         bytes = arena.bytes();
     }
@@ -321,6 +368,7 @@ private:
         for (int from = 0; from < pieces.count; from += pieces.most) {
             const int some = pieces.size(from);
             const S* weight = space.V_rows + (pieces.first + from) * layer.panel_size(layer.tiles_H);
+            const bool fresh = (int64_t)own * some * block * sizeof(S) > cached;  // for every 16 rows, that is
             for (int s0 = 0; s0 < B; s0 += rows_max) {
                 const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) {
@@ -330,7 +378,7 @@ private:
                 }
                 pack_rows<S>(panel, some, B - s0 < rows_max ? B - s0 : rows_max, d);
                 dots_all<S>(weight + (int64_t)first_block * block * some * block, d, some,
-                            space.wanted[team.index][s0 / rows_max], products + (int64_t)s0 * own);
+                            space.wanted[team.index][s0 / rows_max], fresh || s0 == 0, products + (int64_t)s0 * own);
             }
         }
         for (int s0 = 0; s0 < B; s0 += rows_max)
@@ -361,15 +409,20 @@ private:
     // The gates of the chunk from its input and events, as forward computed them, but all rows at once.
     void recompute_gates() {
         const int rows = layer.rows();
-        const int64_t panel_size = layer.panel_size(layer.tiles_H);
         S* h = space.h[team.index];
-        project_input(layer, team, space.W, space.rows, space.p);
+        const auto pack = [&](uintptr_t weight, int width, int tiles, int p, int at) {
+            S* to = space.panels[team.index] + at * layer.panel_size(tiles);
+            pack_panel(layer.as(weight), H, width, blocks, tiles, p, to, block);
+            return to;
+        };
+        project_input(layer, team, space.rows, space.p,
+                      [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g * blocks + b, g); });
         team.meet();
         list_rows(layer.y_prev, call.first - 1);
         const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
             const S* panels[3];
             for (int j = 0; j < count; ++j) {
-                panels[j] = space.V + (gates[j] * blocks + b) * panel_size;
+                panels[j] = pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j);
                 fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
             }
             gather_tiles<S>(panels, count, layer.tiles_H, space.rows, rows, out);
@@ -412,8 +465,6 @@ private:
     void weight_gradients() {
         const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
         const auto plain = [](int, int, S value) { return value; };
-        const auto panel = [&](S* base, int width, int p) { return base + (int64_t)p * width * block; };
-        const int wide_H = layer.tiles_H * tile, wide_I = layer.tiles_I * tile;
         for (int at = team.begin(tiles); at < team.end(tiles); ++at)
             list_columns(layer.input, call.first, B, rows, layer.I, at, space.columns, plain);
         team.meet();
@@ -422,7 +473,7 @@ private:
             S* grad[3];
             for (int g = 0; g < 3; ++g) {
                 a[g] = a_at(call.first, b, g);
-                grad[g] = panel(space.grad_W, wide_I, g * blocks + b);
+                grad[g] = space.grad_W.panel(g * blocks + b);
             }
             gather_tiles<S, 3>(a, tiles, space.columns, layer.I, grad);
         }
@@ -434,7 +485,7 @@ private:
             for (int b = first_block; b < last_block; ++b) {
                 const S* a[3] = {a_at(call.first, b, R), a_at(call.first, b, U), a_at(call.first, b, Q)};
                 S* grad[3];
-                for (int g = 0; g < 3; ++g) grad[g] = panel(space.grad_V, wide_H, g * blocks + b);
+                for (int g = 0; g < 3; ++g) grad[g] = space.grad_V.panel(g * blocks + b);
                 gather_tiles<S, 3>(a, tiles, space.columns, H, grad);
             }
             team.meet();
@@ -442,7 +493,7 @@ private:
         }
         for (int b = first_block; b < last_block; ++b) {
             const S* a[2] = {a_at(call.first, b, R), a_at(call.first, b, U)};
-            S* grad[2] = {panel(space.grad_V, wide_H, b), panel(space.grad_V, wide_H, blocks + b)};
+            S* grad[2] = {space.grad_V.panel(b), space.grad_V.panel(blocks + b)};
             gather_tiles<S, 2>(a, tiles, space.columns, H, grad);
         }
         team.meet();
@@ -458,7 +509,7 @@ private:
             S* grad[3];
             for (int j = 0; j < some; ++j) {
                 a[j] = a_at(call.first, b + j, Z);
-                grad[j] = panel(space.grad_V, wide_H, 2 * blocks + b + j);
+                grad[j] = space.grad_V.panel(2 * blocks + b + j);
             }
             gather_tiles<S>(a, some, tiles, space.columns, H, grad);
         }
@@ -483,7 +534,7 @@ private:
                 const S* panel[panels_max];
                 for (int j = 0; j < some; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
                 pack_rows<S>(panel, some, some_rows, d);
-                dots_all<S>(space.W_rows + from * size, d, some, all, products);
+                dots_all<S>(space.W_rows + from * size, d, some, all, true, products);
             }
             for (int i0 = 0; i0 < layer.I; i0 += block) {
                 alignas(64) S result[rows_max * block] = {};
@@ -521,7 +572,7 @@ template <class S>
 void begin(const TrainCall& call) {
     const Layer<S> layer(call);
     const BackwardSpace<S> space(layer);
-    const int64_t V_size = layer.panel_size(layer.tiles_H), W_size = layer.panel_size(layer.tiles_I);
+    const int64_t V_size = layer.panel_size(layer.tiles_H);
     to_blocks<S>(layer, layer.as(call.grad_c0), space.dc);
     to_blocks<S>(layer, nullptr, space.de);
     to_blocks<S>(layer, layer.as(call.grad_y0), space.dy[(call.T - 1) & 1]);
@@ -535,12 +586,8 @@ void begin(const TrainCall& call) {
             pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
         if (call.grad_input)
             pack_pieces(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, Pieces(0, panels), from, to, space.W_rows);
-        if (!call.gates) {
-            pack_panels(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, from, to, space.V);
-            pack_panels(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, from, to, space.W);
-        }
-        __builtin_memset(space.grad_V + from * V_size, 0, (to - from) * V_size * sizeof(S));
-        __builtin_memset(space.grad_W + from * W_size, 0, (to - from) * W_size * sizeof(S));
+        for (const GradPanels<S>& grad : {space.grad_V, space.grad_W})
+            for (int p = from; p < to; ++p) __builtin_memset(grad.panel(p), 0, grad.size() * sizeof(S));
     });
 }
 
@@ -548,18 +595,6 @@ template <class S>
 void chunk(const TrainCall& call) {
     const Layer<S> layer(call);
     run_team(call.threads, [&](const Team& team) { Backward<S>(layer, team).run(); });
-}
-
-// panels[gate * blocks + b][source][32] into torch's (3H, width).
-template <class S>
-void unpack(const Layer<S>& layer, const S* panels, int width, int tiles, int p, S* grad) {
-    const int gate = p / layer.blocks, b = p % layer.blocks;
-    const S* from = panels + p * layer.panel_size(tiles);
-    for (int n0 = 0; n0 < width; n0 += tile)
-        for (int i = 0; i < layer.units(b); ++i) {
-            S* to = grad + ((int64_t)gate * layer.H + b * block + i) * width;
-            for (int n = n0; n < n0 + tile && n < width; ++n) to[n] = from[(int64_t)n * block + i];
-        }
 }
 
 template <class S>
@@ -577,11 +612,8 @@ void finish(const TrainCall& call) {
         layer.as(call.grad_theta)[n] = total(4);
     }
     run_team(call.threads, [&](const Team& team) {
-        const int panels = 3 * layer.blocks;
-        for (int p = team.begin(panels); p < team.end(panels); ++p) {
-            unpack(layer, space.grad_V, layer.H, layer.tiles_H, p, layer.as(call.grad_weight_hh));
-            unpack(layer, space.grad_W, layer.I, layer.tiles_I, p, layer.as(call.grad_weight_ih));
-        }
+        space.grad_V.unpack(team, space.panels[team.index]);
+        space.grad_W.unpack(team, space.panels[team.index]);
     });
 }
 

@@ -41,7 +41,9 @@ public:
           events(space.events[team.index]) {}
 
     void run() {
-        project_input(layer, team, space.W, space.inputs, space.p);
+        const int64_t size = layer.panel_size(layer.tiles_I);
+        project_input(layer, team, space.inputs, space.p,
+                      [&](int g, int b) { return space.W + (g * layer.blocks + b) * size; });
         for (int t = call.first; t < call.last; ++t) {
             if (call.after)
                 step_after(t);

@@ -134,23 +134,22 @@ void gather_tiles(const S* const* panel, int panels, int tiles, const Lists<S>& 
         gather_tiles<S, 1>(panel, tiles, lists, rows, out);
 }
 
-// p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member.
-template <class S>
-void project_input(const Layer<S>& layer, const Team& team, const S* weights, const Lists<S>& lists, S* p) {
+// p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member; panel(gate, b) is a panel of W.
+template <class S, class Panel>
+void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, S* p, Panel panel) {
     const int rows = layer.rows(), blocks = layer.blocks;
     for (int at = team.begin(layer.tiles_I); at < team.end(layer.tiles_I); ++at)
         list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
     team.meet();
-    const int64_t size = layer.panel_size(layer.tiles_I);
     for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
+        const S* panels[3];
         S* out[3];
         for (int g = 0; g < 3; ++g) {
+            panels[g] = panel(g, b);
             out[g] = p + (int64_t)(g * blocks + b) * rows * block;
             fill_bias(layer.bias_ih, layer.H, g, b, rows, out[g]);
         }
-        const S* panel[3];
-        for (int g = 0; g < 3; ++g) panel[g] = weights + (g * blocks + b) * size;
-        gather_tiles<S, 3>(panel, layer.tiles_I, lists, rows, out);
+        gather_tiles<S, 3>(panels, layer.tiles_I, lists, rows, out);
     }
 }
 

@@ -26,8 +26,6 @@ constexpr int dots_max = 16;
 constexpr int dots_max = 8;
 #endif
 
-constexpr int fetched = 6;  // cache lines of the next weight row
-
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Memory handed out piece by piece, each piece on its own cache line; with base 0 it only counts.
@@ -42,6 +40,8 @@ public:
         return result;
     }
     int64_t bytes() const { return (int64_t)(at_ - base_) + 64; }
+    // What two arenas that went on from the same place handed out is never used at the same time.
+    void cover(const Arena& other) { at_ = at_ > other.at_ ? at_ : other.at_; }
 
 private:
     uintptr_t base_, at_;
@@ -301,15 +301,15 @@ inline void dots(const S* weight, const S* d, unsigned mask, int panels, S* out)
     add_sums<S, N>(total, mask, out);
 }
 
-// The weight rows that N rows of d want.
+// The weight rows that N rows of d want. Fetches `lines` cache lines of each a row early.
 template <class S, int N>
-void dots_of(const S* weight, const S* d, int panels, const Wanted& wanted, S* out) {
+void dots_of(const S* weight, const S* d, int panels, const Wanted& wanted, int lines, S* out) {
     for (uint32_t i = wanted.start[N]; i < wanted.start[N + 1]; ++i) {
         const int64_t n = wanted.order[i];
         const S* row = weight + n * panels * block;
         unsigned mask = wanted.mask[n];
         const S* next = weight + (int64_t)wanted.order[i + 1 < wanted.start[N + 1] ? i + 1 : i] * panels * block;
-        for (int k = 0; k < fetched; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
+        for (int k = 0; k < lines; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
         if constexpr (N <= dots_max) {
             dots<S, N>(row, d, mask, panels, out + n * rows_max);
         } else {
@@ -322,14 +322,16 @@ void dots_of(const S* weight, const S* d, int panels, const Wanted& wanted, S* o
 }
 
 // out[n * 16 + row] += weight row n . d[row], for up to 16 packed rows of d, where wanted. Weight row n is
-// weight[n][panels * 32].
+// weight[n][panels * 32]; `fresh` weights are not expected in the second-level cache.
 template <class S, int... N>
-void dots_each(const S* weight, const S* d, int panels, const Wanted& wanted, S* out, std::integer_sequence<int, N...>) {
-    (dots_of<S, N + 1>(weight, d, panels, wanted, out), ...);
+void dots_each(const S* weight, const S* d, int panels, const Wanted& wanted, int lines, S* out,
+               std::integer_sequence<int, N...>) {
+    (dots_of<S, N + 1>(weight, d, panels, wanted, lines, out), ...);
 }
 template <class S>
-void dots_all(const S* weight, const S* d, int panels, const Wanted& wanted, S* out) {
-    dots_each<S>(weight, d, panels, wanted, out, std::make_integer_sequence<int, rows_max>{});
+void dots_all(const S* weight, const S* d, int panels, const Wanted& wanted, bool fresh, S* out) {
+    const int lines = fresh ? panels * block * (int)sizeof(S) / 64 : 6;
+    dots_each<S>(weight, d, panels, wanted, lines, out, std::make_integer_sequence<int, rows_max>{});
 }
 
 // out[row][32] += the transpose of from[32][16], for the first `rows` rows.
