@@ -17,8 +17,8 @@ _FORWARD_ROWS = 256
 """Batch rows of a forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
 _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
-_LEAN_ROWS = 256
-"""The same where memory matters more."""
+_LEAN_ROWS = (128, 512)
+"""The same where memory matters more: a sixteenth of all rows, within these bounds."""
 _SMALL = 1 << 20
 """Bytes under which memory is left to torch."""
 
@@ -102,8 +102,9 @@ class CPUKernel:
         input_gradient: bool,
     ) -> Backward:
         core = _core()
-        T = problem.input.shape[0]
-        call = _Call(problem, _LEAN_ROWS if problem.lean else _BACKWARD_ROWS)
+        T, B, _ = problem.input.shape
+        fewest, most = _LEAN_ROWS
+        call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
         dc = torch.zeros_like(problem.c0) if grad_c_last is None else grad_c_last.clone(memory_format=_CONTIGUOUS)
         dy = torch.zeros_like(problem.y0) if grad_y_last is None else grad_y_last.clone(memory_format=_CONTIGUOUS)
         make, dtype = problem.theta.new_empty, problem.theta.dtype
