@@ -36,6 +36,17 @@ class Problem:
     precision: str
     lean: bool = False
 
+    def tensors(self) -> "tuple[Tensor | None, ...]":
+        """The fields that are tensors or None, in order."""
+        return (
+            self.input, self.c0, self.y0, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.theta,
+            self.reset_scale, self.keep, self.lengths,
+        )  # fmt: skip
+
+    def options(self) -> "tuple[str, str, Surrogate, str, bool]":
+        """The other fields."""
+        return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean
+
 
 TENSOR_FIELDS = 11
 """Fields of a :class:`Problem` that are tensors or None; they come first."""

@@ -13,21 +13,15 @@ from egru.kernels.registry import choose
 
 def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tensor, EventState]:
     """Run ``problem`` on the kernel that ``backend`` names: ``(y, c, carried state)``, differentiable."""
-    inputs = (
-        problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.bias_ih, problem.bias_hh,
-        problem.theta,
-    )  # fmt: skip
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    tensors = problem.tensors()
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:8])
     name = choose(backend, problem)
     if is_plain(problem):
         y, c, c_last, y_last = direct(problem, name, save)
         return y, c, EventState(c_last, y_last)
     surrogate = problem.surrogate
     y, c, c_last, y_last, _ = sequence(
-        *inputs,
-        problem.reset_scale,
-        problem.keep,
-        problem.lengths,
+        *tensors,  # pyright: ignore[reportArgumentType]
         problem.reset,
         problem.reset_gate,
         float(surrogate.width),

@@ -117,7 +117,7 @@ class EventRNN(nn.Module):
     @property
     def _weight(self) -> Tensor:
         """A parameter whose type and device stand for all."""
-        return self.get_parameter("weight_hh" + self._suffixes(0)[0])
+        return getattr(self, "weight_hh" + self._suffixes(0)[0])
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
@@ -199,20 +199,21 @@ class EventRNN(nn.Module):
     def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
         T, B, _ = x.shape
         weight = self._weight
-        if state is None:
-            state = self.zero_state(B)
+        x = x.to(weight.dtype)
+        if state is None:  # every layer starts from the same zeros, which nobody writes to
+            rest = weight.new_zeros((B, self.hidden_size))
+            starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
         else:
             shape = (self.num_layers * self.num_directions, B, self.hidden_size)
             state = checks.event_state(type(self).__name__, state, shape, weight)
-        x = x.to(weight.dtype)
-        c0, y0 = state.c.to(weight.dtype), state.y.to(weight.dtype)
+            starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
         last: list[EventState] = []
         for layer in range(self.num_layers):
             outputs: list[Tensor] = []
             for suffix in self._suffixes(layer):
                 reverse = suffix.endswith("_reverse")
                 weights = self._weights(suffix)
-                start = EventState(c0[len(last)], y0[len(last)])
+                start = starts[len(last)]
                 keep = zoneout_keep(start.c, T, self.zoneout, self.training)
                 y, c, end = self._sequence(_reversed(x, lengths) if reverse else x, start, weights, keep, lengths)
                 if reverse:
@@ -227,18 +228,18 @@ class EventRNN(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if layer < self.num_layers - 1:
                 x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
-        return x, EventState(torch.stack([s.c for s in last]), torch.stack([s.y for s in last]))
+        return x, EventState(_stacked([s.c for s in last]), _stacked([s.y for s in last]))
 
     def _weights(self, suffix: str) -> Weights:
-        hh = self.get_parameter("weight_hh" + suffix)
+        hh = getattr(self, "weight_hh" + suffix)
         if self.dropconnect and self.training:
             hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
         return Weights(
-            self.get_parameter("weight_ih" + suffix),
+            getattr(self, "weight_ih" + suffix),
             hh,
-            self.get_parameter("bias_ih" + suffix) if self.bias else None,
-            self.get_parameter("bias_hh" + suffix) if self.bias else None,
-            self.threshold_config.constrain(self.get_parameter("threshold" + suffix), self.hidden_size),
+            getattr(self, "bias_ih" + suffix) if self.bias else None,
+            getattr(self, "bias_hh" + suffix) if self.bias else None,
+            self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size),
         )
 
     def _sequence(
@@ -295,6 +296,11 @@ class EventRNN(nn.Module):
         parts.append(f"reset={self.reset!r}")
         parts += [f"{n}={getattr(self, n)}" for n in ("dropout", "dropconnect", "zoneout") if getattr(self, n)]
         return ", ".join([*parts, repr(self.threshold_config), repr(self.surrogate)])
+
+
+def _stacked(states: list[Tensor]) -> Tensor:
+    """``torch.stack``, but a view where there is only one."""
+    return states[0][None] if len(states) == 1 else torch.stack(states)
 
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -5,12 +5,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import persistent, stepwise
+from egru.kernels.cuda import few, persistent, stepwise
 from egru.kernels.problem import Backward, Forward, Problem
 
 
 class CUDAKernel:
-    """NVIDIA GPUs: one persistent kernel a direction where the weights fit the chip, else fused steps."""
+    """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
 
     name = "cuda"
 
@@ -39,10 +39,13 @@ class CUDAKernel:
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # both forms save the same
+        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # all forms save the same
 
     def forward(self, problem: Problem, save: bool) -> Forward:
         save = save and not problem.lean
+        partition = few.find_few(problem)
+        if partition is not None:
+            return few.forward(problem, partition, save)
         plan = persistent.find_plan(problem)
         if plan is None:
             return stepwise.forward(problem, save)

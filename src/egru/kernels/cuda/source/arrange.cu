@@ -123,10 +123,8 @@ struct Prepare {
 extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < a.words; at += (i64)gridDim.x * blockDim.x)
     a.workspace[at] = make_uint4(0, 0, 0, 0);
-  if (a.backward)
-    pack_backward(a.pack);
-  else
-    pack_forward(a.pack);
+  if (a.pack.blocks && a.backward) pack_backward(a.pack);
+  if (a.pack.blocks && !a.backward) pack_forward(a.pack);
   if (a.weight_ih.in) pad(a.weight_ih);
   if (a.input.in) pad(a.input);
 }
@@ -134,15 +132,17 @@ extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
 struct Gather {
   const float* hh;    // (3 or 2, HP, HP + 8): blocks V_z ("after" only), r, u; then columns of sums and of inputs
   const float* hh_z;  // (HP, HP), "before" only
-  const float* ih;    // (3, HP, IP), or null for a one-feature input
+  const float* ih;    // (3, HP, IP), or null where there is nothing to gather
   const float* sums;  // (parts, 2 or 3, HP): theta, a_z, a_z times the input
   float *weight_hh, *weight_ih, *bias_ih, *bias_hh, *theta;
-  int H, HP, I, IP, parts, after;
+  int H, HP, I, IP;
+  int kinds, parts;  // of sums; three kinds for a one-feature input
+  int after;
 };
 
 // A block takes whole rows, so that no element needs a division.
 extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.ih ? 2 : 3;
+  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.kinds;
   for (int line = blockIdx.x; line < (a.ih ? 6 : 3) * H; line += gridDim.x) {
     const int gate = line / H % 3, row = line % H;
     const bool recurrent = line < 3 * H;

@@ -54,7 +54,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
   for (int i = tid; i < COLUMNS; i += THREADS)
     thresholds[i] = me.block * COLUMNS + i < H ? a.theta[me.block * COLUMNS + i] : 1e30f;
   set_up(ring, loaded);
-  const u32 rank = CL == 1 ? 0 : cluster_rank();
 
   i64 patience = PATIENCE;
   u32 it = 0;
@@ -63,11 +62,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < T; n++) {
 #if AFTER
-      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, stalled, patience))
         break;
 #else
-      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, rank, stalled, patience) ||
-          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, stalled, patience) ||
+          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, stalled, patience))
         break;
 #endif
       const int t = T - 1 - n - 3;  // well before its turn
@@ -267,5 +266,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
           if ((tid & 31) < 4 && me.unit + 8 * i < HP) mine[s * HP + me.unit + 8 * i + h] = total;
         }
   }
-  cluster_sync();
 }

@@ -58,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     constant[4][i] = real ? a.theta[unit] : 1e30f;  // padding never fires
   }
   set_up(ring, loaded);
-  const u32 rank = CL == 1 ? 0 : cluster_rank();
 
   i64 patience = PATIENCE;
   u32 it = 0;
@@ -66,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     fewer_registers<40>();
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
-      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, stalled, patience))
         break;
 #if !INLINE
       const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
@@ -222,5 +221,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       }
     }
   }
-  cluster_sync();  // no block leaves while another may still copy into it
 }
