@@ -2,7 +2,8 @@
 
 Kernels that know float64 must agree to its rounding. Of one that knows float32 only, the same is asked as of float32 in
 the others: the events of a problem whose states keep their distance from the threshold, and errors no larger than
-those of plain torch, up to a small factor. A new kernel is one more entry of ``IMPLEMENTATIONS``; nothing else here knows which kernels exist.
+those of plain torch, up to a small factor. A new kernel is one more entry of ``IMPLEMENTATIONS``; nothing else here
+knows which kernels exist.
 """
 
 import contextlib
@@ -338,7 +339,7 @@ def test_through_the_operator(implementation: Implementation) -> None:
     names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
     results = []
     reference = Implementation("reference")
-    runs: list[tuple[Implementation, torch.dtype]] = [(reference, torch.float64), (implementation, implementation.dtype)]
+    runs = [(reference, torch.float64), (implementation, implementation.dtype)]
     if implementation.dtype == torch.float32:
         runs.append((reference, torch.float32))
     for one, dtype in runs:

@@ -117,9 +117,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 class Function:
     """One kernel, loaded on one device, with its launch shape."""
 
-    def __init__(
-        self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False
-    ):
+    def __init__(self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False):
         driver = _driver()
         torch.cuda.synchronize()  # makes torch's context current
         self._context = ctypes.c_void_p()

@@ -1,7 +1,7 @@
 """Few rows: a forward kernel that reads only the weights of units that fired; see ``source/few.cu``.
 
-Its partition (plain arithmetic, no device needed) and its host side. It takes float32 too: weights of 1350 units fit the
-chip even so.
+Its partition (plain arithmetic, no device needed) and its host side. It takes float32 too: the weights of 1350 units
+fit the chip even so.
 """
 
 import dataclasses

@@ -4,7 +4,6 @@ import ctypes
 import dataclasses
 import functools
 
-import torch
 from torch import Tensor
 
 from egru.events import RESETS

@@ -60,7 +60,8 @@ def kernel_source(reset: str, reset_gate: str, precision: str) -> str:
     sizes = {"RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"),
              "LOW": ("", "bfloat16", "float16").index(precision)}  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()] + ["#define ACCURATE\n"]
-    return "".join(texts + [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "stepwise.cu")])
+    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "stepwise.cu")]
+    return "".join(texts)
 
 
 @functools.cache
