@@ -248,7 +248,7 @@ def test_every_output_is_written(reset_gate: str, precision: str, B: int) -> Non
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("B", range(1, few.MOST_ROWS + 1))
 def test_few_rows(B: int, reset_gate: str, precision: str) -> None:
-    for H, inputs in ((1, 3), (75, 1), (300, 6)):
+    for H, inputs in ((9, 3), (75, 1), (300, 6)):
         problem = make_problem(7, B, inputs, H, reset_gate=reset_gate, precision=precision, keep=H == 75, ragged=H > 75)
         assert few.find_few(problem) is not None
         check(problem)
@@ -300,7 +300,7 @@ def test_packed_weights_equal_the_plain_version(H: int, B: int, reset_gate: str)
     for direction, plain in (("forward", pack.pack_forward), ("backward", pack.pack_backward)):
         prepare = arrange.Prepare(torch.bfloat16, 0, plan.padded, 16, 0, plan, reset_gate, direction)
         size = arrange.packed_bytes(plan, reset_gate, direction)
-        packed = prepare(weight, None, None).buffer[:size].view(torch.bfloat16)
+        packed = prepare(weight, None, None).buffer[: size // 2]
         assert torch.equal(packed, plain(weight, plan, reset_gate, torch.bfloat16).flatten()), direction
 
 

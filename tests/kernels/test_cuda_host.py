@@ -88,7 +88,7 @@ def test_partitions_for_few_rows(units: int, batch: int, reset_gate: str, precis
     assert plan.rows * plan.groups >= batch > plan.rows * (plan.groups - 1), "no group is idle"
     assert plan.grid <= H200.multiprocessors
     assert plan.bytes <= H200.shared_bytes
-    assert plan.own * plan.words <= few.THREADS, "a thread a unit and word"
+    assert plan.own * plan.words <= 32 * plan.warps, "a thread a unit and word"
     assert plan.words * (3 if precision else 1) >= plan.rows
     assert plan.workspace % 16 == 0, "cleared sixteen bytes at a time"
 

@@ -168,7 +168,7 @@ def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
     grads = [x.to(problem.c0) for x in grads]
     backward = kernel.backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
     return {
-        **{name: x for name, x in forward._asdict().items() if name != "reserve"},
+        **{name: x for name, x in forward._asdict().items() if name not in ("reserve", "input")},
         **{f"grad_{name}": x for name, x in backward._asdict().items()},
     }
 

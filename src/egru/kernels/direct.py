@@ -51,7 +51,8 @@ class _Sequence(torch.autograd.Function):
     def forward(ctx: Any, problem: Problem, backend: str, *tensors: Tensor | None) -> Any:
         result = _forward(problem, backend, save=True)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(result.y, result.c, result.reserve, *tensors)
+        input = tensors[0] if result.input is None else result.input
+        ctx.save_for_backward(result.y, result.c, result.reserve, input, *tensors[1:])
         ctx.options, ctx.backend = problem.options(), backend
         return result.y, result.c, result.c_last, result.y_last
 

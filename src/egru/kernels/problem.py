@@ -53,13 +53,17 @@ TENSOR_FIELDS = 11
 
 
 class Forward(NamedTuple):
-    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward."""
+    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward.
+
+    ``input``, where it is not None, stands for the problem's input in the backward pass: the same, rounded already.
+    """
 
     y: Tensor
     c: Tensor
     c_last: Tensor
     y_last: Tensor
     reserve: Tensor
+    input: Tensor | None = None
 
 
 class Backward(NamedTuple):

@@ -52,6 +52,8 @@ class EventRNN(nn.Module):
     resets: tuple[str, ...]
     """The resets that mean something for this cell."""
     reset_scale: Tensor
+    _rest: Tensor
+    """Zeros: where every row starts, at no cost to a call."""
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class EventRNN(nn.Module):
                 )
                 self.register_parameter("threshold" + suffix, tau)
         self.register_buffer("reset_scale", torch.tensor(checks.scale(me, "reset_scale", reset_scale), **kind))
+        self.register_buffer("_rest", torch.zeros(H, **kind), persistent=False)
         self._observers: list[Observer] = []
         self.reset_parameters()
 
@@ -125,6 +128,7 @@ class EventRNN(nn.Module):
     def reset_parameters(self) -> None:
         """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
         bound = 1 / math.sqrt(self.hidden_size)
+        self._rest.zero_()
         for name, parameter in self.named_parameters():
             if name.startswith("weight"):
                 for block in parameter.data.split(self.hidden_size):
@@ -199,9 +203,10 @@ class EventRNN(nn.Module):
     def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
         T, B, _ = x.shape
         weight = self._weight
-        x = x.to(weight.dtype)
-        if state is None:  # every layer starts from the same zeros, which nobody writes to
-            rest = weight.new_zeros((B, self.hidden_size))
+        if x.dtype != weight.dtype:
+            x = x.to(weight.dtype)
+        if state is None:
+            rest = self._rest.expand(B, self.hidden_size)
             starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
         else:
             shape = (self.num_layers * self.num_directions, B, self.hidden_size)
@@ -265,6 +270,7 @@ class EventRNN(nn.Module):
     ) -> None:
         """Also take the state dict of the dense layer (no thresholds), and change nothing unless all of it fits."""
         own = {name: x for name, x in (*self._parameters.items(), *self._buffers.items()) if x is not None}
+        own.pop("_rest")
         given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         dense = not any(name.startswith("threshold") for name in given)
         missing = [

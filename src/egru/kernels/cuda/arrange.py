@@ -6,7 +6,8 @@ spend more time in launching those than in computing.
 
 import ctypes
 import functools
-from typing import Any, NamedTuple
+import struct
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,27 +22,9 @@ _BLOCK = 256
 _GRID = 132 * 8
 
 
-class _Pack(ctypes.Structure):
-    _fields_ = [("weight", _P), ("out", _P), *[(n, _I) for n in ("H", "k", "piece", "tiles", "blocks", "after")]]
-
-
-class _Pad(ctypes.Structure):
-    _fields_ = [
-        ("input", _P),
-        ("out", _P),
-        *[(n, _I) for n in ("blocks", "rows", "columns", "rows_out", "columns_out")],
-    ]
-
-
-class _Prepare(ctypes.Structure):
-    _fields_ = [
-        ("pack", _Pack),
-        ("input", _Pad),
-        ("weight_ih", _Pad),
-        ("workspace", _P),
-        ("words", ctypes.c_int64),
-        ("backward", _I),
-    ]
+# struct Prepare of arrange.cu: Pack, Pad of the input, Pad of weight_ih, workspace, words, backward
+_PREPARE = struct.Struct("PP6i" + "PP5i4x" * 2 + "Pqi4x")
+_NO_PAD = (0,) * 7
 
 
 class _Gather(ctypes.Structure):
@@ -102,38 +85,62 @@ class Prepare:
     ):
         self._low, self._units = low, units
         self._function = _functions(low, device)["prepare"]
-        self._packed = 0
-        template = _Prepare(words=workspace // 16, backward=int(direction == "backward"))
+        self._packed, self._pack = 0, (0,) * 6
         if plan is not None:
             self._packed = packed_bytes(plan, reset_gate, direction)
             piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
-            template.pack = _Pack(
-                None, None, plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks, int(reset_gate == "after")
-            )
-        self._template = bytes(template)
-        self._bytes = self._packed + workspace + extra
-
-    def _pad(self, tensor: Tensor, blocks: int, rows_out: int | None) -> tuple[_Pad, Tensor]:
-        columns = tensor.shape[-1]
-        rows = tensor.numel() // columns // blocks
-        width = ceil_to(columns, 8)
-        rows_out = rows if rows_out is None else rows_out
-        out = torch.empty((blocks * rows_out, width), dtype=self._low, device=tensor.device)
-        return _Pad(tensor.data_ptr(), out.data_ptr(), blocks, rows, columns, rows_out, width), out
+            self._pack = (plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks, int(reset_gate == "after"))
+        self._words, self._backward = workspace // 16, int(direction == "backward")
+        self._bytes = ceil_to(self._packed + workspace + extra, 16)
 
     def __call__(self, weight_hh: Tensor, input: Tensor | None, weight_ih: Tensor | None) -> Prepared:
         """``input`` and ``weight_ih`` are padded where they are given."""
-        buffer = torch.empty((self._bytes,), dtype=torch.uint8, device=weight_hh.device)
-        address = buffer.data_ptr()
-        args: Any = _Prepare.from_buffer_copy(self._template)
-        args.pack.weight, args.pack.out, args.workspace = weight_hh.data_ptr(), address, address + self._packed
-        input_out = weight_out = None
-        if input is not None:
-            args.input, input_out = self._pad(input, 1, None)
+        # Few allocations, and nothing more than needed before the launch: the device waits for it.
+        low, device, units = self._low, weight_hh.device, self._units
+        first, size, width = self._bytes // 2, self._bytes // 2, 0  # in elements
         if weight_ih is not None:
-            args.weight_ih, weight_out = self._pad(weight_ih, 3, self._units)
-        self._function(_GRID, args)
-        return Prepared(buffer, address + self._packed, input_out, weight_out)
+            width = ceil_to(weight_ih.shape[1], 8)
+            size += 3 * units * width
+        buffer = torch.empty((size,), dtype=low, device=device)
+        address = buffer.data_ptr()
+        pad_input = pad_weight = _NO_PAD
+        operand = None
+        if weight_ih is not None:
+            rows, columns = weight_ih.shape
+            pad_weight = (weight_ih.data_ptr(), address + 2 * first, 3, rows // 3, columns, units, width)
+        if input is not None:  # in memory of its own: the backward pass may want it
+            columns = input.shape[-1]
+            rows, across = input.numel() // columns, ceil_to(columns, 8)
+            operand = torch.empty((rows, across), dtype=low, device=device)
+            pad_input = (input.data_ptr(), operand.data_ptr(), 1, rows, columns, rows, across)
+        self._function(
+            _GRID,
+            ctypes.create_string_buffer(
+                _PREPARE.pack(
+                    weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, address + self._packed,
+                    self._words, self._backward,
+                )
+            ),
+        )  # fmt: skip
+        weight = None if weight_ih is None else buffer.as_strided((3 * units, width), (width, 1), first)
+        return Prepared(buffer, address + self._packed, operand, weight)
+
+
+def unpadded(operand: Tensor, shape: torch.Size) -> Tensor:
+    """A padded input as a view in the shape ``(T, B, I)`` of the input itself."""
+    width = operand.shape[1]
+    return operand.as_strided(shape, (shape[1] * width, width, 1))
+
+
+def repadded(input: Tensor, low: torch.dtype) -> Tensor | None:
+    """The operand of which ``input`` is :func:`unpadded`, or None where it is an ordinary tensor."""
+    T, B, inputs = input.shape
+    width = ceil_to(inputs, 8)
+    if input.dtype != low or input.stride() != (B * width, width, 1) or input.data_ptr() % 16 != 0:
+        return None
+    if input.storage_offset() + T * B * width > input.untyped_storage().nbytes() // input.element_size():
+        return None
+    return input.as_strided((T * B, width), (width, 1))
 
 
 def gather(

@@ -136,14 +136,13 @@ class Function:
         self._count = len(attributes)
         self.block, self.shared = block, shared
 
-    def _config(self, grid: int) -> _LaunchConfig:
-        # No Stream object: making one costs as much as a launch.
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        return _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
-
-    def __call__(self, grid: int, args: ctypes.Structure) -> None:
+    def __call__(self, grid: int, args: "ctypes.Structure | ctypes.Array[ctypes.c_char]") -> None:
         driver = _driver()
         driver.cuCtxSetCurrent(self._context)  # autograd's threads may not have used CUDA before
-        config = self._config(grid)
+        # No Stream object: making one costs as much as a launch.
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        config = _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        _check(driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "cuLaunchKernelEx")
+        status = driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+        if status:
+            _check(status, "cuLaunchKernelEx")

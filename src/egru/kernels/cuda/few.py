@@ -14,12 +14,10 @@ from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import architecture, chip, error_address, raise_if_stalled
 from egru.kernels.cuda.persistent import ForwardArgs
 from egru.kernels.cuda.plan import Chip, ceil_to
-from egru.kernels.cuda.stepwise import aligned, keep_argument, on_device, pointer, ready, reserve_shape
+from egru.kernels.cuda.stepwise import aligned, keep_argument, on_device, pointer, ready, reserve_shape, start_state
 from egru.kernels.problem import Forward, Problem
 
 MOST_ROWS = 8
-WARPS = 8
-THREADS = 32 * WARPS
 _ACTIVE = 0.3  # share of units that fire, for choosing a partition
 
 
@@ -33,6 +31,7 @@ class FewPlan:
     own: int  # units of a block
     blocks: int  # of a group
     words: int  # 64-bit words in which one unit's rows travel
+    warps: int  # of a block
     bytes: int  # of shared memory
 
     @property
@@ -42,7 +41,7 @@ class FewPlan:
     @property
     def workspace(self) -> int:
         """Bytes of the exchange: two buffers, a word for every unit and every thread that may look for one."""
-        return 2 * self.groups * self.words * ceil_to(self.units, THREADS) * 8
+        return 2 * self.groups * self.words * ceil_to(self.units, 32 * self.warps) * 8
 
 
 def _columns(own: int, reset_gate: str) -> tuple[int, int]:
@@ -57,7 +56,7 @@ def choose_few(units: int, batch: int, chip: Chip, reset_gate: str, precision: s
     """The cheapest partition, or None where the weights do not fit or the rows are too many."""
     if batch > MOST_ROWS:
         return None
-    size = 2 if precision else 4
+    size, warps = 2 if precision else 4, 8 if units <= 768 else 16
     best: tuple[float, FewPlan] | None = None
     for groups in range(1, min(batch, chip.multiprocessors) + 1):
         rows = -(-batch // groups)
@@ -66,15 +65,17 @@ def choose_few(units: int, batch: int, chip: Chip, reset_gate: str, precision: s
         own = -(-units // (chip.multiprocessors // groups))
         first, row = _columns(own, reset_gate)
         words = -(-rows // 3) if precision else rows
-        share = ceil_to(units, THREADS)
-        used = ceil_to(units * row * size, 16) + 2 * WARPS * rows * first * 4 + share * 4 * (1 + rows)
-        if used > chip.shared_bytes or own * words > THREADS or first > 128:
+        if precision and batch > 4 and rows > 2:
+            continue  # most units fired in some row: the tensor cores of the persistent kernel are faster
+        share = ceil_to(units, 32 * warps)
+        used = ceil_to(units * row * size, 16) + 2 * warps * rows * first * 4 + share * 4 * (1 + rows)
+        if used > chip.shared_bytes or own * words > 32 * warps or first > 128:
             continue
         active = units * (1 - (1 - _ACTIVE) ** rows)  # of which at least one row fired
         at_once = 4 * (32 // (first // 4))  # rows of weights that the four schedulers work on
         cycles = active * (12 + 8 * rows) / at_once + share * words * 8 / 32
         if best is None or cycles < best[0]:
-            best = cycles, FewPlan(units, groups, rows, own, -(-units // own), words, used)
+            best = cycles, FewPlan(units, groups, rows, own, -(-units // own), words, warps, used)
     return best[1] if best else None
 
 
@@ -98,7 +99,7 @@ def kernel_source(
     padded = ceil_to(plan.units, 8)
     sizes = {
         "H": plan.units, "HP": padded, "STRIDE": padded if precision else plan.units, "UNITS": plan.own,
-        "BLOCKS": plan.blocks, "R": plan.rows, "LOW": ("", "bfloat16", "float16").index(precision),
+        "BLOCKS": plan.blocks, "R": plan.rows, "WARPS": plan.warps, "LOW": ("", "bfloat16", "float16").index(precision),
         "RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"), "INLINE": int(inline), "KEEP": int(keep),
         "RAGGED": int(ragged),
     }  # fmt: skip
@@ -125,7 +126,7 @@ def _function(
     assert plan is not None
     source = kernel_source(plan, reset, reset_gate, precision, inline, keep, ragged)
     code = driver.compile_source(source, [architecture(device), "--std=c++17"])
-    return driver.Function(code, "few", block=THREADS, shared=plan.bytes, cooperative=True)
+    return driver.Function(code, "few", block=32 * plan.warps, shared=plan.bytes, cooperative=True)
 
 
 @functools.cache
@@ -139,13 +140,14 @@ def forward(problem: Problem, plan: FewPlan, save: bool) -> Forward:
     H, device = plan.units, problem.input.device.index
     with on_device(device):
         input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
-        projected = None
+        projected = kept = None
         if problem.precision:
             prepare = _prepare(H, plan.workspace, problem.precision, device)
             prepared = prepare(weight_hh, *((None, None) if inputs == 1 else (input, weight_ih)))
             buffer, workspace = prepared.buffer, prepared.workspace
             if prepared.input is not None and prepared.weight_ih is not None:
                 projected = products.product(prepared.input, prepared.weight_ih.T)
+                kept = arrange.unpadded(prepared.input, problem.input.shape) if save else None
         else:
             buffer = torch.zeros(plan.workspace, dtype=torch.uint8, device=input.device)
             workspace = buffer.data_ptr()
@@ -155,7 +157,8 @@ def forward(problem: Problem, plan: FewPlan, save: bool) -> Forward:
         c_last, y_last = input.new_empty((B, H)), input.new_empty((B, H))
         reserve = input.new_empty(reserve_shape(problem) if save else (0,))
         keep, keep_alive = keep_argument(problem)
-        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale, problem.c0, problem.y0)
+        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
+        c0, y0, stride = start_state(problem)
         (lengths,) = ready(problem.lengths)
         function = _function(
             H, B, problem.reset_gate, problem.precision, device, problem.reset, inputs == 1, problem.keep is not None,
@@ -163,10 +166,10 @@ def forward(problem: Problem, plan: FewPlan, save: bool) -> Forward:
         )  # fmt: skip
         args = ForwardArgs(
             pointer(projected), input.data_ptr(), weight_ih.data_ptr(), weight_hh.data_ptr(),
-            *[pointer(t) for t in held], keep, pointer(lengths), workspace, None,
+            *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), workspace, None,
             y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
-            error_address(), T, B, 0,
+            error_address(), T, B, 0, stride,
         )  # fmt: skip
         function(plan.grid, args)
         del keep_alive, buffer
-    return Forward(y, c, c_last, y_last, reserve)
+    return Forward(y, c, c_last, y_last, reserve, kept)

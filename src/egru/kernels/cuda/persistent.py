@@ -10,7 +10,16 @@ from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import chip, error_address, is_hopper, raise_if_stalled
 from egru.kernels.cuda.plan import Layout, Plan, ceil_to, choose_plan
-from egru.kernels.cuda.stepwise import Keep, aligned, keep_argument, on_device, pointer, ready, reserve_shape
+from egru.kernels.cuda.stepwise import (
+    Keep,
+    aligned,
+    keep_argument,
+    on_device,
+    pointer,
+    ready,
+    reserve_shape,
+    start_state,
+)
 from egru.kernels.problem import Backward, Forward, Problem
 
 THREADS = 384
@@ -24,7 +33,7 @@ class ForwardArgs(ctypes.Structure):  # struct Args of forward.cu and of few.cu
         *[(n, _P) for n in ("c0", "y0")],
         ("keep", Keep),
         *[(n, _P) for n in ("lengths", "exchange", "counter", "y", "c", "c_last", "y_last", "reserve", "error")],
-        *[(n, _I) for n in ("T", "B", "b0")],
+        *[(n, _I) for n in ("T", "B", "b0", "state_stride")],
     ]  # fmt: skip
 
 
@@ -36,7 +45,7 @@ class _BackwardArgs(ctypes.Structure):  # struct Args of backward.cu
         *[(n, _P) for n in ("lengths", "exchange", "counter", "gates", "source", "source_z", "dc0", "dy0")],
         *[(n, _P) for n in ("sums", "error")],
         *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
-        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0")],
+        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0", "state_stride")],
     ]  # fmt: skip
 
 
@@ -170,26 +179,28 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
         # The first launch as early as can be: what follows is done while it runs.
         prepared = call.prepare(weight_hh, *((None, None) if inputs == 1 else (input, weight_ih)))
-        projected = None
+        projected = kept = None
         if prepared.input is not None and prepared.weight_ih is not None:
             projected = products.product(prepared.input, prepared.weight_ih.T)
+            kept = arrange.unpadded(prepared.input, problem.input.shape) if save else None
         y, c = input.new_empty((T, B, plan.units)), input.new_empty((T, B, plan.units))
         c_last, y_last = input.new_empty((B, plan.units)), input.new_empty((B, plan.units))
         reserve = input.new_empty(reserve_shape(problem) if save else (0,))
         keep, keep_alive = keep_argument(problem)
-        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale, problem.c0, problem.y0)
+        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
+        c0, y0, stride = start_state(problem)
         (lengths,) = ready(problem.lengths)
         for wave in range(plan.waves):
             start = prepared.workspace + wave * call.wave
             args = ForwardArgs(
                 pointer(projected), input.data_ptr(), weight_ih.data_ptr(), prepared.buffer.data_ptr(),
-                *[pointer(t) for t in held], keep, pointer(lengths), start, start + call.exchange,
-                y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
-                error_address(), T, B, wave * plan.groups * plan.rows,
+                *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), start,
+                start + call.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
+                error_address(), T, B, wave * plan.groups * plan.rows, stride,
             )  # fmt: skip
             call.function(plan.grid, args)
         del keep_alive
-    return Forward(y, c, c_last, y_last, reserve)
+    return Forward(y, c, c_last, y_last, reserve, kept)
 
 
 def backward(
@@ -211,26 +222,39 @@ def backward(
         call = _call(
             "backward", *_key(problem), grad_y is not None, grad_c is not None, grad_input=input_gradient or not inline
         )
-        input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
-        prepared = call.prepare(weight_hh, None if inline else input, weight_ih if input_gradient else None)
-        gates = input.new_empty((T * B, 4 * HP), dtype=low)
-        source = input.new_empty((T * B, HP + 8), dtype=low)
-        source_z = source if after else input.new_empty((T * B, HP), dtype=low)
-        dc0, dy0 = input.new_empty((B, plan.units)), input.new_empty((B, plan.units))
+        input, weight_ih, weight_hh, c = (
+            problem.input,
+            aligned(problem.weight_ih),
+            aligned(problem.weight_hh),
+            aligned(c),
+        )
+        kept = arrange.repadded(input, low)  # what the forward pass left, or None
+        if kept is None:
+            input = aligned(input)
+        prepared = call.prepare(
+            weight_hh, None if inline or kept is not None else input, weight_ih if input_gradient else None
+        )
+        operand = prepared.input if kept is None else kept
+        gates = c.new_empty((T * B, 4 * HP), dtype=low)
+        source = c.new_empty((T * B, HP + 8), dtype=low)
+        source_z = source if after else c.new_empty((T * B, HP), dtype=low)
+        dc0, dy0 = c.new_empty((B, plan.units)), c.new_empty((B, plan.units))
         sums = prepared.workspace + call.sums
         keep, keep_alive = keep_argument(problem)
-        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
+        c0, y0, stride = start_state(problem)
+        held = ready(reserve, grad_y, grad_c, grad_c_last, grad_y_last, input if inline else None)
         constants = ready(problem.theta, problem.reset_scale)
         (lengths,) = ready(problem.lengths)
         surrogate = problem.surrogate
         for wave in range(plan.waves):
             start = prepared.workspace + wave * call.wave
             args = _BackwardArgs(
-                *[pointer(t) for t in held], prepared.buffer.data_ptr(), *[pointer(t) for t in constants],
+                c.data_ptr(), c0.data_ptr(), y0.data_ptr(), *[pointer(t) for t in held], prepared.buffer.data_ptr(),
+                *[pointer(t) for t in constants],
                 keep, pointer(lengths), start, start + call.exchange,
                 gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
                 sums, error_address(), 1 / surrogate.width, surrogate.height, int(surrogate.bounded),
-                T, B, wave * plan.groups * plan.rows, wave * plan.groups,
+                T, B, wave * plan.groups * plan.rows, wave * plan.groups, stride,
             )  # fmt: skip
             call.function(plan.grid, args)
         del keep_alive
@@ -242,8 +266,8 @@ def backward(
             hh = products.product(gates[:, HP : 3 * HP].T, source)
             hh_z = products.product(gates[:, :HP].T, source_z)
         ih = grad_input = None
-        if prepared.input is not None:
-            ih = products.product(gates[:, HP:].T, prepared.input)
+        if operand is not None:
+            ih = products.product(gates[:, HP:].T, operand)
         if prepared.weight_ih is not None:
             grad_input = products.product(gates[:, HP:], prepared.weight_ih)
             grad_input = grad_input[:, :inputs].reshape(T, B, inputs)

@@ -95,6 +95,14 @@ def aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 
+def start_state(problem: Problem) -> tuple[Tensor, Tensor, int]:
+    """``c0``, ``y0`` and the stride between their rows: 0 where one row stands for all, as at rest."""
+    c0, y0 = problem.c0, problem.y0
+    if c0.stride() == y0.stride() == (0, 1) and c0.data_ptr() % 16 == y0.data_ptr() % 16 == 0:
+        return c0, y0, 0
+    return aligned(c0), aligned(y0), c0.shape[1]
+
+
 def ready(*tensors: Tensor | None) -> list[Tensor | None]:
     """The same for several, some of them missing."""
     return [None if t is None else aligned(t) for t in tensors]

@@ -25,6 +25,7 @@ struct Args {
   int* error;
   Surrogate surrogate;
   int T, B, b0, group0;
+  int state_stride;  // between rows of c0 and y0
 };
 
 constexpr int COLUMNS = UT * 8;
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       const i64 at = (i64)t * B + me.b;
       if (INLINE && i == 0) x = a.input[at];
       if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
-      c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
+      c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + (i64)me.b * a.state_stride, unit);
       if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
     };
 #pragma unroll
@@ -172,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         if (me.active) {
           keep = load_keep(a.keep, t, me.b, unit);
           if (GRAD_C) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
-          if (t == 0) y_first = load_pair(a.y0 + state_at, unit);
+          if (t == 0) y_first = load_pair(a.y0 + (i64)me.b * a.state_stride, unit);
         }
         float a_u[2], a_z[2], a_q[2], a_r[2], y[2];
 #pragma unroll

@@ -24,14 +24,15 @@ struct Args {
   Gates* reserve;
   int* error;
   int T, B, b0;
+  int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
 };
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int THREADS = 32 * WARPS;
 constexpr i64 PATIENCE = 4000000000LL;  // cycles: no wait is unbounded
 constexpr int SHARE = (H + THREADS - 1) / THREADS;  // units that one thread reads
 constexpr int VALUES = LOW == 0 ? 1 : R < 3 ? R : 3;  // rows of one word
 constexpr int WORDS = (R + VALUES - 1) / VALUES;
-constexpr int up4(int n) { return (n + 3) / 4 * 4; }
+__host__ __device__ constexpr int up4(int n) { return (n + 3) / 4 * 4; }
 constexpr int FIRST = up4((AFTER ? 3 : 2) * UNITS);  // columns of the first product of a step, gate after gate
 constexpr int SECOND = AFTER ? 0 : up4(UNITS);       // and of the second
 constexpr int ROW = FIRST + SECOND;
@@ -211,8 +212,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few(const __grid_consta
     const int row = j * VALUES + v;
     b[v] = a.b0 + group * R + row;
     real[v] = finishes && row < R && b[v] < B;
-    c[v] = real[v] ? a.c0[(i64)b[v] * H + unit] : 0.f;
-    y[v] = real[v] ? a.y0[(i64)b[v] * H + unit] : 0.f;
+    c[v] = real[v] ? a.c0[(i64)b[v] * a.state_stride + unit] : 0.f;
+    y[v] = real[v] ? a.y0[(i64)b[v] * a.state_stride + unit] : 0.f;
     fired[v] = y[v] != 0.f;
     length[v] = RAGGED && real[v] ? (int)min((i64)T, a.lengths[b[v]]) : T;
     keep[v] = 0.f;

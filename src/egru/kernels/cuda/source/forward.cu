@@ -17,6 +17,7 @@ struct Args {
   uint4* reserve;  // (T, B, HP) of (u, r, z, q) in fp16, or null
   int* error;
   int T, B, b0;
+  int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
 };
 
 constexpr int COLUMNS = UT * 8;
@@ -90,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       int unit = me.unit + 8 * i;
       float2 c0 = make_float2(0.f, 0.f), y0 = c0;
       if (me.active) {
-        c0 = load_pair(a.c0 + (i64)me.b * H, unit);
-        y0 = load_pair(a.y0 + (i64)me.b * H, unit);
+        c0 = load_pair(a.c0 + (i64)me.b * a.state_stride, unit);
+        y0 = load_pair(a.y0 + (i64)me.b * a.state_stride, unit);
         if (unit < HP) exchange_store(exchange, unit, me.row, pack_low(y0.x, y0.y));
       }
       c[i][0] = c0.x, c[i][1] = c0.y, y[i][0] = y0.x, y[i][1] = y0.y;
