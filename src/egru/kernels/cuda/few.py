@@ -6,6 +6,7 @@ fit the chip even so.
 
 import dataclasses
 import functools
+import itertools
 
 import torch
 
@@ -56,17 +57,17 @@ def choose_few(units: int, batch: int, chip: Chip, reset_gate: str, precision: s
     """The cheapest partition, or None where the weights do not fit or the rows are too many."""
     if batch > MOST_ROWS:
         return None
-    size, warps = 2 if precision else 4, 8 if units <= 768 else 16
+    size = 2 if precision else 4
     best: tuple[float, FewPlan] | None = None
-    for groups in range(1, min(batch, chip.multiprocessors) + 1):
+    for warps, groups in itertools.product((8, 16), range(1, min(batch, chip.multiprocessors) + 1)):
         rows = -(-batch // groups)
         if (groups - 1) * rows >= batch:
             continue  # the last group would be empty
+        if precision and batch > 4 and rows > 2:
+            continue  # most units fired in some row: the tensor cores of the persistent kernel are faster
         own = -(-units // (chip.multiprocessors // groups))
         first, row = _columns(own, reset_gate)
         words = -(-rows // 3) if precision else rows
-        if precision and batch > 4 and rows > 2:
-            continue  # most units fired in some row: the tensor cores of the persistent kernel are faster
         share = ceil_to(units, 32 * warps)
         used = ceil_to(units * row * size, 16) + 2 * warps * rows * first * 4 + share * 4 * (1 + rows)
         if used > chip.shared_bytes or own * words > 32 * warps or first > 128:
@@ -74,6 +75,7 @@ def choose_few(units: int, batch: int, chip: Chip, reset_gate: str, precision: s
         active = units * (1 - (1 - _ACTIVE) ** rows)  # of which at least one row fired
         at_once = 4 * (32 // (first // 4))  # rows of weights that the four schedulers work on
         cycles = active * (12 + 8 * rows) / at_once + share * words * 8 / 32
+        cycles += 20 * warps + 50 * share / (32 * warps)  # adding up what the warps found, and finding it
         if best is None or cycles < best[0]:
             best = cycles, FewPlan(units, groups, rows, own, -(-units // own), words, warps, used)
     return best[1] if best else None

@@ -36,6 +36,8 @@ class CUDAKernel:
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if min(problem.input.shape) == 0:
             return f"the input is empty: {tuple(problem.input.shape)}"
+        if problem.input.dtype != torch.float32:
+            return f"it rounds a float32 input itself, and this one is {problem.input.dtype}"
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:

@@ -195,7 +195,8 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
             args = ForwardArgs(
                 pointer(projected), input.data_ptr(), weight_ih.data_ptr(), prepared.buffer.data_ptr(),
                 *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), start,
-                start + call.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
+                start + call.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(),
+                reserve.data_ptr() if save else None,
                 error_address(), T, B, wave * plan.groups * plan.rows, stride,
             )  # fmt: skip
             call.function(plan.grid, args)
@@ -222,12 +223,8 @@ def backward(
         call = _call(
             "backward", *_key(problem), grad_y is not None, grad_c is not None, grad_input=input_gradient or not inline
         )
-        input, weight_ih, weight_hh, c = (
-            problem.input,
-            aligned(problem.weight_ih),
-            aligned(problem.weight_hh),
-            aligned(c),
-        )
+        input, c = problem.input, aligned(c)
+        weight_ih, weight_hh = aligned(problem.weight_ih), aligned(problem.weight_hh)
         kept = arrange.repadded(input, low)  # what the forward pass left, or None
         if kept is None:
             input = aligned(input)
