@@ -313,8 +313,8 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
         return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
 
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(few, "find_few", lambda given: None)
-    monkeypatch.setattr(persistent, "find_plan", lambda given: None)
+    monkeypatch.setattr(few, "find_few", lambda *given: None)
+    monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
     monkeypatch.setattr(stepwise, "forward", forward)
     monkeypatch.setattr(stepwise, "backward", lambda given, y, c, reserve, *rest: seen.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)

@@ -17,6 +17,7 @@ class Problem:
     ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
     to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
     kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
+    ``started`` is what :func:`egru.kernels.begin_sequence` gave for these very tensors, for one forward pass.
     """
 
     input: Tensor
@@ -35,6 +36,7 @@ class Problem:
     surrogate: Surrogate
     precision: str
     lean: bool = False
+    started: object = None
 
     def tensors(self) -> "tuple[Tensor | None, ...]":
         """The fields that are tensors or None, in order."""
@@ -44,7 +46,7 @@ class Problem:
         )  # fmt: skip
 
     def options(self) -> "tuple[str, str, Surrogate, str, bool]":
-        """The other fields."""
+        """What the backward pass needs of the other fields."""
         return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean
 
 

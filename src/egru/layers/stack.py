@@ -24,6 +24,7 @@ class Weights(NamedTuple):
     bias_ih: Tensor | None
     bias_hh: Tensor | None
     theta: Tensor
+    started: object = None  # work on the input and these weights that is under way already
 
 
 class Record(NamedTuple):
@@ -217,10 +218,11 @@ class EventRNN(nn.Module):
             outputs: list[Tensor] = []
             for suffix in self._suffixes(layer):
                 reverse = suffix.endswith("_reverse")
-                weights = self._weights(suffix)
+                given = _reversed(x, lengths) if reverse else x
+                weights = self._weights(suffix, given)
                 start = starts[len(last)]
                 keep = zoneout_keep(start.c, T, self.zoneout, self.training)
-                y, c, end = self._sequence(_reversed(x, lengths) if reverse else x, start, weights, keep, lengths)
+                y, c, end = self._sequence(given, start, weights, keep, lengths)
                 if reverse:
                     y = _reversed(y, lengths)
                     c = _reversed(c, lengths) if self._observers else c
@@ -235,17 +237,23 @@ class EventRNN(nn.Module):
                 x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
         return x, EventState(_stacked([s.c for s in last]), _stacked([s.y for s in last]))
 
-    def _weights(self, suffix: str) -> Weights:
-        hh = getattr(self, "weight_hh" + suffix)
+    def _weights(self, suffix: str, x: Tensor) -> Weights:
+        ih, hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         if self.dropconnect and self.training:
             hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
+        started = self._begin(x, ih, hh)  # before anything small is asked of the device
         return Weights(
-            getattr(self, "weight_ih" + suffix),
+            ih,
             hh,
             getattr(self, "bias_ih" + suffix) if self.bias else None,
             getattr(self, "bias_hh" + suffix) if self.bias else None,
             self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size),
+            started,
         )
+
+    def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        """Start whatever can be started now; what it returns reaches :meth:`_sequence` with the weights."""
+        return None
 
     def _sequence(
         self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None

@@ -54,6 +54,15 @@ class Prepared(NamedTuple):
     weight_ih: Tensor | None
 
 
+class Started(NamedTuple):
+    """A forward pass under way: operands arranged and ``x W`` asked for. None of it needs more than input and weights."""
+
+    buffer: Tensor  # packed weights at its start, where the kernel wants them packed
+    workspace: int  # address of the zeroed bytes, which ``buffer`` owns
+    input: Tensor | None  # as the operand of products
+    projected: Tensor | None
+
+
 def packed_bytes(plan: Plan, reset_gate: str, direction: str) -> int:
     """Size of the packed recurrent weights of all blocks."""
     k, after = 2 * plan.k_tiles, reset_gate == "after"

@@ -9,6 +9,7 @@ import functools
 import itertools
 
 import torch
+from torch import Tensor
 
 from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
@@ -75,18 +76,16 @@ def choose_few(units: int, batch: int, chip: Chip, reset_gate: str, precision: s
         active = units * (1 - (1 - _ACTIVE) ** rows)  # of which at least one row fired
         at_once = 4 * (32 // (first // 4))  # rows of weights that the four schedulers work on
         cycles = active * (12 + 8 * rows) / at_once + share * words * 8 / 32
-        cycles += 20 * warps + 50 * share / (32 * warps)  # adding up what the warps found, and finding it
+        cycles += 15 * warps + 100 * share / (32 * warps)  # adding up what the warps found, and finding it
         if best is None or cycles < best[0]:
             best = cycles, FewPlan(units, groups, rows, own, -(-units // own), words, warps, used)
     return best[1] if best else None
 
 
-def find_few(problem: Problem) -> FewPlan | None:
-    """The partition for ``problem`` on its device, or None where this kernel cannot run it."""
-    units, batch = problem.theta.shape[0], problem.input.shape[1]
-    if batch > MOST_ROWS:
-        return None
-    return _plan(units, batch, problem.reset_gate, problem.precision, problem.input.device.index)
+def find_few(input: Tensor, units: int, reset_gate: str, precision: str) -> FewPlan | None:
+    """The partition for a sequence on its device, or None where this kernel cannot run it."""
+    batch = input.shape[1]
+    return None if batch > MOST_ROWS else _plan(units, batch, reset_gate, precision, input.device.index)
 
 
 @functools.cache
@@ -136,25 +135,31 @@ def _prepare(units: int, workspace: int, precision: str, device: int) -> arrange
     return arrange.Prepare(products.OPERANDS[precision], device, ceil_to(units, 8), workspace)
 
 
-def forward(problem: Problem, plan: FewPlan, save: bool) -> Forward:
+def begin(plan: FewPlan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, precision: str) -> arrange.Started:
+    """What a forward pass does before its kernel."""
     raise_if_stalled()
+    inputs, device = input.shape[2], input.device
+    with on_device(device.index):
+        if not precision:
+            buffer = torch.zeros(plan.workspace, dtype=torch.uint8, device=device)
+            projected = None
+            if inputs > 1:
+                projected = products.product(input.detach().reshape(-1, inputs), weight_ih.detach().T)
+            return arrange.Started(buffer, buffer.data_ptr(), None, projected)
+        operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
+        prepared = _prepare(plan.units, plan.workspace, precision, device.index)(weight_hh, *operands)
+        projected = None
+        if prepared.input is not None and prepared.weight_ih is not None:
+            projected = products.product(prepared.input, prepared.weight_ih.T)
+        return arrange.Started(prepared.buffer, prepared.workspace, prepared.input, projected)
+
+
+def forward(problem: Problem, plan: FewPlan, started: arrange.Started, save: bool) -> Forward:
     T, B, inputs = problem.input.shape
     H, device = plan.units, problem.input.device.index
     with on_device(device):
         input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
-        projected = kept = None
-        if problem.precision:
-            prepare = _prepare(H, plan.workspace, problem.precision, device)
-            prepared = prepare(weight_hh, *((None, None) if inputs == 1 else (input, weight_ih)))
-            buffer, workspace = prepared.buffer, prepared.workspace
-            if prepared.input is not None and prepared.weight_ih is not None:
-                projected = products.product(prepared.input, prepared.weight_ih.T)
-                kept = arrange.unpadded(prepared.input, problem.input.shape) if save else None
-        else:
-            buffer = torch.zeros(plan.workspace, dtype=torch.uint8, device=input.device)
-            workspace = buffer.data_ptr()
-            if inputs > 1:
-                projected = products.product(input.view(T * B, inputs), weight_ih.T)
+        kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
         y, c = input.new_empty((T, B, H)), input.new_empty((T, B, H))
         c_last, y_last = input.new_empty((B, H)), input.new_empty((B, H))
         reserve = input.new_empty(reserve_shape(problem) if save else (0,))
@@ -167,11 +172,11 @@ def forward(problem: Problem, plan: FewPlan, save: bool) -> Forward:
             lengths is not None,
         )  # fmt: skip
         args = ForwardArgs(
-            pointer(projected), input.data_ptr(), weight_ih.data_ptr(), weight_hh.data_ptr(),
-            *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), workspace, None,
+            pointer(started.projected), input.data_ptr(), weight_ih.data_ptr(), weight_hh.data_ptr(),
+            *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), started.workspace, None,
             y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
             error_address(), T, B, 0, stride,
         )  # fmt: skip
         function(plan.grid, args)
-        del keep_alive, buffer
+        del keep_alive
     return Forward(y, c, c_last, y_last, reserve, kept)

@@ -114,11 +114,9 @@ def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
     return choose_plan(units, batch, chip(device), reset_gate) if is_hopper(device) else None
 
 
-def find_plan(problem: Problem) -> Plan | None:
-    """The plan for ``problem`` on its device, or None where no persistent kernel can run it."""
-    if problem.precision == "":
-        return None
-    return _plan(problem.theta.shape[0], problem.input.shape[1], problem.reset_gate, problem.input.device.index)
+def find_plan(input: Tensor, units: int, reset_gate: str, precision: str) -> Plan | None:
+    """The plan for a sequence on its device, or None where no persistent kernel can run it."""
+    return _plan(units, input.shape[1], reset_gate, input.device.index) if precision else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +124,35 @@ class _Call:
     """All of a call that its tensors' values and the number of steps do not change, found in one look-up."""
 
     function: driver.Function
+    space: "_Space"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Space:
+    """The memory that a kernel finds arranged, and how it is divided."""
+
     prepare: arrange.Prepare
     exchange: int  # bytes of the exchange of one wave
     wave: int  # and of its exchange and barrier counters together
     sums: int  # offset, from the workspace, of what the backward recursion sums up
+
+
+@functools.cache
+def _space(
+    units: int, batch: int, reset_gate: str, precision: str, direction: str, inline: bool, device: int
+) -> _Space:
+    plan = _plan(units, batch, reset_gate, device)
+    assert plan is not None
+    forward = direction == "forward"
+    tiles = plan.k_tiles * (1 if forward else 3 if reset_gate == "after" else 2)
+    piece = plan.forward.piece if forward else plan.backward.piece
+    exchange = 2 * plan.groups * ceil_to(tiles, piece) * 32 * plan.rows
+    wave = exchange + plan.groups * 128
+    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inline else 2) * plan.padded * 4
+    prepare = arrange.Prepare(
+        products.OPERANDS[precision], device, plan.padded, plan.waves * wave, sums, plan, reset_gate, direction
+    )
+    return _Space(prepare, exchange, wave, plan.waves * wave)
 
 
 @functools.cache
@@ -150,17 +173,10 @@ def _call(
 ) -> _Call:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
-    inline, forward = inputs == 1, direction == "forward"
+    inline = inputs == 1
     variant = Variant(direction, reset, reset_gate, precision, inline, keep, ragged, grad_y, grad_c, grad_input)
-    shape = plan.forward if forward else plan.backward
-    tiles = plan.k_tiles * (1 if forward else 3 if reset_gate == "after" else 2)
-    exchange = 2 * plan.groups * ceil_to(tiles, shape.piece) * 32 * plan.rows
-    wave = exchange + plan.groups * 128
-    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inline else 2) * plan.padded * 4
-    prepare = arrange.Prepare(
-        products.OPERANDS[precision], device, plan.padded, plan.waves * wave, sums, plan, reset_gate, direction
-    )
-    return _Call(_function(plan, variant, device), prepare, exchange, wave, plan.waves * wave)
+    space = _space(units, batch, reset_gate, precision, direction, inline, device)
+    return _Call(_function(plan, variant, device), space)
 
 
 def _key(problem: Problem) -> tuple[int, int, int, str, str, str, bool, bool, int]:
@@ -171,18 +187,28 @@ def _key(problem: Problem) -> tuple[int, int, int, str, str, str, bool, bool, in
     )  # fmt: skip
 
 
-def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
+def begin(
+    plan: Plan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
+) -> arrange.Started:
+    """What a forward pass does before its kernel."""
     raise_if_stalled()
-    T, B, inputs = problem.input.shape
-    with on_device(problem.input.device.index):
-        call = _call("forward", *_key(problem))
-        input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
-        # The first launch as early as can be: what follows is done while it runs.
-        prepared = call.prepare(weight_hh, *((None, None) if inputs == 1 else (input, weight_ih)))
-        projected = kept = None
+    _, batch, inputs = input.shape
+    with on_device(input.device.index):
+        prepare = _space(plan.units, batch, reset_gate, precision, "forward", inputs == 1, input.device.index).prepare
+        operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
+        prepared = prepare(aligned(weight_hh), *operands)
+        projected = None
         if prepared.input is not None and prepared.weight_ih is not None:
             projected = products.product(prepared.input, prepared.weight_ih.T)
-            kept = arrange.unpadded(prepared.input, problem.input.shape) if save else None
+        return arrange.Started(prepared.buffer, prepared.workspace, prepared.input, projected)
+
+
+def forward(problem: Problem, plan: Plan, started: arrange.Started, save: bool) -> Forward:
+    T, B, _ = problem.input.shape
+    with on_device(problem.input.device.index):
+        call = _call("forward", *_key(problem))
+        input, weight_ih, projected = aligned(problem.input), aligned(problem.weight_ih), started.projected
+        kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
         y, c = input.new_empty((T, B, plan.units)), input.new_empty((T, B, plan.units))
         c_last, y_last = input.new_empty((B, plan.units)), input.new_empty((B, plan.units))
         reserve = input.new_empty(reserve_shape(problem) if save else (0,))
@@ -191,11 +217,11 @@ def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
         c0, y0, stride = start_state(problem)
         (lengths,) = ready(problem.lengths)
         for wave in range(plan.waves):
-            start = prepared.workspace + wave * call.wave
+            start = started.workspace + wave * call.space.wave
             args = ForwardArgs(
-                pointer(projected), input.data_ptr(), weight_ih.data_ptr(), prepared.buffer.data_ptr(),
+                pointer(projected), input.data_ptr(), weight_ih.data_ptr(), started.buffer.data_ptr(),
                 *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), start,
-                start + call.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(),
+                start + call.space.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(),
                 reserve.data_ptr() if save else None,
                 error_address(), T, B, wave * plan.groups * plan.rows, stride,
             )  # fmt: skip
@@ -228,7 +254,7 @@ def backward(
         kept = arrange.repadded(input, low)  # what the forward pass left, or None
         if kept is None:
             input = aligned(input)
-        prepared = call.prepare(
+        prepared = call.space.prepare(
             weight_hh, None if inline or kept is not None else input, weight_ih if input_gradient else None
         )
         operand = prepared.input if kept is None else kept
@@ -236,7 +262,7 @@ def backward(
         source = c.new_empty((T * B, HP + 8), dtype=low)
         source_z = source if after else c.new_empty((T * B, HP), dtype=low)
         dc0, dy0 = c.new_empty((B, plan.units)), c.new_empty((B, plan.units))
-        sums = prepared.workspace + call.sums
+        sums = prepared.workspace + call.space.sums
         keep, keep_alive = keep_argument(problem)
         c0, y0, stride = start_state(problem)
         held = ready(reserve, grad_y, grad_c, grad_c_last, grad_y_last, input if inline else None)
@@ -244,11 +270,11 @@ def backward(
         (lengths,) = ready(problem.lengths)
         surrogate = problem.surrogate
         for wave in range(plan.waves):
-            start = prepared.workspace + wave * call.wave
+            start = prepared.workspace + wave * call.space.wave
             args = _BackwardArgs(
                 c.data_ptr(), c0.data_ptr(), y0.data_ptr(), *[pointer(t) for t in held], prepared.buffer.data_ptr(),
                 *[pointer(t) for t in constants],
-                keep, pointer(lengths), start, start + call.exchange,
+                keep, pointer(lengths), start, start + call.space.exchange,
                 gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
                 sums, error_address(), 1 / surrogate.width, surrogate.height, int(surrogate.bounded),
                 T, B, wave * plan.groups * plan.rows, wave * plan.groups, stride,
