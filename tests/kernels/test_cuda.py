@@ -362,6 +362,27 @@ def test_the_layer_under_autocast() -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("B", [2, 30])
+@pytest.mark.parametrize("precision", ["bfloat16", ""])
+def test_an_early_start_changes_nothing(precision: str, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer starts on its input before the problem is complete; the kernel alone does not."""
+    torch.manual_seed(0)
+    layer = egru.EGRU(21, 70, num_layers=2, bidirectional=True, dropconnect=0.3, device="cuda")
+    found = []
+    for early in (True, False):
+        if not early:
+            monkeypatch.setattr("egru.layers.egru.begin_sequence", lambda *_: None)
+        x = torch.randn(9, B, 21, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).requires_grad_()
+        torch.manual_seed(2)
+        with torch.autocast("cuda", torch.bfloat16, enabled=bool(precision)):
+            y, state = layer(x)
+        layer.zero_grad()
+        (y.square().sum() + state.c.sum()).backward()
+        found.append((y.detach(), x.grad, *[p.grad.clone() for p in layer.parameters() if p.grad is not None]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_the_compiled_layer_equals_the_eager_one() -> None:
     torch.manual_seed(0)
     layer = egru.EGRU(20, 70, reset_gate="after", device="cuda")

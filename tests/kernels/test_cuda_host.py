@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from egru.events import RESETS, Surrogate
-from egru.kernels import registry
+from egru.kernels import begin_sequence, registry
 from egru.kernels.cuda import arrange, few, pack, persistent, products, stepwise
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
@@ -299,6 +299,36 @@ def test_addresses_are_aligned_and_contiguous() -> None:
         assert tensor.data_ptr() % 16 == 0
     assert stepwise.pointer(None) is None
     assert stepwise.pointer(base) == base.data_ptr()
+
+
+def test_nothing_starts_early_without_a_gpu() -> None:
+    given = random_problem("after")
+    assert begin_sequence(given.input, given.weight_ih, given.weight_hh, "after", "bfloat16", "auto") is None
+
+
+def test_a_kept_input_is_recognised_and_others_are_not() -> None:
+    operand = torch.randn(6, 16).bfloat16()
+    kept = arrange.unpadded(operand, torch.Size((2, 3, 13)))
+    assert torch.equal(kept, operand.view(2, 3, 16)[..., :13])
+    again = arrange.repadded(kept, torch.bfloat16)
+    assert again is not None
+    assert again.data_ptr() == operand.data_ptr()
+    assert torch.equal(again, operand)
+    assert arrange.repadded(kept, torch.float16) is None, "another type"
+    assert arrange.repadded(kept.contiguous(), torch.bfloat16) is None, "no padding"
+    assert arrange.repadded(torch.randn(2, 3, 13), torch.bfloat16) is None, "an ordinary input"
+
+
+def test_rows_that_start_alike_need_no_copies() -> None:
+    rest = torch.zeros(8)
+    given = problem(8, c0=rest.expand(3, 8), y0=rest.expand(3, 8))
+    c0, y0, stride = stepwise.start_state(given)
+    assert (c0.data_ptr(), y0.data_ptr(), stride) == (rest.data_ptr(), rest.data_ptr(), 0)
+    mixed = problem(8, c0=torch.ones(3, 8), y0=rest.expand(3, 8))
+    c0, y0, stride = stepwise.start_state(mixed)
+    assert stride == 8
+    assert c0.is_contiguous()
+    assert y0.is_contiguous()
 
 
 def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

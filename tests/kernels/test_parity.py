@@ -200,8 +200,11 @@ def parity(implementation: Implementation, case: Case) -> tuple[Problem, Result,
     """A problem for ``implementation``, what it must compute, and how far off each result may be."""
     if implementation.dtype == torch.float64:
         return case.problem(), reference(case), dict.fromkeys(reference(case), FLOAT64_ERROR)
-    problem, expected = margin_problem(case)
-    return implementation.take(problem), expected, float32_bounds(problem, expected)
+    # A tensor of few entries may come out of plain torch exact by luck: the bound is the worst of three draws.
+    draws = list(itertools.islice(margin_problems(case), 3))
+    bounds = [float32_bounds(*draw) for draw in draws]
+    problem, expected = draws[0]
+    return implementation.take(problem), expected, {name: max(b[name] for b in bounds) for name in expected}
 
 
 def float32_bounds(problem: Problem, expected: Result) -> dict[str, float]:
@@ -271,13 +274,17 @@ def test_float32(gate: str, reset: str, H: int, implementation: Implementation) 
     assert_parity(result, expected, float32_bounds(problem, expected))
 
 
-def margin_problem(case: Case) -> tuple[Problem, Result]:
-    """The first seed whose states all keep their distance from the threshold, in float64."""
+def margin_problems(case: Case) -> Iterator[tuple[Problem, Result]]:
+    """Draws whose states all keep their distance from the threshold, in float64."""
     for seed in range(100):
         problem, result = case.problem(seed), reference(case, seed)
         if (result["c"] - problem.theta).abs().min() > MARGIN:
-            return problem, result
-    raise AssertionError(f"no seed keeps the margin {MARGIN}")
+            yield problem, result
+    raise AssertionError(f"too few seeds keep the margin {MARGIN}")
+
+
+def margin_problem(case: Case) -> tuple[Problem, Result]:
+    return next(margin_problems(case))
 
 
 @pytest.mark.parametrize("gate", RESET_GATES)

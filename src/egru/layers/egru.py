@@ -220,9 +220,13 @@ class EGRUCell(_EventGRU):
         return EventState(c[0], y[0]) if rows else EventState(c[0, 0], y[0, 0])
 
 
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
 def _autocast_precision(x: Tensor) -> str:
     """The name of the type autocast asks products to be rounded to, or ""."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return ""
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    dtype = torch.get_autocast_dtype(device)
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")

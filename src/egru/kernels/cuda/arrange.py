@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A forward pass under way: operands arranged and ``x W`` asked for. None of it needs more than input and weights."""
+    """A forward pass under way: operands arranged and ``x W`` asked for, which needs input and weights alone."""
 
     buffer: Tensor  # packed weights at its start, where the kernel wants them packed
     workspace: int  # address of the zeroed bytes, which ``buffer`` owns
