@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 import torch
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it where determinism is wanted
 hypothesis.settings.register_profile("egru", deadline=None, max_examples=int(os.environ.get("EGRU_EXAMPLES", "40")))
 hypothesis.settings.load_profile("egru")
 

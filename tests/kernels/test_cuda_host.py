@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from egru.events import RESETS, Surrogate
-from egru.kernels import registry
-from egru.kernels.cuda import arrange, pack, persistent, products, stepwise
+from egru.kernels import begin_sequence, registry
+from egru.kernels.cuda import arrange, few, pack, persistent, products, stepwise
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
 
@@ -56,7 +56,6 @@ def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int,
         assert (plan.groups - 1) * plan.rows < batch or plan.groups == 1, "no group is idle"
         assert plan.tiles <= MAX_TILES
         assert plan.grid <= H200.multiprocessors
-        assert plan.blocks % plan.cluster == 0
         for shape in (plan.forward, plan.backward):
             assert shape.bytes <= H200.shared_bytes
             assert shape.slots % 2 == 0
@@ -74,6 +73,43 @@ def test_small_batches_are_not_split_and_large_ones_are() -> None:
 def test_too_large_a_layer_has_no_plan() -> None:
     assert choose_plan(3000, 8, H200) is None
     assert choose_plan(590, 8, Chip(16, 100_000)) is None
+
+
+@pytest.mark.parametrize("precision", ["", "bfloat16"])
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("batch", range(1, few.MOST_ROWS + 1))
+@pytest.mark.parametrize("units", SIZES)
+def test_partitions_for_few_rows(units: int, batch: int, reset_gate: str, precision: str) -> None:
+    plan = few.choose_few(units, batch, H200, reset_gate, precision)
+    if plan is None:
+        assert units > (1000 if precision else 700), "small layers always fit"
+        return
+    assert plan.own * plan.blocks >= units > plan.own * (plan.blocks - 1)
+    assert plan.rows * plan.groups >= batch > plan.rows * (plan.groups - 1), "no group is idle"
+    assert plan.grid <= H200.multiprocessors
+    assert plan.bytes <= H200.shared_bytes
+    assert plan.own * plan.words <= 32 * plan.warps, "a thread a unit and word"
+    assert plan.words * (3 if precision else 1) >= plan.rows
+    assert plan.workspace % 16 == 0, "cleared sixteen bytes at a time"
+
+
+def test_more_rows_or_larger_layers_are_not_few() -> None:
+    assert few.choose_few(64, few.MOST_ROWS + 1, H200, "after", "bfloat16") is None
+    assert few.choose_few(1350, 1, H200, "after", "") is not None
+    assert few.choose_few(2048, 1, H200, "after", "bfloat16") is not None
+    assert few.choose_few(3000, 1, H200, "after", "bfloat16") is None
+
+
+@pytest.mark.parametrize("precision", ["", "bfloat16", "float16"])
+def test_source_for_few_rows_states_every_constant(precision: str) -> None:
+    plan = few.choose_few(130, 5, H200, "before", precision)
+    assert plan is not None
+    text = few.kernel_source(plan, "hard", "before", precision, inline=True, keep=False, ragged=True)
+    assert f"#define R {plan.rows}\n" in text
+    assert f"#define STRIDE {136 if precision else 130}\n" in text, "float32 is not padded"
+    assert ("#define ACCURATE" in text) == (precision == "")
+    names = {word for line in text.splitlines() if line.startswith("#define") for word in line.split()[1:2]}
+    assert {"H", "HP", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
 
 
 def as_operand(packed: torch.Tensor, plan: Plan, columns: int) -> torch.Tensor:
@@ -265,6 +301,36 @@ def test_addresses_are_aligned_and_contiguous() -> None:
     assert stepwise.pointer(base) == base.data_ptr()
 
 
+def test_nothing_starts_early_without_a_gpu() -> None:
+    given = random_problem("after")
+    assert begin_sequence(given.input, given.weight_ih, given.weight_hh, "after", "bfloat16", "auto") is None
+
+
+def test_a_kept_input_is_recognised_and_others_are_not() -> None:
+    operand = torch.randn(6, 16).bfloat16()
+    kept = arrange.unpadded(operand, torch.Size((2, 3, 13)))
+    assert torch.equal(kept, operand.view(2, 3, 16)[..., :13])
+    again = arrange.repadded(kept, torch.bfloat16)
+    assert again is not None
+    assert again.data_ptr() == operand.data_ptr()
+    assert torch.equal(again, operand)
+    assert arrange.repadded(kept, torch.float16) is None, "another type"
+    assert arrange.repadded(kept.contiguous(), torch.bfloat16) is None, "no padding"
+    assert arrange.repadded(torch.randn(2, 3, 13), torch.bfloat16) is None, "an ordinary input"
+
+
+def test_rows_that_start_alike_need_no_copies() -> None:
+    rest = torch.zeros(8)
+    given = problem(8, c0=rest.expand(3, 8), y0=rest.expand(3, 8))
+    c0, y0, stride = stepwise.start_state(given)
+    assert (c0.data_ptr(), y0.data_ptr(), stride) == (rest.data_ptr(), rest.data_ptr(), 0)
+    mixed = problem(8, c0=torch.ones(3, 8), y0=rest.expand(3, 8))
+    c0, y0, stride = stepwise.start_state(mixed)
+    assert stride == 8
+    assert c0.is_contiguous()
+    assert y0.is_contiguous()
+
+
 def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = registry.get("cuda")
     lean = dataclasses.replace(random_problem("after"), lean=True)
@@ -277,7 +343,8 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
         return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
 
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(persistent, "find_plan", lambda given: None)
+    monkeypatch.setattr(few, "find_few", lambda *given: None)
+    monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
     monkeypatch.setattr(stepwise, "forward", forward)
     monkeypatch.setattr(stepwise, "backward", lambda given, y, c, reserve, *rest: seen.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)

@@ -46,7 +46,7 @@ def sequence(
     with torch.autocast(input.device.type, enabled=False):
         result = get(backend).forward(problem, save)
     check_result(result.c_last)
-    return result
+    return result[:5]
 
 
 @sequence.register_fake

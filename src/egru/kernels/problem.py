@@ -17,6 +17,7 @@ class Problem:
     ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
     to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
     kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
+    ``started`` is what :func:`egru.kernels.begin_sequence` gave for these very tensors, for one forward pass.
     """
 
     input: Tensor
@@ -35,6 +36,18 @@ class Problem:
     surrogate: Surrogate
     precision: str
     lean: bool = False
+    started: object = None
+
+    def tensors(self) -> "tuple[Tensor | None, ...]":
+        """The fields that are tensors or None, in order."""
+        return (
+            self.input, self.c0, self.y0, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.theta,
+            self.reset_scale, self.keep, self.lengths,
+        )  # fmt: skip
+
+    def options(self) -> "tuple[str, str, Surrogate, str, bool]":
+        """What the backward pass needs of the other fields."""
+        return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean
 
 
 TENSOR_FIELDS = 11
@@ -42,13 +55,17 @@ TENSOR_FIELDS = 11
 
 
 class Forward(NamedTuple):
-    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward."""
+    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward.
+
+    ``input``, where it is not None, stands for the problem's input in the backward pass: the same, rounded already.
+    """
 
     y: Tensor
     c: Tensor
     c_last: Tensor
     y_last: Tensor
     reserve: Tensor
+    input: Tensor | None = None
 
 
 class Backward(NamedTuple):

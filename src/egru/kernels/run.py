@@ -8,26 +8,33 @@ from egru.kernels.direct import is_plain
 from egru.kernels.direct import sequence as direct
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem
-from egru.kernels.registry import choose
+from egru.kernels.registry import begin, choose
+
+
+def begin_sequence(
+    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str, backend: str
+) -> object:
+    """Start what needs input and weights alone, before the rest of a problem is put together.
+
+    On a GPU a short sequence takes less time than the host needs to ask for it; this gives the device something to do
+    meanwhile. The result belongs into :attr:`Problem.started`; None where there is nothing to start.
+    """
+    if not input.is_cuda or backend not in ("auto", "cuda") or not is_plain(input):
+        return None
+    return begin(input, weight_ih, weight_hh, reset_gate, precision)
 
 
 def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tensor, EventState]:
     """Run ``problem`` on the kernel that ``backend`` names: ``(y, c, carried state)``, differentiable."""
-    inputs = (
-        problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.bias_ih, problem.bias_hh,
-        problem.theta,
-    )  # fmt: skip
-    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    tensors = problem.tensors()
+    save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:8])
     name = choose(backend, problem)
-    if is_plain(problem):
+    if is_plain(problem.input):
         y, c, c_last, y_last = direct(problem, name, save)
         return y, c, EventState(c_last, y_last)
     surrogate = problem.surrogate
     y, c, c_last, y_last, _ = sequence(
-        *inputs,
-        problem.reset_scale,
-        problem.keep,
-        problem.lengths,
+        *tensors,  # pyright: ignore[reportArgumentType]
         problem.reset,
         problem.reset_gate,
         float(surrogate.width),

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from egru.events import RESETS, EventState, Surrogate
 from egru.functional import RESET_GATES
-from egru.kernels import Problem, backends, run_sequence
+from egru.kernels import Problem, backends, begin_sequence, run_sequence
 from egru.layers import checks
 from egru.layers.stack import EventRNN, Weights
 from egru.layers.threshold import Threshold
@@ -64,13 +64,20 @@ class _EventGRU(EventRNN):
         self.backend = checks.choice(type(self).__name__, "backend", backend, backends())
         self.lean = bool(lean)
 
+    def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
+
     def _sequence(
         self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor, EventState]:
         problem = Problem(
             x,
             *state,
-            *weights,
+            weights.ih,
+            weights.hh,
+            weights.bias_ih,
+            weights.bias_hh,
+            weights.theta,
             self.reset_scale,
             keep,
             lengths,
@@ -79,6 +86,7 @@ class _EventGRU(EventRNN):
             self.surrogate,
             _autocast_precision(x),
             self.lean,
+            weights.started,
         )
         return run_sequence(problem, self.backend)
 
@@ -212,9 +220,13 @@ class EGRUCell(_EventGRU):
         return EventState(c[0], y[0]) if rows else EventState(c[0, 0], y[0, 0])
 
 
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
 def _autocast_precision(x: Tensor) -> str:
     """The name of the type autocast asks products to be rounded to, or ""."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return ""
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+    dtype = torch.get_autocast_dtype(device)
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")

@@ -24,6 +24,7 @@ class Weights(NamedTuple):
     bias_ih: Tensor | None
     bias_hh: Tensor | None
     theta: Tensor
+    started: object = None  # work on the input and these weights that is under way already
 
 
 class Record(NamedTuple):
@@ -52,6 +53,8 @@ class EventRNN(nn.Module):
     resets: tuple[str, ...]
     """The resets that mean something for this cell."""
     reset_scale: Tensor
+    _rest: Tensor
+    """Zeros: where every row starts, at no cost to a call."""
 
     def __init__(
         self,
@@ -107,6 +110,7 @@ class EventRNN(nn.Module):
                 )
                 self.register_parameter("threshold" + suffix, tau)
         self.register_buffer("reset_scale", torch.tensor(checks.scale(me, "reset_scale", reset_scale), **kind))
+        self.register_buffer("_rest", torch.zeros(H, **kind), persistent=False)
         self._observers: list[Observer] = []
         self.reset_parameters()
 
@@ -117,7 +121,7 @@ class EventRNN(nn.Module):
     @property
     def _weight(self) -> Tensor:
         """A parameter whose type and device stand for all."""
-        return self.get_parameter("weight_hh" + self._suffixes(0)[0])
+        return getattr(self, "weight_hh" + self._suffixes(0)[0])
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
@@ -125,6 +129,7 @@ class EventRNN(nn.Module):
     def reset_parameters(self) -> None:
         """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
         bound = 1 / math.sqrt(self.hidden_size)
+        self._rest.zero_()
         for name, parameter in self.named_parameters():
             if name.startswith("weight"):
                 for block in parameter.data.split(self.hidden_size):
@@ -199,22 +204,25 @@ class EventRNN(nn.Module):
     def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
         T, B, _ = x.shape
         weight = self._weight
+        if x.dtype != weight.dtype:
+            x = x.to(weight.dtype)
         if state is None:
-            state = self.zero_state(B)
+            rest = self._rest.expand(B, self.hidden_size)
+            starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
         else:
             shape = (self.num_layers * self.num_directions, B, self.hidden_size)
             state = checks.event_state(type(self).__name__, state, shape, weight)
-        x = x.to(weight.dtype)
-        c0, y0 = state.c.to(weight.dtype), state.y.to(weight.dtype)
+            starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
         last: list[EventState] = []
         for layer in range(self.num_layers):
             outputs: list[Tensor] = []
             for suffix in self._suffixes(layer):
                 reverse = suffix.endswith("_reverse")
-                weights = self._weights(suffix)
-                start = EventState(c0[len(last)], y0[len(last)])
+                given = _reversed(x, lengths) if reverse else x
+                weights = self._weights(suffix, given)
+                start = starts[len(last)]
                 keep = zoneout_keep(start.c, T, self.zoneout, self.training)
-                y, c, end = self._sequence(_reversed(x, lengths) if reverse else x, start, weights, keep, lengths)
+                y, c, end = self._sequence(given, start, weights, keep, lengths)
                 if reverse:
                     y = _reversed(y, lengths)
                     c = _reversed(c, lengths) if self._observers else c
@@ -227,19 +235,25 @@ class EventRNN(nn.Module):
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if layer < self.num_layers - 1:
                 x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
-        return x, EventState(torch.stack([s.c for s in last]), torch.stack([s.y for s in last]))
+        return x, EventState(_stacked([s.c for s in last]), _stacked([s.y for s in last]))
 
-    def _weights(self, suffix: str) -> Weights:
-        hh = self.get_parameter("weight_hh" + suffix)
+    def _weights(self, suffix: str, x: Tensor) -> Weights:
+        ih, hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
         if self.dropconnect and self.training:
             hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
+        started = self._begin(x, ih, hh)  # before anything small is asked of the device
         return Weights(
-            self.get_parameter("weight_ih" + suffix),
+            ih,
             hh,
-            self.get_parameter("bias_ih" + suffix) if self.bias else None,
-            self.get_parameter("bias_hh" + suffix) if self.bias else None,
-            self.threshold_config.constrain(self.get_parameter("threshold" + suffix), self.hidden_size),
+            getattr(self, "bias_ih" + suffix) if self.bias else None,
+            getattr(self, "bias_hh" + suffix) if self.bias else None,
+            self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size),
+            started,
         )
+
+    def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        """Start whatever can be started now; what it returns reaches :meth:`_sequence` with the weights."""
+        return None
 
     def _sequence(
         self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
@@ -264,6 +278,7 @@ class EventRNN(nn.Module):
     ) -> None:
         """Also take the state dict of the dense layer (no thresholds), and change nothing unless all of it fits."""
         own = {name: x for name, x in (*self._parameters.items(), *self._buffers.items()) if x is not None}
+        own.pop("_rest")
         given = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         dense = not any(name.startswith("threshold") for name in given)
         missing = [
@@ -295,6 +310,11 @@ class EventRNN(nn.Module):
         parts.append(f"reset={self.reset!r}")
         parts += [f"{n}={getattr(self, n)}" for n in ("dropout", "dropconnect", "zoneout") if getattr(self, n)]
         return ", ".join([*parts, repr(self.threshold_config), repr(self.surrogate)])
+
+
+def _stacked(states: list[Tensor]) -> Tensor:
+    """``torch.stack``, but a view where there is only one."""
+    return states[0][None] if len(states) == 1 else torch.stack(states)
 
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:

@@ -83,4 +83,4 @@ class Threshold:
                 theta = parameter.clamp(0, 1)
             case _:
                 theta = parameter
-        return theta.expand(hidden_size)
+        return theta if self.per_unit else theta.expand(hidden_size)

@@ -6,12 +6,14 @@ spend more time in launching those than in computing.
 
 import ctypes
 import functools
+import struct
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from egru.kernels.cuda import driver
+from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import Plan, ceil_to
 from egru.kernels.problem import Problem
 
@@ -20,33 +22,15 @@ _BLOCK = 256
 _GRID = 132 * 8
 
 
-class _Pack(ctypes.Structure):
-    _fields_ = [("weight", _P), ("out", _P), *[(n, _I) for n in ("H", "k", "piece", "tiles", "blocks", "after")]]
-
-
-class _Pad(ctypes.Structure):
-    _fields_ = [
-        ("input", _P),
-        ("out", _P),
-        *[(n, _I) for n in ("blocks", "rows", "columns", "rows_out", "columns_out")],
-    ]
-
-
-class _Prepare(ctypes.Structure):
-    _fields_ = [
-        ("pack", _Pack),
-        ("input", _Pad),
-        ("weight_ih", _Pad),
-        ("workspace", _P),
-        ("words", ctypes.c_int64),
-        ("backward", _I),
-    ]
+# struct Prepare of arrange.cu: Pack, Pad of the input, Pad of weight_ih, workspace, words, backward
+_PREPARE = struct.Struct("PP6i" + "PP5i4x" * 2 + "Pqi4x")
+_NO_PAD = (0,) * 7
 
 
 class _Gather(ctypes.Structure):
     _fields_ = [
         *[(n, _P) for n in ("hh", "hh_z", "ih", "sums", "weight_hh", "weight_ih", "bias_ih", "bias_hh", "theta")],
-        *[(n, _I) for n in ("H", "HP", "I", "IP", "parts", "after")],
+        *[(n, _I) for n in ("H", "HP", "I", "IP", "kinds", "parts", "after")],
     ]
 
 
@@ -56,19 +40,27 @@ def kernel_source(low: torch.dtype) -> str:
 
 @functools.cache
 def _functions(low: torch.dtype, device: int) -> dict[str, driver.Function]:
-    major, minor = torch.cuda.get_device_capability(device)
-    code = driver.compile_source(kernel_source(low), [f"--gpu-architecture=sm_{major}{minor}"])
+    code = driver.compile_source(kernel_source(low), [architecture(device)])
     names = ("prepare", "gather")
     return {name: driver.Function(code, name, block=_BLOCK) for name in names}
 
 
 class Prepared(NamedTuple):
-    """What :func:`prepare` leaves: ``input`` and ``weight_ih`` padded, in low precision, where they were asked for."""
+    """What :class:`Prepare` leaves: ``input`` and ``weight_ih`` padded, in low precision, where they were asked for."""
 
-    weights: Tensor
+    buffer: Tensor  # packed weights at its start
     workspace: int  # address of the zeroed bytes, which live behind the weights
     input: Tensor | None
     weight_ih: Tensor | None
+
+
+class Started(NamedTuple):
+    """A forward pass under way: operands arranged and ``x W`` asked for, which needs input and weights alone."""
+
+    buffer: Tensor  # packed weights at its start, where the kernel wants them packed
+    workspace: int  # address of the zeroed bytes, which ``buffer`` owns
+    input: Tensor | None  # as the operand of products
+    projected: Tensor | None
 
 
 def packed_bytes(plan: Plan, reset_gate: str, direction: str) -> int:
@@ -82,62 +74,106 @@ def packed_bytes(plan: Plan, reset_gate: str, direction: str) -> int:
     return plan.blocks * chunks * plan.tiles * 8 * 16
 
 
-def prepare(
-    plan: Plan,
-    reset_gate: str,
-    direction: str,
-    low: torch.dtype,
-    weight_hh: Tensor,
-    input: Tensor | None,
-    weight_ih: Tensor | None,
-    workspace: int,
-) -> Prepared:
-    """Packs ``weight_hh`` (as ``pack.pack_*``), pads the other two, and zeroes ``workspace`` bytes: one launch."""
-    device = weight_hh.device
-    size = packed_bytes(plan, reset_gate, direction)
-    buffer = torch.empty(size + workspace, dtype=torch.uint8, device=device)
-    address = buffer.data_ptr()
-    piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
-    args = _Prepare(
-        _Pack(
-            weight_hh.data_ptr(), address, plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks,
-            int(reset_gate == "after"),
-        ),
-        workspace=address + size, words=workspace // 16, backward=int(direction == "backward"),
-    )  # fmt: skip
-    padded: list[Tensor | None] = []
-    for name, tensor, blocks, rows_out in (("input", input, 1, 0), ("weight_ih", weight_ih, 3, plan.padded)):
-        if tensor is None:
-            padded.append(None)
-            continue
-        columns = tensor.shape[-1]
-        rows = tensor.numel() // columns // blocks
-        width = ceil_to(columns, 8)
-        out = torch.empty(blocks * (rows_out or rows), width, dtype=low, device=device)
-        setattr(args, name, _Pad(tensor.data_ptr(), out.data_ptr(), blocks, rows, columns, rows_out or rows, width))
-        padded.append(out)
-    _functions(low, device.index)["prepare"](_GRID, args)
-    return Prepared(buffer, address + size, *padded)
+class Prepare:
+    """Everything a recurrent kernel finds ready, in one launch: packed weights, padded operands, a zeroed workspace.
+
+    ``workspace`` bytes are zeroed and ``extra`` bytes lie behind them, as they come. Without a ``plan`` the weights are
+    left as they are. ``units`` are those of one gate of the padded ``weight_ih``.
+    """
+
+    def __init__(
+        self,
+        low: torch.dtype,
+        device: int,
+        units: int,
+        workspace: int,
+        extra: int = 0,
+        plan: Plan | None = None,
+        reset_gate: str = "after",
+        direction: str = "forward",
+    ):
+        self._low, self._units = low, units
+        self._function = _functions(low, device)["prepare"]
+        self._packed, self._pack = 0, (0,) * 6
+        if plan is not None:
+            self._packed = packed_bytes(plan, reset_gate, direction)
+            piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
+            self._pack = (plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks, int(reset_gate == "after"))
+        self._words, self._backward = workspace // 16, int(direction == "backward")
+        self._bytes = ceil_to(self._packed + workspace + extra, 16)
+
+    def __call__(self, weight_hh: Tensor, input: Tensor | None, weight_ih: Tensor | None) -> Prepared:
+        """``input`` and ``weight_ih`` are padded where they are given."""
+        # Few allocations, and nothing more than needed before the launch: the device waits for it.
+        low, device, units = self._low, weight_hh.device, self._units
+        first, size, width = self._bytes // 2, self._bytes // 2, 0  # in elements
+        if weight_ih is not None:
+            width = ceil_to(weight_ih.shape[1], 8)
+            size += 3 * units * width
+        buffer = torch.empty((size,), dtype=low, device=device)
+        address = buffer.data_ptr()
+        pad_input = pad_weight = _NO_PAD
+        operand = None
+        if weight_ih is not None:
+            rows, columns = weight_ih.shape
+            pad_weight = (weight_ih.data_ptr(), address + 2 * first, 3, rows // 3, columns, units, width)
+        if input is not None:  # in memory of its own: the backward pass may want it
+            columns = input.shape[-1]
+            rows, across = input.numel() // columns, ceil_to(columns, 8)
+            operand = torch.empty((rows, across), dtype=low, device=device)
+            pad_input = (input.data_ptr(), operand.data_ptr(), 1, rows, columns, rows, across)
+        self._function(
+            _GRID,
+            ctypes.create_string_buffer(
+                _PREPARE.pack(
+                    weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, address + self._packed,
+                    self._words, self._backward,
+                )
+            ),
+        )  # fmt: skip
+        weight = None if weight_ih is None else buffer.as_strided((3 * units, width), (width, 1), first)
+        return Prepared(buffer, address + self._packed, operand, weight)
+
+
+def unpadded(operand: Tensor, shape: torch.Size) -> Tensor:
+    """A padded input as a view in the shape ``(T, B, I)`` of the input itself."""
+    width = operand.shape[1]
+    return operand.as_strided(shape, (shape[1] * width, width, 1))
+
+
+def repadded(input: Tensor, low: torch.dtype) -> Tensor | None:
+    """The operand of which ``input`` is :func:`unpadded`, or None where it is an ordinary tensor."""
+    T, B, inputs = input.shape
+    width = ceil_to(inputs, 8)
+    if input.dtype != low or input.stride() != (B * width, width, 1) or input.data_ptr() % 16 != 0:
+        return None
+    if input.storage_offset() + T * B * width > input.untyped_storage().nbytes() // input.element_size():
+        return None
+    return input.as_strided((T * B, width), (width, 1))
 
 
 def gather(
-    problem: Problem, low: torch.dtype, hh: Tensor, hh_z: Tensor | None, ih: Tensor | None, sums: Tensor
+    problem: Problem, low: torch.dtype, hh: Tensor, hh_z: Tensor | None, ih: Tensor | None, sums: int, parts: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of weights, biases and theta, from products over time and what the recursion summed up."""
-    H, inputs = problem.theta.shape[0], problem.input.shape[2]
+    """The gradients of weights, biases and theta, from products over time and what the recursion summed up.
+
+    ``sums`` is the address of ``parts`` partial sums. An ``ih`` without padding is the gradient already.
+    """
+    H, inputs, HP = problem.theta.shape[0], problem.input.shape[2], hh.shape[1] - 8
+    done = ih is not None and ih.shape == problem.weight_ih.shape
+    weight_ih = ih if ih is not None and done else torch.empty_like(problem.weight_ih)
     outs = (
-        torch.empty_like(problem.weight_ih),
         torch.empty_like(problem.weight_hh),
+        weight_ih,
         hh.new_empty((3 * H,)),
         hh.new_empty((3 * H,)),
         hh.new_empty((H,)),
     )
-    weight_ih, weight_hh, bias_ih, bias_hh, theta = (t.data_ptr() for t in outs)
     args = _Gather(
-        hh.data_ptr(), None if hh_z is None else hh_z.data_ptr(), None if ih is None else ih.data_ptr(),
-        sums.data_ptr(),
-        weight_hh, weight_ih, bias_ih, bias_hh, theta,
-        H, sums.shape[2], inputs, 0 if ih is None else ih.shape[1], sums.shape[0], int(problem.reset_gate == "after"),
+        hh.data_ptr(), None if hh_z is None else hh_z.data_ptr(), None if ih is None or done else ih.data_ptr(), sums,
+        *[t.data_ptr() for t in outs],
+        H, HP, inputs, 0 if ih is None else ih.shape[1], 3 if ih is None else 2, parts,
+        int(problem.reset_gate == "after"),
     )  # fmt: skip
     _functions(low, hh.device.index)["gather"](_GRID, args)
-    return outs
+    return weight_ih, outs[0], *outs[2:]

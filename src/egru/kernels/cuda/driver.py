@@ -110,16 +110,14 @@ class _LaunchConfig(ctypes.Structure):
     ]
 
 
-_CLUSTER, _COOPERATIVE = 4, 2  # CU_LAUNCH_ATTRIBUTE_*
+_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class Function:
     """One kernel, loaded on one device, with its launch shape."""
 
-    def __init__(
-        self, code: bytes, name: str, *, block: int, shared: int = 0, cluster: int = 1, cooperative: bool = False
-    ):
+    def __init__(self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False):
         driver = _driver()
         torch.cuda.synchronize()  # makes torch's context current
         self._context = ctypes.c_void_p()
@@ -132,37 +130,19 @@ class Function:
         if shared:
             _check(driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared), "cuFuncSetAttribute")
         attributes: list[_Attribute] = []
-        if cluster > 1:
-            attributes.append(_Attribute(_CLUSTER, 0, (ctypes.c_uint * 16)(cluster, 1, 1)))
         if cooperative:
             attributes.append(_Attribute(_COOPERATIVE, 0, (ctypes.c_uint * 16)(1)))
         self._attributes = (_Attribute * max(1, len(attributes)))(*attributes)
         self._count = len(attributes)
-        self.block, self.shared, self.cluster = block, shared, cluster
+        self.block, self.shared = block, shared
 
-    def _config(self, grid: int) -> _LaunchConfig:
-        # No Stream object: making one costs as much as a launch.
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        return _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
-
-    def resident_blocks(self) -> int:
-        """How many blocks can be on the chip at once, which is what a cooperative launch may ask for."""
-        count = ctypes.c_int()
-        driver = _driver()
-        if self.cluster > 1:
-            config = self._config(self.cluster)
-            status = driver.cuOccupancyMaxActiveClusters(ctypes.byref(count), self._function, ctypes.byref(config))
-            _check(status, "cuOccupancyMaxActiveClusters")
-            return count.value * self.cluster
-        status = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-            ctypes.byref(count), self._function, self.block, ctypes.c_size_t(self.shared)
-        )
-        _check(status, "cuOccupancyMaxActiveBlocksPerMultiprocessor")
-        return count.value * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-
-    def __call__(self, grid: int, args: ctypes.Structure) -> None:
+    def __call__(self, grid: int, args: "ctypes.Structure | ctypes.Array[ctypes.c_char]") -> None:
         driver = _driver()
         driver.cuCtxSetCurrent(self._context)  # autograd's threads may not have used CUDA before
-        config = self._config(grid)
+        # No Stream object: making one costs as much as a launch.
+        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
+        config = _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        _check(driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "cuLaunchKernelEx")
+        status = driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+        if status:
+            _check(status, "cuLaunchKernelEx")

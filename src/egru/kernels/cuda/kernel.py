@@ -5,12 +5,12 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import persistent, stepwise
+from egru.kernels.cuda import arrange, few, persistent, stepwise
 from egru.kernels.problem import Backward, Forward, Problem
 
 
 class CUDAKernel:
-    """NVIDIA GPUs: one persistent kernel a direction where the weights fit the chip, else fused steps."""
+    """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
 
     name = "cuda"
 
@@ -36,17 +36,46 @@ class CUDAKernel:
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if min(problem.input.shape) == 0:
             return f"the input is empty: {tuple(problem.input.shape)}"
+        if problem.input.dtype != torch.float32:
+            return f"it rounds a float32 input itself, and this one is {problem.input.dtype}"
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # both forms save the same
+        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # all forms save the same
 
     def forward(self, problem: Problem, save: bool) -> Forward:
         save = save and not problem.lean
-        plan = persistent.find_plan(problem)
-        if plan is None:
+        started = problem.started
+        if started is None:
+            started = self.begin(
+                problem.input, problem.weight_ih, problem.weight_hh, problem.reset_gate, problem.precision
+            )
+        if not isinstance(started, arrange.Started):
             return stepwise.forward(problem, save)
-        return persistent.forward(problem, plan, save)
+        kind = problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision
+        partition = few.find_few(*kind)
+        if partition is not None:
+            return few.forward(problem, partition, started, save)
+        plan = persistent.find_plan(*kind)
+        assert plan is not None
+        return persistent.forward(problem, plan, started, save)
+
+    def begin(
+        self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
+    ) -> arrange.Started | None:
+        """Ask the device for what a forward pass does before its kernel; None where no kernel runs a whole sequence."""
+        if torch.version.hip is not None or 0 in input.shape or input.dim() != 3:
+            return None
+        if not input.dtype == weight_ih.dtype == weight_hh.dtype == torch.float32:
+            return None
+        if precision not in ("", "bfloat16", "float16"):
+            return None
+        kind = input, weight_hh.shape[1], reset_gate, precision
+        partition = few.find_few(*kind)
+        if partition is not None:
+            return few.begin(partition, input, weight_ih, weight_hh, precision)
+        plan = persistent.find_plan(*kind)
+        return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
 
     def backward(
         self,
@@ -64,7 +93,7 @@ class CUDAKernel:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
-        plan = persistent.find_plan(problem)
+        plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
         if plan is None:
             return stepwise.backward(problem, y, c, reserve, *grads, input_gradient)
         return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

@@ -4,13 +4,22 @@ import ctypes
 import dataclasses
 import functools
 
-import torch
 from torch import Tensor
 
 from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
-from egru.kernels.cuda.plan import Chip, Layout, Plan, candidates, ceil_to
-from egru.kernels.cuda.stepwise import Keep, keep_argument, on_device, pointer, ready, reserve_shape
+from egru.kernels.cuda.device import chip, error_address, is_hopper, raise_if_stalled
+from egru.kernels.cuda.plan import Layout, Plan, ceil_to, choose_plan
+from egru.kernels.cuda.stepwise import (
+    Keep,
+    aligned,
+    keep_argument,
+    on_device,
+    pointer,
+    ready,
+    reserve_shape,
+    start_state,
+)
 from egru.kernels.problem import Backward, Forward, Problem
 
 THREADS = 384
@@ -18,13 +27,13 @@ THREADS = 384
 _P, _I = ctypes.c_void_p, ctypes.c_int
 
 
-class _ForwardArgs(ctypes.Structure):  # struct Args of forward.cu
+class ForwardArgs(ctypes.Structure):  # struct Args of forward.cu and of few.cu
     _fields_ = [
         *[(n, _P) for n in ("projected", "input", "weight_ih", "weights", "bias_ih", "bias_hh", "theta", "rho")],
         *[(n, _P) for n in ("c0", "y0")],
         ("keep", Keep),
         *[(n, _P) for n in ("lengths", "exchange", "counter", "y", "c", "c_last", "y_last", "reserve", "error")],
-        *[(n, _I) for n in ("T", "B", "b0")],
+        *[(n, _I) for n in ("T", "B", "b0", "state_stride")],
     ]  # fmt: skip
 
 
@@ -36,7 +45,7 @@ class _BackwardArgs(ctypes.Structure):  # struct Args of backward.cu
         *[(n, _P) for n in ("lengths", "exchange", "counter", "gates", "source", "source_z", "dc0", "dy0")],
         *[(n, _P) for n in ("sums", "error")],
         *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
-        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0")],
+        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0", "state_stride")],
     ]  # fmt: skip
 
 
@@ -81,7 +90,7 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
         widths = [3 * columns] if after else [2 * columns, columns]
     sizes = {
         "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
-        "CL": plan.cluster, "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
+        "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
         "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
         "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
         **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
@@ -97,122 +106,128 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
 def _function(plan: Plan, variant: Variant, device: int) -> driver.Function:
     code = driver.compile_source(kernel_source(plan, variant), ["--gpu-architecture=sm_90a", "--std=c++17"])
     shape = plan.forward if variant.direction == "forward" else plan.backward
-    return driver.Function(
-        code, variant.direction, block=THREADS, shared=shape.bytes, cluster=plan.cluster, cooperative=True
-    )
-
-
-@functools.cache
-def _chip(device: int) -> Chip:
-    properties = torch.cuda.get_device_properties(device)
-    return Chip(properties.multi_processor_count, properties.shared_memory_per_block_optin)
-
-
-@functools.cache
-def _is_hopper(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9
+    return driver.Function(code, variant.direction, block=THREADS, shared=shape.bytes, cooperative=True)
 
 
 @functools.cache
 def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
-    """The cheapest plan whose blocks the device really takes at once."""
-    for plan in candidates(units, batch, _chip(device), reset_gate):
-        if plan.cluster == 1:  # a block a multiprocessor
-            return plan
-        probe = _function(plan, Variant("forward", "output", reset_gate, "bfloat16", False), device)
-        if probe.resident_blocks() >= plan.grid:
-            return plan
-    return None
+    return choose_plan(units, batch, chip(device), reset_gate) if is_hopper(device) else None
 
 
-def find_plan(problem: Problem) -> Plan | None:
-    """The plan for ``problem`` on its device, or None where no persistent kernel can run it."""
-    index = problem.input.device.index
-    if problem.precision == "" or not _is_hopper(index):
-        return None
-    return _plan(problem.theta.shape[0], problem.input.shape[1], problem.reset_gate, index)
+def find_plan(input: Tensor, units: int, reset_gate: str, precision: str) -> Plan | None:
+    """The plan for a sequence on its device, or None where no persistent kernel can run it."""
+    return _plan(units, input.shape[1], reset_gate, input.device.index) if precision else None
 
 
-# ---- a bounded wait that ran out ----------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """All of a call that its tensors' values and the number of steps do not change, found in one look-up."""
+
+    function: driver.Function
+    space: "_Space"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Space:
+    """The memory that a kernel finds arranged, and how it is divided."""
+
+    prepare: arrange.Prepare
+    exchange: int  # bytes of the exchange of one wave
+    wave: int  # and of its exchange and barrier counters together
+    sums: int  # offset, from the workspace, of what the backward recursion sums up
 
 
 @functools.cache
-def _error_flag() -> Tensor:
-    # Pinned host memory: the kernel writes to it only in failure, the host reads it without synchronising.
-    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+def _space(
+    units: int, batch: int, reset_gate: str, precision: str, direction: str, inline: bool, device: int
+) -> _Space:
+    plan = _plan(units, batch, reset_gate, device)
+    assert plan is not None
+    forward = direction == "forward"
+    tiles = plan.k_tiles * (1 if forward else 3 if reset_gate == "after" else 2)
+    piece = plan.forward.piece if forward else plan.backward.piece
+    exchange = 2 * plan.groups * ceil_to(tiles, piece) * 32 * plan.rows
+    wave = exchange + plan.groups * 128
+    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inline else 2) * plan.padded * 4
+    prepare = arrange.Prepare(
+        products.OPERANDS[precision], device, plan.padded, plan.waves * wave, sums, plan, reset_gate, direction
+    )
+    return _Space(prepare, exchange, wave, plan.waves * wave)
 
 
 @functools.cache
-def _error_word() -> ctypes.c_int:
-    return ctypes.c_int.from_address(_error_flag().data_ptr())  # a tensor would take microseconds to read
+def _call(
+    direction: str,
+    units: int,
+    batch: int,
+    inputs: int,
+    reset: str,
+    reset_gate: str,
+    precision: str,
+    keep: bool,
+    ragged: bool,
+    device: int,
+    grad_y: bool = False,
+    grad_c: bool = False,
+    grad_input: bool = False,
+) -> _Call:
+    plan = _plan(units, batch, reset_gate, device)
+    assert plan is not None
+    inline = inputs == 1
+    variant = Variant(direction, reset, reset_gate, precision, inline, keep, ragged, grad_y, grad_c, grad_input)
+    space = _space(units, batch, reset_gate, precision, direction, inline, device)
+    return _Call(_function(plan, variant, device), space)
 
 
-def raise_if_stalled() -> None:
-    """Report a kernel that gave up waiting for its group: at the next call, since launches do not synchronise."""
-    if _error_word().value != 0:
-        _error_word().value = 0
-        raise RuntimeError(
-            "an earlier egru CUDA kernel stopped: its blocks waited more than two seconds for each other. "
-            "Its results are invalid. backend='reference' avoids these kernels."
-        )
+def _key(problem: Problem) -> tuple[int, int, int, str, str, str, bool, bool, int]:
+    _, batch, inputs = problem.input.shape
+    return (
+        problem.theta.shape[0], batch, inputs, problem.reset, problem.reset_gate, problem.precision,
+        problem.keep is not None, problem.lengths is not None, problem.input.device.index,
+    )  # fmt: skip
 
 
-# ---- forward and backward -----------------------------------------------------------------------------------------
-
-
-def _workspace(plan: Plan, k_tiles: int, shape: Layout) -> tuple[int, int]:
-    """Bytes of the exchange of one wave, and of exchange and barrier counters together."""
-    exchange = 2 * plan.groups * ceil_to(k_tiles, shape.piece) * 32 * plan.rows
-    return exchange, exchange + plan.groups * 128
-
-
-def _inline(problem: Problem) -> bool:
-    return problem.input.shape[2] == 1
-
-
-def _variant(direction: str, problem: Problem, **options: bool) -> Variant:
-    kind = (problem.reset, problem.reset_gate, problem.precision, _inline(problem))
-    return Variant(direction, *kind, problem.keep is not None, problem.lengths is not None, **options)
-
-
-def forward(problem: Problem, plan: Plan, save: bool) -> Forward:
+def begin(
+    plan: Plan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
+) -> arrange.Started:
+    """What a forward pass does before its kernel."""
     raise_if_stalled()
-    T, B, _ = problem.input.shape
-    H, low = plan.units, products.operand_type(problem)
-    device = problem.input.device
-    with on_device(device.index):
-        inline = _inline(problem)
-        input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
-        assert input is not None
-        assert weight_ih is not None
-        assert weight_hh is not None
-        exchange, wave_bytes = _workspace(plan, plan.k_tiles, plan.forward)
-        prepared = arrange.prepare(
-            plan, problem.reset_gate, "forward", low, weight_hh, None if inline else input,
-            None if inline else weight_ih, plan.waves * wave_bytes,
-        )  # fmt: skip
+    _, batch, inputs = input.shape
+    with on_device(input.device.index):
+        prepare = _space(plan.units, batch, reset_gate, precision, "forward", inputs == 1, input.device.index).prepare
+        operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
+        prepared = prepare(aligned(weight_hh), *operands)
         projected = None
         if prepared.input is not None and prepared.weight_ih is not None:
             projected = products.product(prepared.input, prepared.weight_ih.T)
-        y, c = input.new_empty((T, B, H)), input.new_empty((T, B, H))
-        c_last, y_last = input.new_empty((B, H)), input.new_empty((B, H))
+        return arrange.Started(prepared.buffer, prepared.workspace, prepared.input, projected)
+
+
+def forward(problem: Problem, plan: Plan, started: arrange.Started, save: bool) -> Forward:
+    T, B, _ = problem.input.shape
+    with on_device(problem.input.device.index):
+        call = _call("forward", *_key(problem))
+        input, weight_ih, projected = aligned(problem.input), aligned(problem.weight_ih), started.projected
+        kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
+        y, c = input.new_empty((T, B, plan.units)), input.new_empty((T, B, plan.units))
+        c_last, y_last = input.new_empty((B, plan.units)), input.new_empty((B, plan.units))
         reserve = input.new_empty(reserve_shape(problem) if save else (0,))
         keep, keep_alive = keep_argument(problem)
-        held = ready(weight_ih, problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
-        held += ready(problem.c0, problem.y0)
+        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
+        c0, y0, stride = start_state(problem)
         (lengths,) = ready(problem.lengths)
-        function = _function(plan, _variant("forward", problem), device.index)
         for wave in range(plan.waves):
-            start = prepared.workspace + wave * wave_bytes
-            args = _ForwardArgs(
-                pointer(projected), input.data_ptr(), pointer(held[0]), prepared.weights.data_ptr(),
-                *[pointer(t) for t in held[1:]], keep, pointer(lengths), start, start + exchange,
-                y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
-                _error_flag().data_ptr(), T, B, wave * plan.groups * plan.rows,
+            start = started.workspace + wave * call.space.wave
+            args = ForwardArgs(
+                pointer(projected), input.data_ptr(), weight_ih.data_ptr(), started.buffer.data_ptr(),
+                *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), start,
+                start + call.space.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(),
+                reserve.data_ptr() if save else None,
+                error_address(), T, B, wave * plan.groups * plan.rows, stride,
             )  # fmt: skip
-            function(plan.grid, args)
+            call.function(plan.grid, args)
         del keep_alive
-    return Forward(y, c, c_last, y_last, reserve)
+    return Forward(y, c, c_last, y_last, reserve, kept)
 
 
 def backward(
@@ -228,44 +243,43 @@ def backward(
 ) -> Backward:
     raise_if_stalled()
     T, B, inputs = problem.input.shape
-    H, HP, low = plan.units, plan.padded, products.operand_type(problem)
-    device = problem.input.device
-    after = problem.reset_gate == "after"
-    with on_device(device.index):
-        inline = _inline(problem)
-        input, weight_ih, weight_hh = ready(problem.input, problem.weight_ih, problem.weight_hh)
-        assert input is not None
-        assert weight_ih is not None
-        assert weight_hh is not None
-        exchange, wave_bytes = _workspace(plan, (3 if after else 2) * plan.k_tiles, plan.backward)
-        prepared = arrange.prepare(
-            plan, problem.reset_gate, "backward", low, weight_hh, None if inline else input,
-            weight_ih if input_gradient else None, plan.waves * wave_bytes,
-        )  # fmt: skip
-        gates = torch.empty(T * B, 4 * HP, dtype=low, device=device)
-        source = torch.empty(T * B, HP + 8, dtype=low, device=device)
-        source_z = source if after else torch.empty(T * B, HP, dtype=low, device=device)
-        dc0, dy0 = input.new_empty((B, H)), input.new_empty((B, H))
-        sums = input.new_empty((plan.waves * plan.groups * 8, 3 if inline else 2, HP))
+    HP, low = plan.padded, products.operand_type(problem)
+    inline, after = inputs == 1, problem.reset_gate == "after"
+    with on_device(problem.input.device.index):
+        call = _call(
+            "backward", *_key(problem), grad_y is not None, grad_c is not None, grad_input=input_gradient or not inline
+        )
+        input, c = problem.input, aligned(c)
+        weight_ih, weight_hh = aligned(problem.weight_ih), aligned(problem.weight_hh)
+        kept = arrange.repadded(input, low)  # what the forward pass left, or None
+        if kept is None:
+            input = aligned(input)
+        prepared = call.space.prepare(
+            weight_hh, None if inline or kept is not None else input, weight_ih if input_gradient else None
+        )
+        operand = prepared.input if kept is None else kept
+        gates = c.new_empty((T * B, 4 * HP), dtype=low)
+        source = c.new_empty((T * B, HP + 8), dtype=low)
+        source_z = source if after else c.new_empty((T * B, HP), dtype=low)
+        dc0, dy0 = c.new_empty((B, plan.units)), c.new_empty((B, plan.units))
+        sums = prepared.workspace + call.space.sums
         keep, keep_alive = keep_argument(problem)
-        held = ready(c, problem.c0, problem.y0, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input)
+        c0, y0, stride = start_state(problem)
+        held = ready(reserve, grad_y, grad_c, grad_c_last, grad_y_last, input if inline else None)
         constants = ready(problem.theta, problem.reset_scale)
         (lengths,) = ready(problem.lengths)
         surrogate = problem.surrogate
-        grads = {"grad_y": grad_y is not None, "grad_c": grad_c is not None}
-        variant = _variant("backward", problem, **grads, grad_input=input_gradient or not inline)
-        function = _function(plan, variant, device.index)
         for wave in range(plan.waves):
-            start = prepared.workspace + wave * wave_bytes
+            start = prepared.workspace + wave * call.space.wave
             args = _BackwardArgs(
-                *[pointer(t) for t in held], prepared.weights.data_ptr(), *[pointer(t) for t in constants],
-                keep, pointer(lengths), start, start + exchange,
+                c.data_ptr(), c0.data_ptr(), y0.data_ptr(), *[pointer(t) for t in held], prepared.buffer.data_ptr(),
+                *[pointer(t) for t in constants],
+                keep, pointer(lengths), start, start + call.space.exchange,
                 gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
-                sums.data_ptr(), _error_flag().data_ptr(),
-                1 / surrogate.width, surrogate.height, int(surrogate.bounded),
-                T, B, wave * plan.groups * plan.rows, wave * plan.groups,
+                sums, error_address(), 1 / surrogate.width, surrogate.height, int(surrogate.bounded),
+                T, B, wave * plan.groups * plan.rows, wave * plan.groups, stride,
             )  # fmt: skip
-            function(plan.grid, args)
+            call.function(plan.grid, args)
         del keep_alive
 
         hh_z = None
@@ -275,9 +289,10 @@ def backward(
             hh = products.product(gates[:, HP : 3 * HP].T, source)
             hh_z = products.product(gates[:, :HP].T, source_z)
         ih = grad_input = None
-        if prepared.input is not None:
-            ih = products.product(gates[:, HP:].T, prepared.input)
+        if operand is not None:
+            ih = products.product(gates[:, HP:].T, operand)
         if prepared.weight_ih is not None:
             grad_input = products.product(gates[:, HP:], prepared.weight_ih)
             grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
-        return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums))
+        parts = plan.waves * plan.groups * 8
+        return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums, parts))

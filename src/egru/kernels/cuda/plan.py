@@ -38,7 +38,6 @@ class Plan:
     rows: int  # of the batch, per group; one of ROWS
     tiles: int  # tiles of 8 units, per block
     blocks: int  # per group
-    cluster: int  # neighbouring blocks that share their reads of the exchange
     waves: int
     forward: Layout
     backward: Layout
@@ -60,7 +59,7 @@ class Plan:
     @property
     def microseconds(self) -> float:
         """A rough price of one step, forward and backward: what plans are ranked by."""
-        return self.waves * _price(self.units, self.rows, self.tiles, self.cluster, self.grid)
+        return self.waves * _price(self.units, self.rows, self.tiles, self.grid)
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -98,46 +97,38 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
     return best[1] if best else None
 
 
-def _price(units: int, rows: int, tiles: int, cluster: int, grid: int) -> float:
+def _price(units: int, rows: int, tiles: int, grid: int) -> float:
     """Fitted by eye to an H200: see docs/gpu-notes.md for what each term stands for."""
     k = -(-units // 16)
     kilobytes = k * rows * 32 * 4 / 1000  # forward one gate block, backward three
     ingress = kilobytes / 60  # a multiprocessor takes in some 60 KB a microsecond
     shared_read = kilobytes * grid / 1000 / 6.5  # and L2 hands out some 6.5 MB
     product = k * (max(12 * tiles, 16 + 6 * tiles) + 3 * max(4 * tiles, 16 + 2 * tiles)) / 1800
-    sharing = 0.5 if cluster > 1 else 0.0  # waiting for the neighbours costs more than their copies save
-    return 5.0 + max(ingress, shared_read, product) + 0.7 * tiles + sharing
+    return 5.0 + max(ingress, shared_read, product) + 0.7 * tiles
 
 
 def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> list[Plan]:
     """Every sensible plan, cheapest first."""
     unit_tiles = -(-units // 8)
     found: list[Plan] = []
-    for cluster in (1, 2, 4):
-        usable = chip.multiprocessors // cluster * cluster
-        if cluster == 4:
-            usable = usable // 16 * 16  # clusters of four do not reach every multiprocessor of a GPC
-        for groups in range(1, usable + 1):
-            rows = next((rows for rows in ROWS if rows * groups >= batch), ROWS[-1])
-            if groups > 1 and (groups - 1) * rows >= batch:
-                continue  # the last group would be empty
-            most = usable // groups // cluster * cluster
-            if most == 0:
-                break
-            tiles = -(-unit_tiles // most)
-            if tiles > MAX_TILES:
-                break
-            blocks = ceil_to(-(-unit_tiles // tiles), cluster)
-            k, columns = -(-units // 16), tiles * 8
-            after = reset_gate == "after"
-            forward_phases = [(k, 3 * columns)] if after else [(k, 2 * columns), (k, columns)]
-            backward_phases = [(3 * k, columns)] if after else [(k, columns), (2 * k, columns)]
-            forward = layout(rows, forward_phases, 8 * columns, chip)
-            backward = layout(rows, backward_phases, columns, chip)
-            if forward is None or backward is None:
-                continue
-            waves = -(-batch // (groups * rows))
-            found.append(Plan(units, groups, rows, tiles, blocks, cluster, waves, forward, backward))
+    for groups in range(1, chip.multiprocessors + 1):
+        rows = next((rows for rows in ROWS if rows * groups >= batch), ROWS[-1])
+        if groups > 1 and (groups - 1) * rows >= batch:
+            continue  # the last group would be empty
+        tiles = -(-unit_tiles // (chip.multiprocessors // groups))
+        if tiles > MAX_TILES:
+            break
+        blocks = -(-unit_tiles // tiles)
+        k, columns = -(-units // 16), tiles * 8
+        after = reset_gate == "after"
+        forward_phases = [(k, 3 * columns)] if after else [(k, 2 * columns), (k, columns)]
+        backward_phases = [(3 * k, columns)] if after else [(k, columns), (2 * k, columns)]
+        forward = layout(rows, forward_phases, 8 * columns, chip)
+        backward = layout(rows, backward_phases, columns, chip)
+        if forward is None or backward is None:
+            continue
+        waves = -(-batch // (groups * rows))
+        found.append(Plan(units, groups, rows, tiles, blocks, waves, forward, backward))
     return sorted(found, key=lambda plan: plan.microseconds)
 
 

@@ -7,12 +7,12 @@ from egru.kernels.cuda import pack
 from egru.kernels.cuda.plan import ceil_to
 from egru.kernels.problem import Problem
 
-_OPERANDS = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPERANDS = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def operand_type(problem: Problem) -> torch.dtype:
     """The type that operands of products are rounded to."""
-    return _OPERANDS[problem.precision]
+    return OPERANDS[problem.precision]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from egru.events import RESETS
 from egru.kernels.cuda import driver, pack, products
+from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import ceil_to
 from egru.kernels.problem import Backward, Forward, Problem
 
@@ -59,13 +60,13 @@ def kernel_source(reset: str, reset_gate: str, precision: str) -> str:
     sizes = {"RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"),
              "LOW": ("", "bfloat16", "float16").index(precision)}  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()] + ["#define ACCURATE\n"]
-    return "".join(texts + [(driver.SOURCE / name).read_text() for name in ("element.cuh", "stepwise.cu")])
+    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "stepwise.cu")]
+    return "".join(texts)
 
 
 @functools.cache
 def _functions(reset: str, reset_gate: str, precision: str, device: int) -> dict[str, driver.Function]:
-    major, minor = torch.cuda.get_device_capability(device)
-    code = driver.compile_source(kernel_source(reset, reset_gate, precision), [f"--gpu-architecture=sm_{major}{minor}"])
+    code = driver.compile_source(kernel_source(reset, reset_gate, precision), [architecture(device)])
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     return {name: driver.Function(code, name, block=_BLOCK) for name in names}
 
@@ -88,10 +89,23 @@ def on_device(index: int) -> contextlib.AbstractContextManager[object]:
     return _NOTHING if torch.cuda.current_device() == index else torch.cuda.device(index)
 
 
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor as kernels read it: contiguous, and on a 16-byte address, which a view need not be."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
+
+
+def start_state(problem: Problem) -> tuple[Tensor, Tensor, int]:
+    """``c0``, ``y0`` and the stride between their rows: 0 where one row stands for all, as at rest."""
+    c0, y0 = problem.c0, problem.y0
+    if c0.stride() == y0.stride() == (0, 1) and c0.data_ptr() % 16 == y0.data_ptr() % 16 == 0:
+        return c0, y0, 0
+    return aligned(c0), aligned(y0), c0.shape[1]
+
+
 def ready(*tensors: Tensor | None) -> list[Tensor | None]:
-    """The tensors as kernels read them: contiguous, and on 16-byte addresses, which a view need not be."""
-    found = [None if t is None else t.contiguous() for t in tensors]
-    return [t if t is None or t.data_ptr() % 16 == 0 else t.clone() for t in found]
+    """The same for several, some of them missing."""
+    return [None if t is None else aligned(t) for t in tensors]
 
 
 def _launch(function: driver.Function, threads: int, args: ctypes.Structure) -> None:

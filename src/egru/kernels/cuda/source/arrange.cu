@@ -43,9 +43,14 @@ __device__ __forceinline__ void pack_forward(const Pack& a) {
     const int chunk = rest / (columns * gates), n = rest % (columns * gates);
     const int tile = n / (8 * gates), gate = first + n / 8 % gates, unit = (block * a.tiles + tile) * 8 + n % 8;
     float v[8];
-    for (int j = 0; j < 8; j++) {
-      const int k = chunk * 8 + j;
-      v[j] = unit < a.H && k < a.H ? a.weight[((i64)gate * a.H + unit) * a.H + k] : 0.f;
+    const float* from = a.weight + ((i64)gate * a.H + unit) * a.H + chunk * 8;
+    if (unit < a.H && chunk * 8 + 8 <= a.H && a.H % 2 == 0) {
+      for (int j = 0; j < 4; j++) {
+        const float2 x = *((const float2*)from + j);
+        v[2 * j] = x.x, v[2 * j + 1] = x.y;
+      }
+    } else {
+      for (int j = 0; j < 8; j++) v[j] = unit < a.H && chunk * 8 + j < a.H ? from[j] : 0.f;
     }
     a.out[at] = pack8(v);
   }
@@ -90,6 +95,15 @@ struct Pad {
 __device__ __forceinline__ void pad(const Pad& a) {
   const int width = a.columns_out / 8;
   const i64 total = (i64)a.blocks * a.rows_out * width;
+  if (a.rows == a.rows_out && a.columns == a.columns_out) {  // nothing to pad: no element needs a division
+    const float4* in = (const float4*)a.in;
+#pragma unroll 4
+    for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
+      const float4 x = __ldcs(in + 2 * at), y = __ldcs(in + 2 * at + 1);
+      a.out[at] = make_uint4(pack(x.x, x.y), pack(x.z, x.w), pack(y.x, y.y), pack(y.z, y.w));
+    }
+    return;
+  }
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
     const int c = at % width * 8;
     const i64 line = at / width;
@@ -123,10 +137,8 @@ struct Prepare {
 extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < a.words; at += (i64)gridDim.x * blockDim.x)
     a.workspace[at] = make_uint4(0, 0, 0, 0);
-  if (a.backward)
-    pack_backward(a.pack);
-  else
-    pack_forward(a.pack);
+  if (a.pack.blocks && a.backward) pack_backward(a.pack);
+  if (a.pack.blocks && !a.backward) pack_forward(a.pack);
   if (a.weight_ih.in) pad(a.weight_ih);
   if (a.input.in) pad(a.input);
 }
@@ -134,15 +146,17 @@ extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
 struct Gather {
   const float* hh;    // (3 or 2, HP, HP + 8): blocks V_z ("after" only), r, u; then columns of sums and of inputs
   const float* hh_z;  // (HP, HP), "before" only
-  const float* ih;    // (3, HP, IP), or null for a one-feature input
+  const float* ih;    // (3, HP, IP), or null where there is nothing to gather
   const float* sums;  // (parts, 2 or 3, HP): theta, a_z, a_z times the input
   float *weight_hh, *weight_ih, *bias_ih, *bias_hh, *theta;
-  int H, HP, I, IP, parts, after;
+  int H, HP, I, IP;
+  int kinds, parts;  // of sums; three kinds for a one-feature input
+  int after;
 };
 
 // A block takes whole rows, so that no element needs a division.
 extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.ih ? 2 : 3;
+  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.kinds;
   for (int line = blockIdx.x; line < (a.ih ? 6 : 3) * H; line += gridDim.x) {
     const int gate = line / H % 3, row = line % H;
     const bool recurrent = line < 3 * H;

@@ -25,6 +25,7 @@ struct Args {
   int* error;
   Surrogate surrogate;
   int T, B, b0, group0;
+  int state_stride;  // between rows of c0 and y0
 };
 
 constexpr int COLUMNS = UT * 8;
@@ -54,7 +55,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
   for (int i = tid; i < COLUMNS; i += THREADS)
     thresholds[i] = me.block * COLUMNS + i < H ? a.theta[me.block * COLUMNS + i] : 1e30f;
   set_up(ring, loaded);
-  const u32 rank = CL == 1 ? 0 : cluster_rank();
 
   i64 patience = PATIENCE;
   u32 it = 0;
@@ -63,11 +63,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < T; n++) {
 #if AFTER
-      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<3 * KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, stalled, patience))
         break;
 #else
-      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, rank, stalled, patience) ||
-          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange, counter, (u32)(2 * n + 1) * CPG, ring, it, stalled, patience) ||
+          !feed<2 * KT>(exchange + parity_stride, counter, (u32)(2 * n + 2) * CPG, ring, it, stalled, patience))
         break;
 #endif
       const int t = T - 1 - n - 3;  // well before its turn
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       const i64 at = (i64)t * B + me.b;
       if (INLINE && i == 0) x = a.input[at];
       if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
-      c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + state_at, unit);
+      c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + (i64)me.b * a.state_stride, unit);
       if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
     };
 #pragma unroll
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
         if (me.active) {
           keep = load_keep(a.keep, t, me.b, unit);
           if (GRAD_C) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
-          if (t == 0) y_first = load_pair(a.y0 + state_at, unit);
+          if (t == 0) y_first = load_pair(a.y0 + (i64)me.b * a.state_stride, unit);
         }
         float a_u[2], a_z[2], a_q[2], a_r[2], y[2];
 #pragma unroll
@@ -267,5 +267,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
           if ((tid & 31) < 4 && me.unit + 8 * i < HP) mine[s * HP + me.unit + 8 * i + h] = total;
         }
   }
-  cluster_sync();
 }

@@ -17,6 +17,7 @@ struct Args {
   uint4* reserve;  // (T, B, HP) of (u, r, z, q) in fp16, or null
   int* error;
   int T, B, b0;
+  int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
 };
 
 constexpr int COLUMNS = UT * 8;
@@ -58,7 +59,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     constant[4][i] = real ? a.theta[unit] : 1e30f;  // padding never fires
   }
   set_up(ring, loaded);
-  const u32 rank = CL == 1 ? 0 : cluster_rank();
 
   i64 patience = PATIENCE;
   u32 it = 0;
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     fewer_registers<40>();
     if (tid == WORKERS) load_weights(base, a.weights + (u64)me.block * WEIGHT_BYTES, WEIGHT_BYTES, loaded);
     for (int n = 0; n < (AFTER ? 1 : 2) * T; n++) {
-      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, rank, stalled, patience))
+      if (!feed<KT>(exchange + (n & 1) * parity_stride, counter, (u32)(n + 1) * CPG, ring, it, stalled, patience))
         break;
 #if !INLINE
       const int t = (AFTER ? n : n / 2) + 3;  // well before its turn
@@ -91,8 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       int unit = me.unit + 8 * i;
       float2 c0 = make_float2(0.f, 0.f), y0 = c0;
       if (me.active) {
-        c0 = load_pair(a.c0 + (i64)me.b * H, unit);
-        y0 = load_pair(a.y0 + (i64)me.b * H, unit);
+        c0 = load_pair(a.c0 + (i64)me.b * a.state_stride, unit);
+        y0 = load_pair(a.y0 + (i64)me.b * a.state_stride, unit);
         if (unit < HP) exchange_store(exchange, unit, me.row, pack_low(y0.x, y0.y));
       }
       c[i][0] = c0.x, c[i][1] = c0.y, y[i][0] = y0.x, y[i][1] = y0.y;
@@ -222,5 +222,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       }
     }
   }
-  cluster_sync();  // no block leaves while another may still copy into it
 }

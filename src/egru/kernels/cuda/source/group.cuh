@@ -4,7 +4,7 @@
 // work on R rows of the batch. Each step multiplies what the whole group exchanged (y going forward, the gradients of
 // the pre-activations going backward) with the block's own columns. The exchange goes through global memory (in
 // practice L2): [2 parities][group][k / 8][row][8], which is already the layout the tensor cores read, so that a piece of
-// it is one contiguous bulk copy, shared by the CL blocks of a cluster. Warps 0 to 7 (two warpgroups, alternate pieces
+// it is one contiguous bulk copy. Warps 0 to 7 (two warpgroups, alternate pieces
 // of k each) multiply and do the element-wise part. The third warpgroup waits for the group, feeds the ring, one thread
 // of each warp every fourth piece (one thread alone cannot issue fast enough), and fetches later inputs into L2.
 
@@ -50,10 +50,10 @@ __device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patie
 }
 
 // The third warpgroup, at each exchange of TILES k16-tiles: waits until the group has written it, then copies it into the
-// ring, this block's share of it for the cluster. False once the group has stalled.
+// ring. False once the group has stalled.
 template <int TILES>
 __device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
-                                     u32 rank, volatile int* stalled, i64& patience) {
+                                     volatile int* stalled, i64& patience) {
   const int feeder = __shfl_sync(~0u, (threadIdx.x - WORKERS) >> 5, 0);
   if (threadIdx.x == WORKERS && !await(counter, target, patience)) *stalled = 1;
   feeders_sync();
@@ -64,8 +64,7 @@ __device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u
       barrier_wait(ring.empty + 8 * slot, (lap & 1) ^ 1, patience);
       if (elected()) {
         barrier_expect(ring.full + 8 * slot, SLOT);
-        bulk_copy_all(ring.data + slot * SLOT + rank * (SLOT / CL), exchange + i * SLOT + rank * (SLOT / CL), SLOT / CL,
-                      ring.full + 8 * slot);
+        bulk_copy(ring.data + slot * SLOT, exchange + i * SLOT, SLOT, ring.full + 8 * slot);
       }
       slot += FEEDERS;
       if (slot >= RING) slot -= RING, lap++;
@@ -83,8 +82,7 @@ __device__ __forceinline__ void prefetch_span(const void* p, int bytes) {
 }
 
 __device__ __forceinline__ void release(const Ring& ring, u32 slot) {
-  u32 lane = threadIdx.x & 31;
-  if (lane < CL) barrier_arrive(ring.empty + 8 * slot, lane);
+  if ((threadIdx.x & 31) == 0) barrier_arrive(ring.empty + 8 * slot);
 }
 
 // Where a worker stands: one row, and of each tile two neighbouring units.
@@ -212,17 +210,17 @@ __device__ __forceinline__ float2 load_keep(const Keep& k, i64 t, i64 b, int uni
   return v;
 }
 
-// Sets up barriers and ring; returns with every block of the cluster ready to receive.
+// Sets up the barriers of the ring and of the weights.
 __device__ __forceinline__ void set_up(const Ring& ring, u32 loaded) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < RING; i++) {
       barrier_init(ring.full + 8 * i, 1);
-      barrier_init(ring.empty + 8 * i, 4 * CL);  // one arrival from each warp that read the piece, in every block
+      barrier_init(ring.empty + 8 * i, 4);  // one arrival from each warp that read the piece
     }
     barrier_init(loaded, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  cluster_sync();
+  __syncthreads();
 }
 
 __device__ __forceinline__ void load_weights(u32 dst, const char* src, u32 bytes, u32 loaded) {

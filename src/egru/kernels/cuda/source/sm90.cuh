@@ -14,15 +14,8 @@ __device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
 __device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// Arrives at the same barrier of block `rank` of the cluster.
-__device__ __forceinline__ void barrier_arrive(u32 bar, u32 rank) {
-#if CL == 1
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-#else
-  asm volatile(
-      "{.reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];}" ::"r"(bar), "r"(rank) : "memory");
-#endif
 }
 __device__ __forceinline__ bool barrier_try(u32 bar, u32 parity) {
   u32 done;
@@ -41,17 +34,7 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity, i64& patience)
     }
 }
 
-// Copies global to shared memory, to every block of the cluster at the same offset, and reports to their barriers.
-__device__ __forceinline__ void bulk_copy_all(u32 dst, const void* src, u32 bytes, u32 bar) {
-#if CL == 1
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
-               "l"(src), "r"(bytes), "r"(bar) : "memory");
-#else
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;" ::
-          "r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"((unsigned short)((1 << CL) - 1)) : "memory");
-#endif
-}
+// Copies global to shared memory and reports to a barrier.
 __device__ __forceinline__ void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                "l"(src), "r"(bytes), "r"(bar) : "memory");
@@ -64,26 +47,9 @@ __device__ __forceinline__ bool elected() {
   return yes;
 }
 
-__device__ __forceinline__ u32 cluster_rank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-__device__ __forceinline__ void cluster_sync() {
-#if CL == 1
-  __syncthreads();
-#else
-  asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
 // Orders ordinary accesses before those of the copy engine and the tensor cores.
-// Across a cluster the general form is needed, which costs a full memory barrier.
 __device__ __forceinline__ void proxy_fence() {
-#if CL == 1
   asm volatile("fence.proxy.async.global; fence.proxy.async.shared::cta;" ::: "memory");
-#else
-  asm volatile("fence.proxy.async;" ::: "memory");
-#endif
 }
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <int COUNT>

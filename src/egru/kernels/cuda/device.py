@@ -1,0 +1,54 @@
+"""What the kernels ask of the device they run on, and how a kernel that gave up is noticed."""
+
+import ctypes
+import functools
+
+import torch
+from torch import Tensor
+
+from egru.kernels.cuda.plan import Chip
+
+
+@functools.cache
+def chip(device: int) -> Chip:
+    properties = torch.cuda.get_device_properties(device)
+    return Chip(properties.multi_processor_count, properties.shared_memory_per_block_optin)
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """NVRTC's option for this device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"--gpu-architecture=sm_{major}{minor}"
+
+
+@functools.cache
+def is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
+
+
+@functools.cache
+def _error_flag() -> Tensor:
+    # Pinned host memory: a kernel writes to it only in failure, the host reads it without synchronising.
+    return torch.zeros(1, dtype=torch.int32, pin_memory=True)
+
+
+@functools.cache
+def error_address() -> int:
+    """Where a kernel writes that its blocks waited too long for each other."""
+    return _error_flag().data_ptr()
+
+
+@functools.cache
+def _error_word() -> ctypes.c_int:
+    return ctypes.c_int.from_address(error_address())  # a tensor would take microseconds to read
+
+
+def raise_if_stalled() -> None:
+    """Report a kernel that gave up waiting for its group: at the next call, since launches do not synchronise."""
+    if _error_word().value != 0:
+        _error_word().value = 0
+        raise RuntimeError(
+            "an earlier egru CUDA kernel stopped: its blocks waited more than two seconds for each other. "
+            "Its results are invalid. backend='reference' avoids these kernels."
+        )
