@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 
 import egru
 
@@ -58,7 +59,7 @@ def worker(rank: int, world: int, backend: str, precision: str, device: str, fol
 
 def compare(backend: str, world: int, precision: str, device: str, folder: Path) -> None:
     arguments = (world, backend, precision, device, str(folder))
-    torch.multiprocessing.start_processes(worker, arguments, nprocs=world, start_method="spawn")
+    spawn(worker, arguments, nprocs=world)
     alone = gradients(make_layer(device), batch().to(device), precision)
     for rank in range(world):
         for found in torch.load(folder / str(rank)):
