@@ -71,17 +71,17 @@ class Contestant:
 
         own = {t.untyped_storage().data_ptr() for t in (self.x, *self.layer.parameters(), *self.layer.buffers())}
         saved: dict[int, tuple[list[int], str, int]] = {}
+        alive: list[Tensor] = []  # no address is used twice; returned instead, an output would keep itself alive
 
-        def note(tensor: Tensor) -> Tensor:
+        def note(tensor: Tensor) -> None:
+            alive.append(tensor.detach())
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kind = str(tensor.dtype).removeprefix("torch.")
                 saved[storage.data_ptr()] = (list(tensor.shape), kind, storage.nbytes())
-            return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            y = self.forward(True)
-        del y
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda _: None):
+            self.forward(True)
         listed = sorted(saved.values(), key=lambda entry: -entry[2])
         return {"held": held, "peak": peak, "output": output, "saved": listed}
 

@@ -111,19 +111,25 @@ class Form:
 
 
 def forms(B: int, H: int) -> list[Form]:
-    """Sizes are powers of two: no other block of a tensor exists. A persistent form has a multiprocessor a block."""
-    shapes = [(64, 16), (64, 32), (128, 32)]
-    counts = torch.cuda.get_device_properties(0).multi_processor_count
+    """Whatever fits. Sizes are powers of two: Triton has no other tensors."""
+    properties = torch.cuda.get_device_properties(0)
+    shared = properties.shared_memory_per_block_optin
     found = []
-    for rows, units in shapes:
+    for rows, units, warps in ((64, 16, 4), (64, 32, 4), (128, 32, 8)):
         if B % rows or H % units:
             continue
-        warps = rows // 16  # a warpgroup for 64 rows
-        if (B // rows) * (H // units) <= counts:
-            if H * 4 * units * 2 < 200_000:  # bytes of weights in a block
-                found += [Form("resident", rows, units, warps, stages) for stages in (1, 2, 3)]
-            found.append(Form("streamed", rows, units, warps, 4))
-        found.append(Form("launches", rows, units, warps, 4))
+        grid = (B // rows) * (H // units)
+        weights = H * 4 * units * 2  # bytes
+        if grid <= properties.multi_processor_count and weights + 2 * rows * 64 * 2 <= shared:
+            found.append(Form("resident", rows, units, warps, 2))
+        for stages in (4, 6, 8, 12):
+            ring = stages * (rows + 4 * units) * 64 * 2
+            if ring > shared:
+                continue
+            if grid <= properties.multi_processor_count * min(2, shared // ring):
+                found.append(Form("streamed", rows, units, warps, stages))
+            if stages in (4, 6):
+                found.append(Form("launches", rows, units, warps, stages))
     return found
 
 
@@ -184,7 +190,11 @@ def replay(run: Callable[[], object]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def again(owner: object = run) -> None:  # which keeps the tensors that the graph works on
+        graph.replay()
+
+    return again
 
 
 def microseconds(runs: dict[str, Callable[[], None]], T: int, repeats: int) -> dict[str, float]:
@@ -226,7 +236,7 @@ def run_shape(T: int, B: int, H: int, repeats: int) -> dict[str, object]:
             exact, _ = gpu_check.each_step(problem.input, y, c, weights, "after", torch.bfloat16)
             errors[name] = gpu_check.check_forward(y, c, exact, weights.theta, "bfloat16")["state"]
             runs[name] = replay(run)
-        except (gpu_check.Wrong, triton.runtime.errors.OutOfResources) as error:
+        except (gpu_check.Wrong, triton.runtime.errors.OutOfResources, RuntimeError) as error:
             errors[name] = f"left out: {error}"
     times = microseconds(runs, T, repeats)
     print(f"T {T}, B {B}, H {H}: microseconds a step, worst error of the state")
