@@ -70,7 +70,7 @@ class Contestant:
         del y
 
         own = {t.untyped_storage().data_ptr() for t in (self.x, *self.layer.parameters(), *self.layer.buffers())}
-        saved: dict[int, tuple[list[int], str, int]] = {}
+        saved: dict[int, tuple[int, str]] = {}
         alive: list[Tensor] = []  # no address is used twice; returned instead, an output would keep itself alive
 
         def note(tensor: Tensor) -> None:
@@ -78,11 +78,11 @@ class Contestant:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 kind = str(tensor.dtype).removeprefix("torch.")
-                saved[storage.data_ptr()] = (list(tensor.shape), kind, storage.nbytes())
+                saved[storage.data_ptr()] = (storage.nbytes(), f"{'x'.join(map(str, tensor.shape))} {kind}")
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda _: None):
             self.forward(True)
-        listed = sorted(saved.values(), key=lambda entry: -entry[2])
+        listed = [f"{what}, {size} bytes" for size, what in sorted(saved.values(), reverse=True)]
         return {"held": held, "peak": peak, "output": output, "saved": listed}
 
 
