@@ -1,10 +1,11 @@
-"""Training speed of one recurrent layer on a GPU: ours against cuDNN's GRU, interleaved in one process.
+"""Training speed and memory of one recurrent layer on a GPU: ours against cuDNN's GRU and LSTM, and EvNN if installed.
 
     python benchmarks/train_gpu.py --rows smnist ptb dvs --out result.json
 
-Each contestant runs forward and backward on random input of the same shape; medians over ``--repeats`` turns of
-``--rounds`` rounds each. Before anything is timed, our layer is compared with the float64 reference on the first steps
-of every row, outputs and gradients: a wrong kernel gets no time.
+Each contestant runs forward and backward on random input of the same shape, all of them taking turns in one process;
+medians over ``--repeats`` turns of ``--rounds`` rounds each. Before anything is timed, our layer is compared with the
+float64 reference on the first steps of every row, outputs and gradients (gpu_check.py): a wrong kernel gets no time,
+and the exit status is 1. Memory is what a forward pass leaves for its backward pass, and its peak.
 """
 
 import argparse
@@ -15,13 +16,12 @@ import pathlib
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import gpu_check
 import torch
-from torch import nn
-
-import egru
-from egru.events import Surrogate
+from gpu_contestants import CUDNN, Contestant, cudnn, evnn, make_egru
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,82 +45,41 @@ ROWS = {
         Row("single", 256, 1, 1350, 1350, train=False),
     )
 }
-SURROGATE = Surrogate(width=0.5, height=0.3, bounded=True)
+GATES = ("after", "before")
 
 
-def aligned(size: int) -> int:
-    """The next size at which cuDNN is at its best: the multiple of 64 above, but for the single-feature input."""
-    return size if size == 1 else -(-size // 64) * 64
-
-
-def make_egru(row: Row, reset_gate: str) -> egru.EGRU:
-    torch.manual_seed(0)
-    return egru.EGRU(row.inputs, row.H, reset_gate=reset_gate, surrogate=SURROGATE, device="cuda")
-
-
-def check(row: Row, reset_gate: str, precision: str) -> dict[str, float]:
-    """Our layer against the reference on the first steps of a row: raises where they differ by more than rounding."""
-    layer, steps = make_egru(row, reset_gate), min(row.T, 6)
-    x = torch.randn(steps, row.B, row.inputs, device="cuda")
-    with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16"):
-        y, _ = layer(x)
-    exact = egru.EGRU(
-        row.inputs, row.H, reset_gate=reset_gate, surrogate=SURROGATE, backend="reference", device="cuda",
-        dtype=torch.float64,
-    )  # fmt: skip
-    exact.load_state_dict(layer.state_dict())
-    y_exact, _ = exact(x.double())
-    # A state that rounding moved over its threshold is not an error of the kernel, but it must be rare.
-    same = (y != 0) == (y_exact != 0)
-    flipped = 1 - same.double().mean().item()
-    off = (((y.double() - y_exact) * same).norm() / y_exact.norm()).item()
-    if not (flipped < (0.01 if precision else 1e-4) and off < (0.02 if precision else 1e-3)):
-        raise SystemExit(f"{row.name} {reset_gate} {precision}: wrong output, flipped {flipped:.2g}, off {off:.2g}")
-    if not row.train:
-        return {"flipped": flipped, "output": off}
-    weight = torch.randn_like(y)
-    (y * weight).sum().backward()
-    (y_exact * weight.double()).sum().backward()
-    errors = {"flipped": flipped, "output": off}
-    for name, parameter in layer.named_parameters():
-        other = exact.get_parameter(name).grad
-        if parameter.grad is None or other is None:
+def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, Any], dict[str, str]]:
+    """Who competes, by name; the errors of those that were checked; and who does not, with the reason."""
+    found: dict[str, Contestant] = {}
+    errors: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    input_gradient = row.inputs > 1 and not options.no_input_gradient
+    shape, run = (row.T, row.B, row.inputs), (row.train, input_gradient)
+    for kind in options.rivals:
+        if kind == "evnn":
+            make = evnn()
+            if isinstance(make, str):
+                left_out["evnn"] = make
+            else:
+                found["evnn float32"] = Contestant(make(row.inputs, row.H), shape, "float32", *run)
             continue
-        error = ((parameter.grad.double() - other).norm() / other.norm().clamp_min(1e-30)).item()
-        errors[name] = error
-        if not error < (0.15 if precision else 2e-2):  # flipped events move gradients too
-            raise SystemExit(f"{row.name} {reset_gate} {precision}: gradient of {name} is off by {error:.2g}")
-    return errors
-
-
-def contestant(
-    layer: nn.Module, row: Row, inputs: int, precision: str, tf32: bool, input_gradient: bool
-) -> Callable[[], None]:
-    """One round: forward, and backward from a random gradient."""
-    native = precision == "bfloat16" and isinstance(layer, nn.GRU)
-    dtype = torch.bfloat16 if native else torch.float32
-    layer = layer.to(dtype)
-    if isinstance(layer, nn.GRU):
-        layer.flatten_parameters()
-    x = torch.randn(row.T, row.B, inputs, device="cuda", dtype=dtype, requires_grad=input_gradient and row.train)
-    grad: list[torch.Tensor] = []
-    # Made once, as around a whole model: making one takes longer than entering it.
-    autocast = torch.autocast("cuda", torch.bfloat16, enabled=precision == "bfloat16" and not native)
-
-    def run() -> None:
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
-        with torch.set_grad_enabled(row.train), autocast:
-            y = layer(x)[0]
-        if not row.train:
-            return
-        if not grad:
-            grad.append(torch.randn_like(y) * 1e-3)
-        for parameter in layer.parameters():
-            parameter.grad = None
-        x.grad = None
-        y.backward(grad[0])
-
-    return run
+        for precision in options.precisions:
+            found.update(cudnn(kind, precision, *shape, row.H, *run))
+    x = torch.randn(min(row.T, 6), row.B, row.inputs, device="cuda")
+    for reset_gate in options.gates:
+        for precision in options.precisions:
+            name = f"egru {precision} {reset_gate}"
+            try:
+                errors[name] = gpu_check.check_layer(
+                    make_egru(row.inputs, row.H, reset_gate), x, precision, gradients=row.train
+                )
+            except gpu_check.Wrong as error:
+                left_out[name] = f"wrong: {error}"
+                continue
+            for suffix in ("", " lean"):
+                layer = make_egru(row.inputs, row.H, reset_gate, lean=bool(suffix))
+                found[name + suffix] = Contestant(layer, shape, precision, *run)
+    return found, errors, left_out
 
 
 def graphed(run: Callable[[], None]) -> Callable[[], None]:
@@ -137,28 +96,7 @@ def graphed(run: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def contestants(
-    row: Row, precisions: list[str], gates: list[str], input_gradient: bool
-) -> dict[str, Callable[[], None]]:
-    """cuDNN's GRU in float32, TF32 and bf16, at the exact and at the aligned size; then ours."""
-    found: dict[str, Callable[[], None]] = {}
-    for size in ("exact", "aligned"):
-        inputs, H = (row.inputs, row.H) if size == "exact" else (aligned(row.inputs), aligned(row.H))
-        if size == "aligned" and (inputs, H) == (row.inputs, row.H):
-            continue
-        for kind in ("float32", "tf32", "bfloat16"):
-            gru = nn.GRU(inputs, H, device="cuda")
-            precision = "bfloat16" if kind == "bfloat16" else ""
-            run = contestant(gru, row, inputs, precision, kind == "tf32", input_gradient)
-            found[f"cudnn {kind} {size}"] = run
-    for reset_gate in gates:
-        for precision in precisions:
-            name = f"egru {precision or 'float32'} {reset_gate}"
-            found[name] = contestant(make_egru(row, reset_gate), row, row.inputs, precision, False, input_gradient)
-    return found
-
-
-def measure(runs: dict[str, Callable[[], None]], repeats: int, rounds: int) -> dict[str, float]:
+def measure(runs: Mapping[str, Callable[[], None]], repeats: int, rounds: int) -> dict[str, float]:
     """Median milliseconds of one round of each, taking turns of ``rounds``.
 
     One round a turn is a latency: the device waits for the host to begin. Several, one behind the other as in training,
@@ -181,47 +119,65 @@ def measure(runs: dict[str, Callable[[], None]], repeats: int, rounds: int) -> d
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def main(arguments: list[str] | None = None) -> None:
+def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
+    """Check, weigh and time everybody on one shape; prints as it goes."""
+    print(row)
+    found, errors, left_out = contestants(row, options)
+    for name, reason in left_out.items():
+        print(f"  left out: {name}: {reason}")
+    memory = {name: one.memory() for name, one in found.items()}
+    timed: dict[str, Callable[[], None]] = {
+        name: one for name, one in found.items() if options.time_lean or not name.endswith("lean")
+    }
+    if options.graph:
+        timed = {name: graphed(run) for name, run in timed.items()}
+    times = measure(timed, options.repeats, options.rounds)
+    rival = min((ms for name, ms in times.items() if name.startswith("cudnn gru")), default=float("nan"))
+    print(f"  {'':30s} {'ms':>9s} {'us/step':>9s} {'x best GRU':>10s} {'held MB':>9s} {'peak MB':>9s}")
+    for name, bytes_ in memory.items():
+        ms = times.get(name)
+        speed = f"{'':30s}" if ms is None else f"{ms:9.3f} {ms * 1000 / row.T:9.2f} {rival / ms:10.2f}"
+        print(f"  {name:30s} {speed:30s} {bytes_['held'] / 1e6:9.1f} {bytes_['peak'] / 1e6:9.1f}", flush=True)
+    return {
+        "row": dataclasses.asdict(row),
+        "milliseconds": times,
+        "memory_bytes": memory,
+        "errors": errors,
+        "left_out": left_out,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--precisions", nargs="+", default=["bfloat16"], choices=["bfloat16", "float32"])
-    parser.add_argument("--gates", nargs="+", default=["after", "before"], choices=["after", "before"])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--rivals", nargs="*", default=[*CUDNN, "evnn"], choices=[*CUDNN, "evnn"])
+    parser.add_argument("--precisions", nargs="+", default=list(gpu_check.PRECISIONS), choices=gpu_check.PRECISIONS)
+    parser.add_argument("--gates", nargs="+", default=list(GATES), choices=GATES)
+    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=5, help="rounds in a turn, without waiting in between")
     parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
+    parser.add_argument("--time-lean", action="store_true", help="time lean layers too, not only weigh them")
     parser.add_argument("--no-input-gradient", action="store_true", help="the input is data, as in a first layer")
     parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
     if not torch.cuda.is_available():
         parser.error("this benchmark needs a CUDA device")
-    precisions = ["" if p == "float32" else p for p in options.precisions]
-    results = []
-    for name in options.rows:
-        row = ROWS[name]
-        errors = {f"{g} {p or 'float32'}": check(row, g, p) for g in options.gates for p in precisions}
-        runs = contestants(row, precisions, options.gates, not options.no_input_gradient and row.inputs > 1)
-        if options.graph:
-            runs = {key: graphed(run) for key, run in runs.items()}
-        times = measure(runs, options.repeats, options.rounds)
-        rival = min(value for key, value in times.items() if key.startswith("cudnn"))
-        print(f"{row}")
-        for key, value in times.items():
-            per_step = f"{value * 1000 / row.T:8.2f} us/step"
-            print(f"  {key:28s} {value:9.3f} ms {per_step}  {rival / value:5.2f} x best cuDNN", flush=True)
-        results.append({"row": dataclasses.asdict(row), "milliseconds": times, "errors": errors})
-        torch.cuda.empty_cache()
     record = {
         "command": "python benchmarks/train_gpu.py " + re.sub(r" ?--out \S+", "", " ".join(given)),
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),
-        "rows": results,
+        "rows": [],
     }
-    if options.out:
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    for name in options.rows:
+        record["rows"].append(run_row(ROWS[name], options))
+        torch.cuda.empty_cache()
+        if options.out:  # after every row: a run that is cut short keeps what it has
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return int(any(reason.startswith("wrong") for row in record["rows"] for reason in row["left_out"].values()))
 
 
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__" and main():
+    sys.exit(1)

@@ -1,6 +1,7 @@
 """First run: a GRU and an EGRU of the same size read handwritten digits one pixel at a time.
 
     python recipes/digits.py            # about two minutes on two cores, then open report/digits/index.html
+    python recipes/digits.py --device cuda --precision bfloat16     # the same on a GPU, products in bfloat16
 
 Both models have the same readout, optimiser, schedule and budget. Validation watches; the test split is used once.
 """
@@ -40,7 +41,16 @@ class Config:
     zoneout: float = 0.1
     permuted: bool = False
     seed: int = 0
+    device: str = "cpu"
+    precision: str = "float32"
+    """Of products: "bfloat16" runs the models under autocast, with float32 parameters and states."""
     report: str = "report/digits"
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bfloat16")
+
+
+CHOICES = {"precision": ("float32", "bfloat16")}
 
 
 class Classifier(nn.Module):
@@ -80,10 +90,17 @@ def event_layer(config: Config) -> egru.EGRU:
     return layer
 
 
+def on_device(data: Classification, device: str) -> Classification:
+    splits = (Split(*(part.to(device) for part in split)) for split in (data.train, data.validation, data.test))
+    return Classification(data.name, data.classes, *splits)
+
+
 @torch.no_grad()
-def accuracy(model: nn.Module, split: Split) -> float:
+def accuracy(model: nn.Module, split: Split, config: Config) -> float:
     model.eval()
-    return (model(split.x).argmax(-1) == split.y).double().mean().item()
+    with config.autocast():
+        scores = model(split.x)
+    return (scores.argmax(-1) == split.y).double().mean().item()
 
 
 def train(model: nn.Module, data: Classification, config: Config, progress: Progress, task) -> list[Epoch]:
@@ -97,9 +114,10 @@ def train(model: nn.Module, data: Classification, config: Config, progress: Prog
     for epoch in range(1, config.epochs + 1):
         start, total = time.perf_counter(), 0.0
         model.train()
-        for rows in torch.randperm(len(data.train.y)).split(config.batch):
-            scores = model(data.train.x[rows])
-            loss = F.cross_entropy(scores, data.train.y[rows], label_smoothing=config.label_smoothing)
+        for rows in torch.randperm(len(data.train.y)).to(config.device).split(config.batch):
+            with config.autocast():
+                scores = model(data.train.x[rows])
+                loss = F.cross_entropy(scores, data.train.y[rows], label_smoothing=config.label_smoothing)
             optimiser.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -107,7 +125,7 @@ def train(model: nn.Module, data: Classification, config: Config, progress: Prog
             schedule.step()
             total += loss.item() * len(rows)
         with egru.ActivityMonitor(model) as activity:
-            validation = accuracy(model, data.validation)
+            validation = accuracy(model, data.validation, config)
         sparsity = activity.summary().activity_sparsity if isinstance(model.rnn, egru.EGRU) else None
         history.append(Epoch(epoch, total / len(data.train.y), validation, sparsity, time.perf_counter() - start))
         progress.update(task, advance=1, accuracy=f"{100 * validation:.1f} %")
@@ -117,26 +135,27 @@ def train(model: nn.Module, data: Classification, config: Config, progress: Prog
 def run(name: str, data: Classification, config: Config, progress: Progress) -> tuple[RunReport, Classifier]:
     torch.manual_seed(config.seed)
     rnn = event_layer(config) if name == "EGRU" else nn.GRU(1, config.hidden, batch_first=True)
-    model = Classifier(rnn, config.hidden, config.trace, data.classes)
+    model = Classifier(rnn, config.hidden, config.trace, data.classes).to(config.device)
     task = progress.add_task(name, total=config.epochs, accuracy="")
     start = time.perf_counter()
     history = train(model, data, config, progress, task)
     seconds = time.perf_counter() - start
     with egru.ActivityMonitor(model) as activity:
-        test = accuracy(model, data.test)
+        test = accuracy(model, data.test, config)
     return RunReport(name, tuple(history), test, activity.summary(), seconds, config.seed), model
 
 
 @torch.no_grad()
 def raster(model: Classifier, split: Split, digit: int) -> Raster:
-    """The events of the first correctly read ``digit`` in ``split``."""
+    """The events of the first correctly read ``digit`` in ``split``, in float32."""
     model.eval()
     rows = (model(split.x).argmax(-1) == split.y) & (split.y == digit)
     index = int(rows.nonzero()[0]) if rows.any() else int((split.y == digit).nonzero()[0])
     x = split.x[index : index + 1]
     events, _ = model.rnn(x)
+    pixels, shown = x[0].cpu(), events[0].cpu()
     return Raster(
-        f"Events while reading a {digit}", x[0].numpy(), events[0].numpy(), x[0].reshape(8, 8).numpy(), str(digit)
+        f"Events while reading a {digit}", pixels.numpy(), shown.numpy(), pixels.reshape(8, 8).numpy(), str(digit)
     )
 
 
@@ -148,14 +167,19 @@ def main(arguments: list[str] | None = None) -> Path:
             parser.add_argument(option, action="store_true", help="pixels in one fixed random order")
         else:
             parser.add_argument(
-                option, type=type(field.default), default=field.default, help=f"default {field.default}"
+                option,
+                type=type(field.default),
+                default=field.default,
+                choices=CHOICES.get(field.name),
+                help=f"default {field.default}",
             )
     config = Config(**vars(parser.parse_args(arguments)))
-    data = egru.data.digits(permuted=config.permuted)
+    data = on_device(egru.data.digits(permuted=config.permuted), config.device)
     console = Console()
     console.print(
         f"{data.name}: {len(data.train.y)} sequences of {data.train.x.shape[1]} pixels to learn from, "
-        f"{len(data.test.y)} to test on; {config.hidden} units, {config.epochs} epochs, seed {config.seed}"
+        f"{len(data.test.y)} to test on; {config.hidden} units, {config.epochs} epochs, seed {config.seed}, "
+        f"{config.precision} on {config.device}"
     )
     columns = (TextColumn("{task.description:5}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"),
                TimeRemainingColumn(), TextColumn("validation {task.fields[accuracy]}"))  # fmt: skip

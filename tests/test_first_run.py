@@ -35,7 +35,7 @@ def load_recipe(name):
     return module
 
 
-@pytest.mark.parametrize("options", [[], ["--permuted"]])
+@pytest.mark.parametrize("options", [[], ["--permuted"], ["--precision", "bfloat16"]])
 def test_the_demo_in_small(options, tmp_path, capsys):
     page = load_recipe("digits").main(["--epochs", "2", "--hidden", "8", "--report", str(tmp_path / "out"), *options])
     assert page.read_text().startswith("<!")
@@ -44,6 +44,23 @@ def test_the_demo_in_small(options, tmp_path, capsys):
     assert [run["name"] for run in runs] == ["GRU", "EGRU"]
     assert all(len(run["history"]) == 2 for run in runs)
     assert "test accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_demo_on_a_gpu(precision, tmp_path):
+    torch.use_deterministic_algorithms(False)
+    options = ["--epochs", "2", "--hidden", "8", "--device", "cuda", "--precision", precision]
+    page = load_recipe("digits").main([*options, "--report", str(tmp_path / "out")])
+    config = json.loads((page.parent / "report.json").read_text())["config"]
+    assert (config["device"], config["precision"]) == ("cuda", precision)
+
+
+def test_the_demo_knows_its_precisions(capsys):
+    with pytest.raises(SystemExit) as stop:
+        load_recipe("digits").main(["--precision", "float8"])
+    assert stop.value.code == 2
+    assert "bfloat16" in capsys.readouterr().err
 
 
 def test_the_demo_imports_nothing_private():
