@@ -1,4 +1,4 @@
-"""Dense GRUs that stream on the CPU with one thread: torch, torch with int8 weights, ONNX Runtime in both.
+"""Dense GRUs that stream on the CPU with one thread: torch, torch with int8 weights, ONNX Runtime in both, EvNN.
 
 Each is checked against ``torch.nn.GRU`` in float64; those that are not installed are left out, and said so.
 """
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from evnn_rival import evnn
 from torch import Tensor, nn
 
 
@@ -46,6 +47,12 @@ def rivals(gru: nn.GRU, x: Tensor) -> Iterator[Rival]:
             continue
         rival.wrong = _check(rival, right, tolerance)
         yield rival
+    make_evnn = evnn(cuda=False)
+    if isinstance(make_evnn, str):
+        print(f"left out: {make_evnn}")
+    else:  # dense in its products too; its weights are its own, so there is nothing to check it against
+        layer, batched = make_evnn(gru.input_size, gru.hidden_size), x[:, None]
+        yield Rival("EvNN", None, lambda: layer(batched))
 
 
 def _double(gru: nn.GRU) -> nn.GRU:

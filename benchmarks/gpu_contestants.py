@@ -1,7 +1,7 @@
 """The layers a GPU benchmark compares, behind the same few calls: one round, and what it keeps for its backward."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gpu_check
@@ -109,12 +109,3 @@ def cudnn(
             f"cudnn {kind} {precision} {name}",
             Contestant(layer, (T, B, features), precision, train, input_gradient),
         )
-
-
-def evnn() -> Callable[[int, int], nn.Module] | str:
-    """How to make EvNN's layer, or why it is left out."""
-    try:
-        import evnn_pytorch  # pyright: ignore[reportMissingImports]
-    except (ImportError, OSError) as error:
-        return f"EvNN is not installed ({error})"
-    return lambda inputs, H: evnn_pytorch.EGRU(inputs, H, use_custom_cuda=True)

@@ -1,4 +1,4 @@
-"""Training on the CPU: forward and backward through ``egru.EGRU`` against ``torch.nn.GRU``, interleaved.
+"""Training on the CPU: forward and backward through ``egru.EGRU`` against ``torch.nn.GRU`` (and EvNN, where installed).
 
     python benchmarks/train_cpu.py                       # the sizes and sparsities of the table, about two minutes
     python benchmarks/train_cpu.py --hidden 590 --batch 16 --gate after --activity 0.2 --open 0.5
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from evnn_rival import evnn
 from torch import Tensor, nn
 
 import egru
@@ -142,8 +143,7 @@ def training_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], Non
         for parameter in layer.parameters():
             parameter.grad = None
         x.grad = None
-        y, _ = layer(x)
-        y.backward(grad)
+        layer(x)[0].backward(grad)
 
     return step
 
@@ -174,7 +174,11 @@ def measure(setting: Setting, repeats: int = 15, seconds: float = 10.0) -> dict[
     x.requires_grad_(setting.input_gradient)
     gru = nn.GRU(setting.inputs, setting.hidden)
     grad = torch.randn(setting.steps, setting.batch, setting.hidden)
-    times = interleave({"gru": training_step(gru, x, grad), "egru": training_step(layer, x, grad)}, repeats, seconds)
+    contestants = {"gru": training_step(gru, x, grad), "egru": training_step(layer, x, grad)}
+    make_evnn = evnn(cuda=False)
+    if not isinstance(make_evnn, str):
+        contestants["evnn"] = training_step(make_evnn(setting.inputs, setting.hidden), x, grad)
+    times = interleave(contestants, repeats, seconds)
     median = {name: statistics.median(each) * 1e3 for name, each in times.items()}
     return {
         **dataclasses.asdict(setting),

@@ -21,7 +21,8 @@ from typing import Any
 
 import gpu_check
 import torch
-from gpu_contestants import CUDNN, Contestant, cudnn, evnn, make_egru
+from evnn_rival import evnn
+from gpu_contestants import CUDNN, Contestant, cudnn, make_egru
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,7 @@ def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contes
     shape, run = (row.T, row.B, row.inputs), (row.train, input_gradient)
     for kind in options.rivals:
         if kind == "evnn":
-            make = evnn()
+            make = evnn(cuda=True)
             if isinstance(make, str):
                 left_out["evnn"] = make
             else:
