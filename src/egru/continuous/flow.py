@@ -1,7 +1,7 @@
 """Between events every unit is on its own: the flow of ``c`` and the search for its next threshold crossing, in numpy.
 
-Arrays hold one entry per unit: ``a`` and ``b`` are ``(3, N)`` in the order u, r, z; ``c``, ``theta`` and times ``(N,)``.
-Times are relative to the state given.
+Arrays hold one entry per unit: ``a`` and ``b`` are ``(3, N)`` in the order u, r, z; ``c``, ``theta`` and times, which
+are relative to the state given, ``(N,)``.
 """
 
 from typing import NamedTuple
@@ -133,13 +133,17 @@ def crossing(
     hi = np.minimum(w1, horizon)
     bound = np.maximum(w0, lower_bound(a, b, c, theta, clock))
     live = np.flatnonzero((bound <= hi) & ((c < theta) | (w0 > 0)))
-    evaluations = 2 * len(live)
+    evaluations = len(live)
 
     def take(i: np.ndarray):
         return a[:, i], b[:, i], c[i]
 
-    live = live[flow(*take(live), hi[live], clock) >= theta[live]] if len(live) else live
-    live = live[flow(*take(live), w0[live], clock) < theta[live]] if len(live) else live
+    live = live[flow(*take(live), hi[live], clock) >= theta[live]]
+    above = live[c[live] >= theta[live]]
+    if len(above):
+        stay = above[flow(*take(above), w0[above], clock) >= theta[above]]
+        evaluations += len(above)
+        live = np.setdiff1d(live, stay)
     if len(live) == 0:
         return Search(times, 0, evaluations)
     found, newton = _newton(*take(live), theta[live], w0[live], hi[live], bound[live], clock)
@@ -148,7 +152,7 @@ def crossing(
 
 
 def _newton(a, b, c, theta, lo, hi, bound, clock: Clock) -> tuple[np.ndarray, int]:
-    """Roots of ``c(t) = theta`` in ``[lo, hi]``, where the sign changes once: Newton, halving where it does not help."""
+    """Roots of ``c(t) = theta`` in ``[lo, hi]``, where the sign changes once: Newton, and halving where it stalls."""
     u, z = sigmoid(a[U]), np.tanh(a[Z])
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.log((z - c) / (z - theta)) * clock.tau_m / u  # exact if a stood still
