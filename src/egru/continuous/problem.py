@@ -10,7 +10,9 @@ The model (gates ``x`` are u, r, z in this order; ``n`` emits, ``m`` receives)::
 
 What happens at one instant, in this order: internal events, input events, readouts. Input events of one instant are
 applied in the order of the list; that order changes nothing but which of its one-sided derivatives the time of each
-receives. Internal events closer than :data:`TIE` times ``tau_m`` are one group, and all carry the time of the first:
+receives. Instants closer than :data:`TIE` times ``tau_m`` are one: an internal event that would come so shortly after
+an input event, a readout or the horizon happens just before it, and internal events that close to one another are one
+group, which carries the time of the first:
 
 * They are applied in the order of their units, with every ``rho_z`` taken from ``a_r`` before the whole group.
 * The gradient is that of perturbations which keep the group together. The event of ``n`` divides by the slope

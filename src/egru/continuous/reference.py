@@ -61,14 +61,15 @@ class _Sample:
     def emit_until(self, time: float) -> None:
         """All internal events up to ``time``, then on to ``time``."""
         net = self.net
+        tie = TIE[torch.float64] * net.clock.tau_m
         while self.t < time:
-            search = crossing(self.a, net.b, self.c, net.theta, time - self.t, net.clock)
+            search = crossing(self.a, net.b, self.c, net.theta, time - self.t + tie, net.clock)
             self.solves, self.evaluations = self.solves + search.solves, self.evaluations + search.evaluations
             first = search.times.min(initial=math.inf)
-            if first > time - self.t:
+            if math.isinf(first):
                 break
             self.advance(min(self.t + first, time))
-            self.fire(np.flatnonzero(search.times <= first + TIE[torch.float64] * net.clock.tau_m))
+            self.fire(np.flatnonzero(search.times <= first + tie))
         self.advance(time)
 
     def advance(self, time: float) -> None:
