@@ -19,7 +19,7 @@ def engine(request):
 @pytest.fixture(params=CHOICES)
 def twins(request) -> Problem:
     """Units 1 and 3 are the same to all that comes before their first event, and differ in what they send."""
-    problem = network(21, dataclasses.replace(EXACT, **CHOICES[request.param]), batch=1, hidden=5, horizon=5.0)
+    problem = network(21, dataclasses.replace(EXACT, **CHOICES[request.param]), batch=1, hidden=5, horizon=3.0, inputs=4)
     tensors = {name: getattr(problem, name).clone() for name in ("V", "U", "b", "theta", "a0", "c0")}
     for name, axis in (("V", 1), ("U", 1), ("b", 1), ("theta", 0), ("a0", 2), ("c0", 1)):
         tensors[name].select(axis, 3).copy_(tensors[name].select(axis, 1))
@@ -91,7 +91,7 @@ def test_the_gradient_of_what_keeps_a_group_together(engine, twins):
     directions += [{"a0": both * torch.eye(3)[gate][None, :, None]} for gate in range(3)]
     directions += [{"b": both * torch.eye(3)[gate][:, None]} for gate in range(3)]
     for gate in range(3):
-        for m, n in ((3, 1), (1, 3), (0, 1), (2, 3), (4, 3)):
+        for m, n in ((3, 1), (1, 3), (0, 3)):
             one = torch.zeros_like(twins.V)
             one[gate, m, n] = 1
             directions.append({"V": one})

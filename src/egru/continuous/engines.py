@@ -1,9 +1,10 @@
 """Which engines exist, and which one a call gets."""
 
+from egru.continuous.lockstep import LockstepEngine
 from egru.continuous.problem import Engine, Problem, RunningLoss
 from egru.continuous.reference import ReferenceEngine
 
-_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (ReferenceEngine(),)}
+_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LockstepEngine(), ReferenceEngine())}
 """Fastest first; the last takes everything."""
 
 
