@@ -1,0 +1,1 @@
+"""The event-based GRU in continuous time: exact event times, exact gradients."""
