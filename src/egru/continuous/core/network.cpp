@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace egru::continuous {
@@ -15,6 +16,7 @@ Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources,
     fan.dense = mask == nullptr;
     fan.start.assign(D + 1, 0);
     if (recurrent) fan.itself.resize(D);
+    fan.severed.assign(fan.itself.size(), !diagonal);
     if (fan.dense) {
         for (size_t n = 0; n <= D; ++n) fan.start[n] = static_cast<int64_t>(n * H);
         for (size_t n = 0; n < fan.itself.size(); ++n) fan.itself[n] = static_cast<int32_t>(n);
@@ -30,22 +32,36 @@ Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources,
         }
         return fan;
     }
-    const auto connected = [&](size_t m, size_t n) { return mask[m * D + n] != 0 || (recurrent && m == n); };
-    for (size_t m = 0; m < H; ++m)
-        for (size_t n = 0; n < D; ++n) fan.start[n + 1] += connected(m, n);
-    for (size_t n = 0; n < D; ++n) fan.start[n + 1] += fan.start[n];
-    fan.index.resize(static_cast<size_t>(fan.size()));
-    for (auto& w : fan.w) w.resize(static_cast<size_t>(fan.size()));
-    std::vector<int64_t> next(fan.start.begin(), fan.start.end() - 1);
-    for (size_t m = 0; m < H; ++m)
-        for (size_t n = 0; n < D; ++n) {
-            if (!connected(m, n)) continue;
-            const size_t k = static_cast<size_t>(next[n]++);
-            const bool absent = recurrent && m == n && (!diagonal || mask[m * D + n] == 0);
-            fan.index[k] = static_cast<int32_t>(m);
-            if (recurrent && m == n) fan.itself[n] = static_cast<int32_t>(static_cast<int64_t>(k) - fan.start[n]);
-            for (size_t g = 0; g < 3; ++g) fan.w[g][k] = absent ? 0 : weights[(g * H + m) * D + n];
+    std::vector<int32_t> post, pre;
+    for (size_t m = 0; m < H; ++m) {
+        const uint8_t* row = mask + m * D;
+        const auto found = [&](size_t n) {
+            post.push_back(static_cast<int32_t>(m));
+            pre.push_back(static_cast<int32_t>(n));
+            ++fan.start[n + 1];
+        };
+        size_t n = 0;
+        for (uint64_t word; n + 8 <= D; n += 8) {  // most of the mask is empty
+            std::memcpy(&word, row + n, 8);
+            if (word == 0 && !(recurrent && m >= n && m < n + 8)) continue;
+            for (size_t i = n; i < n + 8; ++i)
+                if (row[i] != 0 || (recurrent && i == m)) found(i);
         }
+        for (; n < D; ++n)
+            if (row[n] != 0 || (recurrent && n == m)) found(n);
+    }
+    for (size_t n = 0; n < D; ++n) fan.start[n + 1] += fan.start[n];
+    fan.index.resize(post.size());
+    for (auto& w : fan.w) w.resize(post.size());
+    std::vector<int64_t> next(fan.start.begin(), fan.start.end() - 1);
+    for (size_t i = 0; i < post.size(); ++i) {
+        const size_t m = static_cast<size_t>(post[i]), n = static_cast<size_t>(pre[i]), k = static_cast<size_t>(next[n]++);
+        const bool itself = recurrent && m == n, absent = itself && (!diagonal || mask[m * D + n] == 0);
+        fan.index[k] = post[i];
+        if (itself) fan.itself[n] = static_cast<int32_t>(static_cast<int64_t>(k) - fan.start[n]);
+        if (itself) fan.severed[n] = absent;
+        for (size_t g = 0; g < 3; ++g) fan.w[g][k] = absent ? 0 : weights[(g * H + m) * D + n];
+    }
     return fan;
 }
 
@@ -54,7 +70,6 @@ Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources,
 Network::Network(const ContinuousCall& call)
     : recurrent_(make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.units, true, call.self_connections)),
       input_(make_fan(at<double>(call.U), at<uint8_t>(call.input_mask), call.units, call.channels, false, true)),
-      self_connections_(call.self_connections),
       unit_amplitude_(call.unit_amplitude) {
     const size_t H = static_cast<size_t>(call.units), n = static_cast<size_t>(call.nodes);
     b_.assign(at<double>(call.b), at<double>(call.b) + 3 * H);
@@ -98,8 +113,8 @@ void Network::spread(const Fan& fan, const double* const gradient[3], double* to
                 for (int64_t k = fan.start[n]; k < fan.start[n + 1]; ++k)
                     target[static_cast<size_t>(fan.index[static_cast<size_t>(k)]) * D + n] = gradient[g][k];
         }
-        if (!fan.itself.empty() && !self_connections_)
-            for (size_t n = 0; n < H; ++n) target[n * D + n] = 0;
+        for (size_t n = 0; n < fan.severed.size(); ++n)
+            if (fan.severed[n]) target[n * D + n] = 0;
     }
 }
 

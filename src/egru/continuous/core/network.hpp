@@ -39,6 +39,7 @@ struct Fan {
     std::vector<int32_t> index;   // empty if dense
     std::vector<double> w[3];
     std::vector<int32_t> itself;  // position of each source in its own list; empty for inputs
+    std::vector<uint8_t> severed;  // whether that is there for the touch alone, without a connection
 
     const int32_t* list(int source) const { return dense ? nullptr : index.data() + start[source]; }
     int count(int source) const { return static_cast<int>(start[source + 1] - start[source]); }
@@ -46,8 +47,8 @@ struct Fan {
     double mean() const { return start.size() > 1 ? double(size()) / double(start.size() - 1) : 0; }
 };
 
-// Recurrent fans hold every source itself, so that an event touches its emitter as it does the receivers; without self
-// connections that weight is 0 and has no gradient.
+// Recurrent fans hold every source itself, so that an event touches its emitter as it does the receivers; without a self
+// connection that weight is 0 and has no gradient.
 class Network {
 public:
     explicit Network(const ContinuousCall& call);
@@ -55,7 +56,6 @@ public:
     const Model& model() const { return model_; }
     const Fan& recurrent() const { return recurrent_; }
     const Fan& input() const { return input_; }
-    bool self_connections() const { return self_connections_; }
     double amplitude(int unit) const { return unit_amplitude_ ? 1.0 : model_.theta[unit]; }
 
     // Gradients in the order of the fans' weights, to (3, H, sources).
@@ -66,7 +66,7 @@ private:
 
     Model model_;
     Fan recurrent_, input_;
-    bool self_connections_, unit_amplitude_;
+    bool unit_amplitude_;
     std::vector<double> b_, theta_, onset_, rule_, padded_;
 };
 

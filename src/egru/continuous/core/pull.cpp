@@ -143,7 +143,8 @@ inline void jump(const Model& m, const Pull& t, int first, Units& s, Sums* sums)
         add(t.g_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
         const Gates after = gates(a_u, a_z), before = gates(a_u - t.scale * w_u, a_z - moved);
-        slope += get(s.p_c + k) * (before.u * (before.z - c) - after.u * (after.z - c));
+        // u (z - c) before minus after, nothing where nothing jumps
+        slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z));
     }
     if (fires) s.p_c[t.emitter - first] = p_emitter;
     sums->u += total(sum_u);
