@@ -92,9 +92,7 @@ class CompiledEngine:
         make = torch.zeros if problem.mask is not None else torch.empty
         grads = {
             "V": make(problem.V.shape, dtype=torch.float64),
-            "U": (torch.zeros if problem.input_mask is not None else torch.empty)(
-                problem.U.shape, dtype=torch.float64
-            ),
+            "U": (torch.zeros if problem.input_mask is not None else torch.empty)(problem.U.shape, dtype=torch.float64),
             "tau": _empty((3,)),
             **{name: _empty(getattr(problem, name).shape) for name in ("b", "theta", "a0", "c0")},
             **{name: _empty(getattr(problem, name).shape) for name in ("input_times", "input_values")},

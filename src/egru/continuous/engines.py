@@ -5,7 +5,9 @@ from egru.continuous.lockstep import LockstepEngine
 from egru.continuous.problem import Engine, Problem, RunningLoss
 from egru.continuous.reference import ReferenceEngine
 
-_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())}
+_ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())
+}
 """Fastest first; the last takes everything."""
 
 

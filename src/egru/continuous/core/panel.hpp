@@ -131,7 +131,7 @@ inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z
         const Doubles far = larger(magnitude(get(d_u + k)), magnitude(get(d_z + k)));
         const Doubles load = get(span + k) * ((1.0 + 0.5 * far) * by_s + by_m);
         for (int i = 0; i < width && k + i < count; ++i) {
-            const int32_t whole = (int32_t)load[i];
+            const int32_t whole = (int32_t)(load[i] < 1e9 ? load[i] : 1e9);
             const int32_t needed = whole + (load[i] > whole || whole == 0);
             panels[k + i] = needed;
             sum += needed;

@@ -59,7 +59,7 @@ void add_to(std::vector<double>& sum, const std::vector<double>& other) {
 }  // namespace
 
 void Stop::check(bool caller) {
-    if (caller && poll_ != nullptr && ++asked_ % 64 == 0) {
+    if (caller && poll_ != nullptr && ++asked_ % 8 == 0) {
         const int64_t now = nanoseconds();
         if (now - polled_ > poll_every) {
             polled_ = now;
