@@ -49,7 +49,8 @@ def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -
 def test_masked_weights_are_absent(hidden, horizon, options):
     """Sparse lists, and for 300 units the heap, against the dense form with zeros; no gradient outside the mask."""
     sparse = connected(hidden, 6, options, horizon=horizon)
-    assert sparse.mask is not None and sparse.input_mask is not None
+    assert sparse.mask is not None
+    assert sparse.input_mask is not None
     dense = dataclasses.replace(
         sparse, V=sparse.V * sparse.mask, U=sparse.U * sparse.input_mask, mask=None, input_mask=None
     )

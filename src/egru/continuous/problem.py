@@ -69,7 +69,7 @@ class Problem:
     shape ``(K,)``, those of sample ``s`` at ``input_offsets[s]:input_offsets[s + 1]``, ``(B + 1,)`` int64.
     ``readout_times`` is ``(R,)``, ascending, shared by the batch, none past ``horizon``.
 
-    ``mask``, ``(H, H)`` bool ``[post, pre]``, and ``input_mask``, ``(H, D)``, name the connections there are; None is all.
+    ``mask``, ``(H, H)`` bool ``[post, pre]``, and ``input_mask``, ``(H, D)``, name the connections there are, None all.
     ``V`` and ``U`` are taken as zero elsewhere, and so are their gradients.
     """
 

@@ -21,6 +21,7 @@ public:
           number_(number), H_(static_cast<size_t>(call.units)), memory_(8 * H_), exact_(H_), gate_(call.receiver ? H_ : 0),
           queue_(memory_.data() + 5 * H_, call.units,
                  call.units > few_units && network.recurrent().mean() < call.units / 16.0, table_.lowest) {
+        if (network.recurrent().mean() < call.units / 4.0) ahead_ = 0.1 / (1 / call.tau_s + 1 / call.tau_m);
         double* at = memory_.data();
         state_ = State{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, at + 5 * H_};
         o_ = at + 6 * H_;
@@ -92,7 +93,7 @@ private:
             if (state_.key[n] > limit) return -1;
             if (exact_[static_cast<size_t>(n)]) return n;
             const double best = best_ >= 0 && exact_[static_cast<size_t>(best_)] ? state_.key[best_] : infinity;
-            const double horizon = std::min(limit, best + call_.tie);
+            const double horizon = std::max(std::min(limit, best + call_.tie), state_.key[n] + ahead_);
             const Crossing found = table_.crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n], horizon - state_.last[n]);
             sample_.evaluations += found.evaluations;
             if (found.outcome == Outcome::found) {
@@ -221,6 +222,7 @@ private:
     Queue queue_;
     Room room_;
     double now_ = 0;
+    double ahead_ = 0;  // how far to look at least: what an event does not reach need not be searched again after it
     int best_ = -1;  // a unit with the least exact key, unless it has been touched since
     std::vector<int32_t> group_;
     std::vector<Before> before_;
