@@ -167,7 +167,7 @@ def test_stack():
         ContinuousStack(torch.nn.Linear(2, 3))  # pyright: ignore[reportArgumentType]
     stack = ContinuousStack(layer(), ContinuousEGRU(3, 3))
     with pytest.raises(ValueError, match="states must be one per layer, 2; got 1"):
-        stack(GOOD, 2.0, states=[stack.layers[0].initial_state(2)])
+        stack(GOOD, 2.0, states=[layer().initial_state(2)])
 
 
 def test_runaway_activity_is_stopped():

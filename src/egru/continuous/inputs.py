@@ -50,7 +50,8 @@ class InputEvents(NamedTuple):
             order = t.detach().argsort(stable=True)
             parts.append((t[order], c[order].to(torch.int64), v[order]))
         offsets = torch.tensor([0, *(len(t) for t in times)], device=times[0].device).cumsum(0)
-        return cls(*(torch.cat(part) for part in zip(*parts, strict=True)), offsets)
+        t, c, v = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(t, c, v, offsets)
 
     @classmethod
     def from_padded(

@@ -51,7 +51,7 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         engine, problem, running_loss, events = ctx.call
         _ = ctx.saved_tensors  # refuses if one of them was changed in place, which the problem's own views would not
         times, amplitudes, c_read, o_read, a_last, integral = grads[:6]
