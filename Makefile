@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo test test-all lint clean
 setup: $(STAMP)
 
-CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/*)
+CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/* src/egru/continuous/core/*)
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

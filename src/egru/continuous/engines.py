@@ -1,10 +1,13 @@
 """Which engines exist, and which one a call gets."""
 
+from egru.continuous.compiled import CompiledEngine
 from egru.continuous.lockstep import LockstepEngine
 from egru.continuous.problem import Engine, Problem, RunningLoss
 from egru.continuous.reference import ReferenceEngine
 
-_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (LockstepEngine(), ReferenceEngine())}
+_ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())
+}
 """Fastest first; the last takes everything."""
 
 

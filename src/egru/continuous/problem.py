@@ -68,6 +68,9 @@ class Problem:
     concatenated, sorted in time within each: ``input_times``, ``input_channels`` (int64) and ``input_values`` of
     shape ``(K,)``, those of sample ``s`` at ``input_offsets[s]:input_offsets[s + 1]``, ``(B + 1,)`` int64.
     ``readout_times`` is ``(R,)``, ascending, shared by the batch, none past ``horizon``.
+
+    ``mask``, ``(H, H)`` bool ``[post, pre]``, and ``input_mask``, ``(H, D)``, name the connections there are, None all.
+    ``V`` and ``U`` are taken as zero elsewhere, and so are their gradients.
     """
 
     V: Tensor
@@ -86,6 +89,8 @@ class Problem:
     readout_times: Tensor
     horizon: float
     options: Options = Options()
+    mask: Tensor | None = None
+    input_mask: Tensor | None = None
 
 
 RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
