@@ -20,9 +20,16 @@ EXACT = Options(nodes=12, panel=1.0, grazing_floor=0.0)
 
 
 def network(
-    seed: int, options: Options = EXACT, *, batch: int = 2, hidden: int = 5, inputs: int = 9, horizon: float = 12.0
+    seed: int,
+    options: Options = EXACT,
+    *,
+    batch: int = 2,
+    hidden: int = 5,
+    inputs: int = 9,
+    horizon: float = 12.0,
+    drive: float = 0.0,
 ) -> Problem:
-    """Three channels, random time constants, initial states, inputs and readouts; a handful of events each."""
+    """Three channels, random time constants, initial states, inputs and readouts; more events with more ``drive``."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -36,7 +43,7 @@ def network(
     return Problem(
         V=normal(3, hidden, hidden) * 2.0 / hidden**0.5,
         U=normal(3, hidden, 3),
-        b=normal(3, hidden) * 0.5 + torch.tensor([[0.5], [0.0], [0.6]]),
+        b=normal(3, hidden) * 0.5 + torch.tensor([[0.5], [0.0], [0.6 + drive]]),
         theta=theta,
         tau_s=uniform(0.5, 2.0),
         tau_m=uniform(0.5, 2.0),

@@ -131,7 +131,9 @@ def check_differences(engine, problem, per_tensor: int, generator: torch.Generat
 
 def test_gradient_against_differences(engine):
     """D: five points, a step of 2e-5, to 1e-6 of the largest entry."""
-    check_differences(engine, network(11, batch=1, hidden=3, horizon=4.0, inputs=4), 1, torch.Generator().manual_seed(0))
+    check_differences(
+        engine, network(11, batch=1, hidden=3, horizon=4.0, inputs=4), 1, torch.Generator().manual_seed(0)
+    )
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from egru.continuous.problem import (
     limit_error,
 )
 from egru.continuous.schedule import END, INPUT, INTERNAL, NOTHING, READOUT, schedule
-from egru.continuous.tape import Iteration, Network, Tape
+from egru.continuous.tape import Fired, Iteration, Network, Tape
 
 
 class _Batch:
@@ -145,11 +145,11 @@ class _Batch:
         self.o[rows, n] += y
         self.above[rows, n] = False
         self.pending[rows, n] = False
-        iteration.internal = (rows, n)
-        iteration.a_group, iteration.forced, iteration.first = a_group, forced, self.opening[rows]
+        iteration.internal = Fired(
+            rows, n, self.t[rows].to(self.c.dtype), a_group, self.opening[rows], forced, place=rows
+        )
         self.opening[rows] = False
         self.forced[rows] &= self.pending[rows].any(1)
-        iteration.event_times = self.t[rows].to(self.c.dtype)
 
 
 class LockstepEngine:
@@ -167,20 +167,18 @@ class LockstepEngine:
         batch = _Batch(problem, running_loss)
         batch.run()
         tape = batch.tape
-        done = [i for i in tape.iterations if i.internal is not None]
-        samples = torch.cat([i.internal[0] for i in done]) if done else batch.at.new_zeros(0)  # pyright: ignore
-        units = torch.cat([i.internal[1] for i in done]) if done else batch.at.new_zeros(0)  # pyright: ignore
-        times = torch.cat([i.event_times for i in done]) if done else batch.c.new_zeros(0)  # pyright: ignore
-        order = samples.argsort(stable=True)
+        fired = [i.internal for i in tape.iterations if i.internal is not None]
+        none = batch.at.new_zeros(0)
+        order = torch.cat([none, *(f.rows for f in fired)]).argsort(stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
-        for iteration, where in zip(done, place.split([len(i.internal[0]) for i in done]), strict=True):  # pyright: ignore
-            iteration.place = where
+        for f, where in zip(fired, place.split([len(f.rows) for f in fired]), strict=True):
+            f.place = where
         offsets = torch.zeros(len(batch.c) + 1, dtype=torch.int64, device=order.device)
         offsets[1:] = batch.counters.events.cumsum(0)
         return Events(
-            times[order],
-            units[order],
+            torch.cat([batch.c.new_zeros(0), *(f.times for f in fired)])[order],
+            torch.cat([none, *(f.units for f in fired)])[order],
             offsets,
             batch.c_read,
             batch.o_read,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from egru.continuous.panel import node_states, nodes
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss
-from egru.continuous.tape import Iteration, Network, Tape
+from egru.continuous.tape import Fired, Iteration, Network, Tape
 
 
 class _Adjoint:
@@ -38,7 +38,7 @@ class _Adjoint:
             if iteration.input is not None:
                 self.input(iteration, *iteration.input, *after)
             if iteration.internal is not None:
-                self.internal(iteration, *iteration.internal, *after)
+                self.internal(iteration, iteration.internal, *after)
             self.pull_back(iteration)
             after = iteration.a, iteration.c
 
@@ -58,14 +58,10 @@ class _Adjoint:
         change = self.slope(self.before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
         self.input_times[k] = (self.p_c[rows] * change).sum(1) + x * through / self.net.clock.tau_s
 
-    def internal(self, iteration: Iteration, rows: Tensor, n: Tensor, a: Tensor, c: Tensor) -> None:
-        """Across one event of unit ``n`` in each of ``rows``; ``a, c`` is the state after it."""
+    def internal(self, iteration: Iteration, fired: Fired, a: Tensor, c: Tensor) -> None:
+        """Across one event in each of some rows; ``a, c`` is the state after it."""
         net, options, tau_s = self.net, self.problem.options, self.net.clock.tau_s
-        a_group, forced, place, first = iteration.a_group, iteration.forced, iteration.place, iteration.first
-        assert a_group is not None
-        assert forced is not None
-        assert place is not None
-        assert first is not None
+        rows, n, a_group, forced, place = fired.rows, fired.units, fired.a_group, fired.forced, fired.place
         p_a, p_c, p_o, i = self.p_a[rows], self.p_c[rows], self.p_o[rows, n], torch.arange(len(rows), device=n.device)
         y, scale = net.jump(n, a_group)
         r = scale[:, 2] / y[:, None]
@@ -109,7 +105,7 @@ class _Adjoint:
             self.waiting[rows, n] += through.sum(1)
         self.p_c[rows, n] = before
         self.fired[rows, n] = True
-        left = rows[first]
+        left = rows[fired.first]
         self.p_a[left, 1] += self.waiting[left]
         self.waiting[left], self.fired[left] = 0.0, False
 

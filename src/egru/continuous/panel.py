@@ -74,9 +74,18 @@ def node_states(c: Tensor, a_z: Tensor, h: Tensor, on: Nodes, clock: Clock) -> T
     return on.z + torch.exp(-on.E) * (c - torch.tanh(a_z) - h * clock.integrate_to_nodes(torch.exp(on.E) * on.zdot))
 
 
-def flow(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, c: Tensor, h: Tensor, clock: Clock) -> Tensor:
-    """``c`` after ``h``, one panel."""
-    return end_state(c, a_z, b_z, h, nodes(a_u, b_u, a_z, b_z, h, clock), clock)
+class Units(NamedTuple):
+    """What the flow of ``c`` depends on, one entry per unit."""
+
+    a_u: Tensor
+    b_u: Tensor
+    a_z: Tensor
+    b_z: Tensor
+    c: Tensor
+
+    def after(self, h: Tensor, clock: Clock) -> Tensor:
+        """``c`` after ``h``, one panel."""
+        return end_state(self.c, self.a_z, self.b_z, h, nodes(self.a_u, self.b_u, self.a_z, self.b_z, h, clock), clock)
 
 
 class Search(NamedTuple):
@@ -111,39 +120,26 @@ def crossing(a: Tensor, b: Tensor, level: Tensor, c: Tensor, theta: Tensor, hori
         return Search(times, zero, zero)
     evaluations = zero.index_add(0, row, torch.ones_like(row))
 
-    def take(keep: Tensor) -> tuple[Tensor, ...]:
-        i, n = row[keep], unit[keep]
-        return i, n, a_u[i, n], b_u[n], a_z[i, n], b_z[n], c[i, n], theta[n], w0[i, n], hi[i, n], bound[i, n]
+    def units() -> Units:
+        return Units(a_u[row, unit], b_u[unit], a_z[row, unit], b_z[unit], c[row, unit])
 
-    everything = torch.ones_like(row, dtype=torch.bool)
-    _, _, *unit_state, level_c, start, stop, _ = take(everything)
-    reaches = flow(*unit_state, stop, clock) >= level_c
-    above = unit_state[-1] >= level_c
+    some, level_c, start, stop = units(), theta[unit], w0[row, unit], hi[row, unit]
+    reaches = some.after(stop, clock) >= level_c
+    above = some.c >= level_c
     if above.any():  # must have fallen below when the window opens
-        reaches &= ~above | (flow(*unit_state, start, clock) < level_c)
-    row, unit, *unit_state, level_c, start, stop, guess = take(reaches)
+        reaches &= ~above | (some.after(start, clock) < level_c)
+    row, unit = row[reaches], unit[reaches]
     if len(row) == 0:
         return Search(times, zero, evaluations)
-    found, cost = _newton(*unit_state, level_c, start, stop, guess, clock)  # pyright: ignore[reportCallIssue]
-    times[row, unit] = found
+    times[row, unit], cost = _newton(units(), theta[unit], w0[row, unit], hi[row, unit], bound[row, unit], clock)
     return Search(
         times, zero.index_add(0, row, torch.ones_like(row)), evaluations.index_add(0, row, cost.to(torch.int64))
     )
 
 
-def _newton(
-    a_u: Tensor,
-    b_u: Tensor,
-    a_z: Tensor,
-    b_z: Tensor,
-    c: Tensor,
-    theta: Tensor,
-    lo: Tensor,
-    hi: Tensor,
-    bound: Tensor,
-    clock: Clock,
-) -> tuple[Tensor, Tensor]:
+def _newton(some: Units, theta: Tensor, lo: Tensor, hi: Tensor, bound: Tensor, clock: Clock) -> tuple[Tensor, Tensor]:
     """Roots of ``c(t) = theta`` in ``[lo, hi]``, and evaluations: Newton, and halving where it stalls."""
+    a_u, b_u, a_z, b_z, c = some
     u, z = torch.sigmoid(a_u), torch.tanh(a_z)
     t = torch.log((z - c) / (z - theta)) * (clock.tau_m / u)
     t = torch.where((t > lo) & (t < hi), t, torch.where((bound > lo) & (bound < hi), bound, 0.5 * (lo + hi)))
@@ -152,7 +148,7 @@ def _newton(
     live = torch.ones_like(t, dtype=torch.bool)
     for _ in range(200):
         q = torch.exp(t / -clock.tau_s)
-        state = flow(a_u, b_u, a_z, b_z, c, t, clock)
+        state = some.after(t, clock)
         miss = state - theta
         rise = torch.sigmoid(b_u + (a_u - b_u) * q) * (torch.tanh(b_z + (a_z - b_z) * q) - state) / clock.tau_m
         cost += live

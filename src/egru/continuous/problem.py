@@ -104,13 +104,15 @@ class Counters:
 
     ``events`` internal events; ``root_solves`` threshold crossings searched for; ``flow_evaluations`` evaluations of
     the flow of one unit's ``c`` over one stretch; ``min_slope`` the least ``z - theta`` at an event that was not
-    forced, infinite without events: near 0 an event hardly happened, and its gradient is large.
+    forced, infinite without events: near 0 an event hardly happened, and its gradient is large. ``floored`` events
+    whose ``z - theta`` the backward pass raised to ``grazing_floor``: None before it has run.
     """
 
     events: Tensor
     root_solves: Tensor
     flow_evaluations: Tensor
     min_slope: Tensor
+    floored: Tensor | None = None
 
 
 @dataclasses.dataclass

@@ -9,7 +9,23 @@ from egru.continuous.panel import Clock
 from egru.continuous.problem import Problem
 
 Rows = tuple[Tensor, Tensor]
-"""Samples, and what of each: the unit, the input event or the readout."""
+"""Samples, and what of each: the input event or the readout."""
+
+
+@dataclasses.dataclass
+class Fired:
+    """One internal event in each of some samples."""
+
+    rows: Tensor
+    units: Tensor
+    times: Tensor
+    a_group: Tensor
+    """``a`` before the group of simultaneous events each belongs to, ``(rows, 3, H)``."""
+    first: Tensor
+    """Whether it is the first of its group."""
+    forced: Tensor
+    place: Tensor
+    """Where these events are in the list of all, once that is known."""
 
 
 @dataclasses.dataclass
@@ -21,17 +37,9 @@ class Iteration:
     o: Tensor
     t: Tensor
     dt: Tensor
-    internal: Rows | None = None
+    internal: Fired | None = None
     input: Rows | None = None
     readout: Rows | None = None
-    a_group: Tensor | None = None
-    """Of the samples with an internal event, ``(rows, 3, H)``: ``a`` before its group."""
-    forced: Tensor | None = None
-    first: Tensor | None = None
-    """Whether the event is the first of its group."""
-    event_times: Tensor | None = None
-    place: Tensor | None = None
-    """Where these events are in the list of all."""
 
 
 @dataclasses.dataclass
