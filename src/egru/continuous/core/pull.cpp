@@ -143,7 +143,7 @@ inline void jump(const Model& m, const Pull& t, int first, Units& s, Sums* sums)
         add(t.g_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
         const Gates after = gates(a_u, a_z), before = gates(a_u - t.scale * w_u, a_z - moved);
-        // u (z - c) before minus after, nothing where nothing jumps
+        // u (z - c) before minus after
         slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z));
     }
     if (fires) s.p_c[t.emitter - first] = p_emitter;
@@ -151,7 +151,7 @@ inline void jump(const Model& m, const Pull& t, int first, Units& s, Sums* sums)
     sums->r += total(sum_r);
     sums->z += total(sum_z);
     sums->z_rate += total(rate);
-    sums->slope += total(slope) / m.tau_m;
+    if (t.scale != 0) sums->slope += total(slope) / m.tau_m;  // what jumps by 0 shall not jump by rounding
 }
 
 void pull_block(const Model& m, Adjoint* adjoint, const Pull& t, int first, Scratch* scratch, Sums* sums) {
