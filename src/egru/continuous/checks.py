@@ -19,6 +19,16 @@ def positive(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def mask(owner: str, name: str, value: Any, shape: tuple[int, int]) -> Tensor:
+    """Which connections there are."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{owner}: {name} must be a bool tensor, got {got}")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{owner}: {name} must be (receivers, senders) = {shape}, got {tuple(value.shape)}")
+    return value.clone()
+
+
 def input_events(owner: str, events: Any, channels: int, horizon: float, like: Tensor) -> InputEvents:
     """The four tensors of an :class:`InputEvents`, against one another, the layer and the horizon."""
     if not isinstance(events, tuple) or len(events) != 4 or not all(isinstance(x, Tensor) for x in events):

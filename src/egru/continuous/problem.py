@@ -92,6 +92,12 @@ class Problem:
     mask: Tensor | None = None
     input_mask: Tensor | None = None
 
+    def dense(self) -> "Problem":
+        """The same network with zeros where connections are absent, for engines that know no masks."""
+        V = self.V if self.mask is None else self.V * self.mask
+        U = self.U if self.input_mask is None else self.U * self.input_mask
+        return dataclasses.replace(self, V=V, U=U, mask=None, input_mask=None)
+
 
 RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The density of an integral loss: ``density(c, t, sample)`` with ``c`` of shape ``(N, H)``, ``t`` and the index of
@@ -164,6 +170,12 @@ class Gradients(NamedTuple):
     input_times: Tensor
     input_values: Tensor
     floored: Tensor
+
+    def masked(self, problem: Problem) -> "Gradients":
+        """Without those of absent connections."""
+        V = self.V if problem.mask is None else self.V * problem.mask
+        U = self.U if problem.input_mask is None else self.U * problem.input_mask
+        return self._replace(V=V, U=U)
 
 
 DIFFERENTIABLE = Gradients._fields[:-1]
