@@ -184,6 +184,65 @@ def test_long_silence():
     assert max(worst_gradient(found, reference.backward(problem, exact, cotangents(events))).values()) < 1e-11
 
 
+def test_silence_costs_nothing():
+    """Ten million time constants without an event: in closed form, and in no time."""
+    still = network(9, EXACT, batch=1, horizon=100.0, inputs=5)
+    still = dataclasses.replace(
+        still, b=still.b - torch.tensor([[0.0], [0.0], [2.5]]), input_values=-still.input_values
+    )
+    events = ENGINE.forward(still)
+    last = dataclasses.replace(still, horizon=1e7, readout_times=torch.tensor([*still.readout_times[:2].tolist(), 1e7]))
+    start = time.perf_counter()
+    later, _ = run(ENGINE, last)
+    assert time.perf_counter() - start < 0.5
+    assert torch.equal(later.units, events.units)
+    assert (later.c_read[:, -1] - torch.tanh(still.b[2])).abs().max() < 1e-15
+    # The state at the end depends on the biases alone.
+    weights = cotangents(later, only="c_read")
+    weights.c_read[:, :2] = 0
+    back = ENGINE.backward(last, later, weights)
+    z = torch.tanh(still.b[2])
+    assert (back.b[2] - weights.c_read[0, -1] * (1 - z * z)).abs().max() < 1e-13
+    for name in ("V", "U", "theta", "tau_s", "tau_m", "a0", "c0"):
+        assert getattr(back, name).abs().max() < 1e-13, name
+    assert back.b[:2].abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("b_u", [-9.0, -2.0, 0.0])
+def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
+    """Slow gates: the closed form of the spec's P4 takes over; also its gradient, by autograd through that form."""
+    one = torch.tensor(1.0)
+    b = torch.tensor([[b_u], [0.0], [0.8]], requires_grad=True)
+    theta, tau_m = torch.tensor([0.6], requires_grad=True), torch.tensor(40.0, requires_grad=True)
+    empty = torch.empty(0)
+    problem = Problem(
+        torch.zeros(3, 1, 1), torch.zeros(3, 1, 1), b.detach(), theta.detach(), one, tau_m.detach(), one,
+        b.detach()[None], torch.zeros(1, 1), empty, torch.empty(0, dtype=torch.int64), empty,
+        torch.zeros(2, dtype=torch.int64), torch.tensor([9e5]), 1e6, dataclasses.replace(EXACT, max_events=10**9),
+    )  # fmt: skip
+    z, rate = torch.tanh(b[2]), torch.sigmoid(b[0]) / tau_m
+    period = torch.log(z / (z - theta)) / rate
+    problem = dataclasses.replace(problem, horizon=2.5 * period.item(), readout_times=2.25 * period.detach())
+    events = ENGINE.forward(problem)
+    assert len(events.times) == 2
+    exact = torch.cat([period, 2 * period])
+    assert ((events.times - exact) / exact).abs().max() < 1e-12
+    c = z * (1 - torch.exp(-rate * 0.25 * period.detach() + rate * (exact[1] - 2 * period.detach())))
+    weights = cotangents(events, only="times")
+    weights.c_read[:] = 0.7
+    found = ENGINE.backward(problem, events, weights)
+    total = (weights.times * exact).sum() + 0.7 * c.sum()
+    right = torch.autograd.grad(total, (b, theta, tau_m))
+    # The activations start at rest, so that b acts at once here and only after tau_s there: what is left is a0's part.
+    mine = found.b + found.a0[0]
+    for name, value, other in (
+        ("b", mine, right[0]),
+        ("theta", found.theta, right[1]),
+        ("tau_m", found.tau_m, right[2]),
+    ):
+        assert ((value - other).abs().max() / other.abs().max()) < 1e-11, name
+
+
 def test_no_crossing_is_missed():
     """G: 20,000 units on their own, against a fine grid."""
     count, hidden, horizon, steps = 20_000, 500, 4.0, 200

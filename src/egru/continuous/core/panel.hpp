@@ -122,6 +122,10 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     return r;
 }
 
+// After this many tau_s of rest the activations are at their biases, to rounding: what follows has a closed form, and
+// silence costs nothing.
+constexpr double rest = 45;
+
 // The number of panels of each of a block's units, whose stretches are `span` long; returns their sum.
 inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z, const double* span, int count,
                             int32_t* panels) {

@@ -2,6 +2,12 @@
 #include "level.hpp"
 #include "panel.hpp"
 
+extern "C" {
+double exp(double);
+double expm1(double);
+double tanh(double);
+}
+
 namespace egru::EGRU_LEVEL {
 namespace {
 namespace continuous {
@@ -11,6 +17,7 @@ using namespace egru::continuous;
 struct Units {
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], gate[block], span[block];
+    alignas(64) double run[block];  // the part of the span before rest
     alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];  // adjoint, at the end and then at the start
     alignas(64) double g_u[block], g_r[block], g_z[block];              // gradients of the biases
     alignas(64) double share[block];                                    // of p_r, by way of the gates
@@ -50,7 +57,7 @@ template <class T>
 inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m) {
     with_nodes(m, [&](auto n) {
         for (int k = 0; k < s.count; k += width) {
-            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.span + k)};
+            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.run + k)};
             const Bilinear b = bilinear<n.nodes>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q,   {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]}, {b.v[0], b.v[1], b.v[2]},
                                        b.rate,  b.lag, panel.d_u,                panel.d_z,                panel.h,
@@ -68,11 +75,30 @@ inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m
     });
 }
 
+// Over `quiet`, at rest since before: u and z stand still, so that all integrals have closed forms. `c` is at its start.
+inline void pull_rest(const Model& m, double quiet, double b_u, double b_z, double c, Gathered<double>* a) {
+    const double u = 1 / (1 + exp(-b_u)), z = tanh(b_z), k = u / m.tau_m, s = 1 / m.tau_s;
+    const double kept = exp(-k * quiet), q = exp(-s * quiet);
+    const double held = (z - c) * kept * a->p_c;  // (z - c) p_c stands still
+    const double u_rate = u * (1 - u) / m.tau_m * held, z_rate = k * (1 - z * z) * a->p_c;
+    const double near = (s - k) * quiet;  // where the two rates are all but equal, their difference has no digits
+    const double late = near == 0                   ? kept * quiet
+                        : near < 1 && near > -1.0 ? kept * quiet * -expm1(-near) / near
+                                                    : (kept - q) / (s - k);
+    const double u_late = u_rate * (1 - q) * m.tau_s, z_late = z_rate * late;
+    a->g_u += u_rate * quiet - u_late + (1 - q) * a->p_u;
+    a->g_z += z_rate * (1 - kept) / k - z_late + (1 - q) * a->p_z;
+    a->tau_m -= held * k * quiet;
+    a->p_c *= kept;
+    a->p_u = q * a->p_u + u_late;
+    a->p_z = q * a->p_z + z_late;
+}
+
 constexpr int slice_rows = 17;  // of a Slice, and the shift of c
 
 inline void pull_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels, double* tau_s,
                          double* tau_m) {
-    const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.span, panels, s.count);
+    const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.run, panels, s.count);
     double* rows = e.from + e.stride;
     with_nodes(m, [&](auto n) {
         for (int64_t i = 0; i < items; i += width) {
@@ -95,6 +121,7 @@ inline void pull_several(const Model& m, Units& s, Scratch* scratch, int64_t ite
             c = rows[i] * c + shift[i];
         }
         Gathered<double> a{s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
+        if (s.span[k] > s.run[k]) pull_rest(m, s.span[k] - s.run[k], s.b_u[k], s.b_z[k], c, &a);
         for (int64_t j = i - 1; j >= first; --j) {
             const auto at = [&](int row) { return rows[row * e.stride + j]; };
             pull_panel(Slice<double>{at(0), at(1), {at(2), at(3), at(4)}, {at(5), at(6), at(7)}, {at(8), at(9), at(10)},
@@ -183,11 +210,16 @@ void pull_block(const Model& m, Adjoint* adjoint, const Pull& t, int first, Scra
         s.p_c[k] = s.p_u[k] = s.p_r[k] = s.p_z[k] = 0;
     }
 
+    Longs beyond{};
+    for (int k = 0; k < s.count; k += width) {
+        put(s.run + k, smaller(get(s.span + k), all(rest * m.tau_s)));
+        beyond |= get(s.run + k) < get(s.span + k);
+    }
     int32_t panels[block];
-    const int64_t items = count_panels(m, s.d_u, s.d_z, s.span, s.count, panels);
+    const int64_t items = count_panels(m, s.d_u, s.d_z, s.run, s.count, panels);
     double tau_s = 0, tau_m = 0;
     Doubles tau_ss{}, tau_ms{};
-    if (items == s.count)
+    if (items == s.count && !any(beyond))
         pull_single(m, s, &tau_ss, &tau_ms);
     else
         pull_several(m, s, scratch, items, panels, &tau_s, &tau_m);

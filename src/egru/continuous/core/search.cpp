@@ -170,10 +170,16 @@ Crossing crossing(const Model& m, int unit, double a_u, double a_z, double c, do
         ++rest.evaluations;
         return rest;
     }
-    const double end = closes < span ? closes : span;
+    const double longest = rest * m.tau_s;
+    const double end = closes < span ? closes : span > longest ? longest : span;
     const Stretch stretch(m, unit, a_u, a_z, end);
     const int32_t p = stretch.panels == 1 ? 0 : stretch.first_above(m, theta, &c);
     const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
+    if (p == stretch.panels && end < span && end < closes) {  // at rest since: u and z stand still
+        const double u = 1 / (1 + exp(-m.b_u[unit])), z = tanh(b_z);
+        const double time = end + m.tau_m / u * log((z - c) / (z - theta));
+        return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
+    }
     if (p == stretch.panels) return missed;
     const Start start = stretch.start(m, p, c);
     const Value last = evaluate(m, start, stretch.h);

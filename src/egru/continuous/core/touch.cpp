@@ -14,20 +14,20 @@ struct Units {
     int count;
 };
 
-inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
+inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* scratch) {
     int32_t panels[block];
-    const int64_t items = count_panels(m, s.d_u, s.d_z, s.span, s.count, panels);
+    const int64_t items = count_panels(m, s.d_u, s.d_z, span, s.count, panels);
     if (items == s.count) {
         with_nodes(m, [&](auto n) {
             for (int k = 0; k < s.count; k += width) {
-                const Affine map = flow<n.nodes>(
-                    m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.span + k)});
+                const Affine map =
+                    flow<n.nodes>(m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k)});
                 put(s.c + k, map.scale * get(s.c + k) + map.shift);
             }
         });
         return;
     }
-    const Expanded e = expand(scratch, 2, items, s.d_u, s.b_u, s.d_z, s.b_z, s.span, panels, s.count);
+    const Expanded e = expand(scratch, 2, items, s.d_u, s.b_u, s.d_z, s.b_z, span, panels, s.count);
     double* scale = e.from + e.stride;
     double* shift = scale + e.stride;
     with_nodes(m, [&](auto n) {
@@ -39,6 +39,24 @@ inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     });
     for (int k = 0; k < s.count; ++k)
         for (int32_t p = 0; p < panels[k]; ++p) s.c[k] = *scale++ * s.c[k] + *shift++;
+}
+
+inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
+    alignas(64) double span[block];
+    const double longest = rest * m.tau_s;
+    Longs beyond{};
+    for (int k = 0; k < s.count; k += width) {
+        beyond |= get(s.span + k) > longest;
+        put(span + k, smaller(get(s.span + k), all(longest)));
+    }
+    flow_panels(m, s, span, scratch);
+    if (!any(beyond)) return;
+    for (int k = 0; k < s.count; k += width) {
+        const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
+        const Doubles quiet = larger(get(s.span + k) - longest, all(0.0)), pace = quiet * g.u * (1.0 / m.tau_m);
+        const Doubles c = get(s.c + k);
+        put(s.c + k, quiet > 0.0 ? g.z + (c - g.z) * exponential(larger(-pace, all(-700.0))) : c);
+    }
 }
 
 // A time before which no unit fires: since c' <= u* (z* - c) / tau_m with the largest gates to come, and since z must
