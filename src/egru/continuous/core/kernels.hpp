@@ -12,6 +12,7 @@
 namespace egru::continuous {
 
 constexpr int max_nodes = 32;
+constexpr int max_points = max_nodes + 8;  // with the end of the panel, in whole vectors
 constexpr int block = 64;  // units that are treated together
 
 // Parameters of one run. `onset` is artanh(theta), infinite for theta >= 1.

@@ -14,10 +14,24 @@ using egru::continuous::max_nodes;
 using egru::continuous::Model;
 using egru::continuous::Scratch;
 
-// a - b at the start (d_), and b.
+// a - b at the start (d_), and b. `decays`: exp(-t / tau_s) at the nodes and the end, if all lanes have it in common.
 struct Panel {
     Doubles d_u, b_u, d_z, b_z, h;
+    const double* decays;
 };
+
+// exp(-t / tau_s) at node i, or at the end of the panel for i = nodes.
+inline Doubles decay_at(const Model& m, const Panel& p, Doubles rate, int i) {
+    return p.decays != nullptr ? all(p.decays[i]) : exponential(rate * m.points[i]);
+}
+
+// The decays of a block, if all of its units were touched together; else null.
+inline const double* common_decays(const Model& m, const double* span, int count, double* decays) {
+    for (int k = 1; k < count; ++k)
+        if (span[k] != span[0]) return nullptr;
+    for (int i = 0; i < m.stride; i += width) put(decays + i, exponential(get(m.points + i) * (-span[0] / m.tau_s)));
+    return decays;
+}
 
 // c at the end is scale * c + shift.
 struct Affine {
@@ -32,7 +46,7 @@ inline Affine flow(const Model& m, const Panel& p) {
     const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
-        const Doubles q = exponential(decay * m.x[i]), far = p.d_z * q;
+        const Doubles q = decay_at(m, p, decay, i), far = p.d_z * q;
         const Gates g = gates(p.b_u + p.d_u * q, p.b_z + far);
         u[i] = g.u;
         f[i] = g.dz * far;
@@ -46,7 +60,7 @@ inline Affine flow(const Model& m, const Panel& p) {
         end += m.w[i] * u[i];
     }
     Doubles z_start, z_end;
-    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * exponential(decay), &z_start, &z_end);
+    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * decay_at(m, p, decay, n), &z_start, &z_end);
     const Doubles scale = exponential(-pace * end);
     return {scale, z_end - scale * (z_start + decay * sum)};
 }
@@ -69,7 +83,7 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
-        q[i] = exponential(decay * m.x[i]);
+        q[i] = decay_at(m, p, decay, i);
         const Doubles far = p.d_z * q[i];
         const Gates g = gates(p.b_u + p.d_u * q[i], p.b_z + far);
         u[i] = g.u;
@@ -90,7 +104,7 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
         r.v[1] += vq;
         r.v[2] += vq * m.x[i];
     }
-    r.q = exponential(decay);
+    r.q = decay_at(m, p, decay, n);
     Doubles z_start, z_end, sum{}, end{}, lag{};
     tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * r.q, &z_start, &z_end);
 #pragma GCC unroll 2
@@ -178,7 +192,7 @@ inline Expanded expand(Scratch* scratch, int outputs, int64_t items, const doubl
 
 inline Panel panel_of(const Model& m, const Expanded& e, int64_t i) {
     const Doubles past = exponential(larger(get(e.from + i) * (-1.0 / m.tau_s), all(-700.0)));
-    return {get(e.d_u + i) * past, get(e.b_u + i), get(e.d_z + i) * past, get(e.b_z + i), get(e.h + i)};
+    return {get(e.d_u + i) * past, get(e.b_u + i), get(e.d_z + i) * past, get(e.b_z + i), get(e.h + i), nullptr};
 }
 
 template <int N>

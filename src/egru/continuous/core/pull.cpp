@@ -55,9 +55,11 @@ template <class T>
 
 // Every unit one panel: all in vectors.
 inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m) {
+    alignas(64) double memory[max_points];
+    const double* decays = common_decays(m, s.run, s.count, memory);
     with_nodes(m, [&](auto n) {
         for (int k = 0; k < s.count; k += width) {
-            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.run + k)};
+            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.run + k), decays};
             const Bilinear b = bilinear<n.nodes>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q,   {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]}, {b.v[0], b.v[1], b.v[2]},
                                        b.rate,  b.lag, panel.d_u,                panel.d_z,                panel.h,

@@ -25,7 +25,7 @@ struct Value {
 
 // c and its derivatives `t` after the start, by one panel: a node in each lane, the end of the panel among them.
 Value evaluate(const Model& m, const Start& s, double t) {
-    alignas(64) double u[max_nodes + 8], z[max_nodes + 8], du[max_nodes + 8], dz[max_nodes + 8], q[max_nodes + 8];
+    alignas(64) double u[max_points], z[max_points], du[max_points], dz[max_points], q[max_points];
     const double decay = -t / m.tau_s, pace = t / m.tau_m;
     for (int i = 0; i < m.stride; i += width) {
         const Doubles qi = exponential(decay * get(m.points + i));
@@ -131,7 +131,7 @@ struct Stretch {
                 Doubles from;
                 for (int j = 0; j < width; ++j) from[j] = (p + i + j) * h;
                 const Doubles past = exponential(larger(from * (-1.0 / m.tau_s), all(-700.0)));
-                const Panel panel{d_u * past, all(b_u), d_z * past, all(b_z), all(h)};
+                const Panel panel{d_u * past, all(b_u), d_z * past, all(b_z), all(h), nullptr};
                 with_nodes(m, [&](auto n) {
                     const Affine map = flow<n.nodes>(m, panel);
                     put(scale + i, map.scale);

@@ -18,10 +18,12 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
     int32_t panels[block];
     const int64_t items = count_panels(m, s.d_u, s.d_z, span, s.count, panels);
     if (items == s.count) {
+        alignas(64) double memory[max_points];
+        const double* decays = common_decays(m, span, s.count, memory);
         with_nodes(m, [&](auto n) {
             for (int k = 0; k < s.count; k += width) {
-                const Affine map =
-                    flow<n.nodes>(m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k)});
+                const Affine map = flow<n.nodes>(
+                    m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), decays});
                 put(s.c + k, map.scale * get(s.c + k) + map.shift);
             }
         });
