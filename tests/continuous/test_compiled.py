@@ -314,6 +314,7 @@ def test_what_it_cannot_do_it_says(monkeypatch):
     problem = network(12)
     assert "running loss" in str(ENGINE.unsupported(problem, density))
     assert "nodes" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(nodes=33))))
+    assert "panels" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(panel=21.0))))
     assert "bfloat16" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.bfloat16())))
     assert "meta" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.to("meta"))))
     monkeypatch.setattr(cpu, "core", None)

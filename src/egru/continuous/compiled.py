@@ -25,6 +25,8 @@ from egru.kernels import cpu
 
 MAX_NODES = 32
 """Of the quadrature, as the core is built."""
+MAX_PANEL = 20.0
+"""Far beyond anything accurate; exponentials of it must not overflow."""
 
 
 class CompiledEngine:
@@ -43,6 +45,8 @@ class CompiledEngine:
             return "it knows no running loss: between events it does not look at all units at once"
         if not 1 <= problem.options.nodes <= MAX_NODES:
             return f"it knows 1 to {MAX_NODES} nodes, not {problem.options.nodes}"
+        if problem.options.panel > MAX_PANEL:
+            return f"it knows panels up to {MAX_PANEL:g}, not {problem.options.panel:g}"
         if 0 in problem.c0.shape:
             return f"it needs at least one sample and unit, c0 has shape {tuple(problem.c0.shape)}"
         return None

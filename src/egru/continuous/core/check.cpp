@@ -99,7 +99,8 @@ Values outcome(const Case& c, int threads) {
     ContinuousCall call;
     const auto address = [](auto& vector) { return reinterpret_cast<uintptr_t>(vector.data()); };
     call.batch = batch, call.units = c.units, call.channels = channels, call.readouts = readouts, call.nodes = c.nodes;
-    call.threads = threads, call.limit = 100000, call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3, call.horizon = horizon;
+    call.threads = threads, call.limit = 100000, call.horizon = horizon;
+    call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3;
     call.panel = 0.5, call.tie = 1e-13, call.floor = 1e-3;
     call.self_connections = c.self_connections, call.receiver = c.receiver, call.unit_amplitude = c.unit_amplitude;
     call.V = address(V), call.U = address(U), call.b = address(b), call.theta = address(theta);
@@ -151,7 +152,8 @@ int main() {
             force_level(level_name(level));
             const Values alone = outcome(c, 1), together = outcome(c, 3);
             ++cases;
-            if (alone.size() != together.size() || std::memcmp(alone.data(), together.data(), sizeof(double) * alone.size()) != 0) {
+            const size_t bytes = sizeof(double) * alone.size();
+            if (alone.size() != together.size() || std::memcmp(alone.data(), together.data(), bytes) != 0) {
                 ++failures;
                 std::printf("%d units, level %s: other bits with more threads\n", c.units, level_name(level));
             }

@@ -1,5 +1,5 @@
-// One panel of the quadrature: many units at once, a panel in each lane. Over a panel of length h, c is an affine function of
-// its start and the adjoint is bilinear in the start of c and the end of p_c, so that panels are independent of one another.
+// One panel of the quadrature: many units at once, a panel in each lane. Over a panel of length h, c is an affine function
+// of its start, and the adjoint is bilinear in the start of c and the end of p_c: panels do not wait for one another.
 #pragma once
 
 #include "doubles.hpp"

@@ -61,8 +61,8 @@ inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m
         for (int k = 0; k < s.count; k += width) {
             const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.run + k), decays};
             const Bilinear b = bilinear<n.nodes>(m, panel);
-            const Slice<Doubles> slice{b.scale, b.q,   {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]}, {b.v[0], b.v[1], b.v[2]},
-                                       b.rate,  b.lag, panel.d_u,                panel.d_z,                panel.h,
+            const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
+                                       {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
                                        get(s.c + k)};
             Gathered<Doubles> a{get(s.p_c + k), get(s.p_u + k), get(s.p_z + k), Doubles{}, Doubles{}, Doubles{}, Doubles{}};
             pull_panel(slice, a);

@@ -13,8 +13,8 @@ class PullBack {
 public:
     PullBack(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients)
         : call_(call), network_(tape.network), model_(network_.model()), table_(EGRU_PICK(continuous_table)),
-          sample_(tape.samples[static_cast<size_t>(number)]), number_(static_cast<size_t>(number)), first_event_(first_event),
-          H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients) {
+          sample_(tape.samples[static_cast<size_t>(number)]), number_(static_cast<size_t>(number)),
+          first_event_(first_event), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients) {
         double* at = memory_.data();
         p_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(), gradients_.b[1].data(),
                      gradients_.b[2].data(), 0, 0};
@@ -170,8 +170,8 @@ private:
 
 }  // namespace
 
-void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients, Stop* stop,
-               bool caller) {
+void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients,
+               Stop* stop, bool caller) {
     PullBack(call, tape, number, first_event, gradients).run(stop, caller);
 }
 

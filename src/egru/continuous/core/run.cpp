@@ -16,11 +16,12 @@ constexpr size_t gradient_bytes = size_t(256) << 20;  // for the sums of a backw
 constexpr int most_sums = 16;
 
 int64_t nanoseconds() {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    const auto now = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
-// Runs work(i, caller) for i in [0, count) on up to `threads` threads. Of several exceptions that of the least i is thrown: work
-// with a greater i may be left out, never one with a lesser.
+// Runs work(i, caller) for i in [0, count) on up to `threads` threads. Of several exceptions that of the least i is
+// thrown: work with a greater i may be left out, never one with a lesser.
 template <class Work>
 void share(int count, int threads, Stop* stop, Work work) {
     std::atomic<int> next{0}, done{0}, failed{count};
@@ -122,8 +123,8 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     Stop stop(poll);
     share(sums, call.threads, &stop, [&](int i, bool caller) {
         auto gradients = std::make_unique<Gradients>(network);
-        const int from = static_cast<int>(int64_t(call.batch) * i / sums), to = static_cast<int>(int64_t(call.batch) * (i + 1) / sums);
-        for (int s = from; s < to; ++s)
+        const auto share_begins = [&](int k) { return static_cast<int>(int64_t(call.batch) * k / sums); };
+        for (int s = share_begins(i); s < share_begins(i + 1); ++s)
             pull_back(call, tape, s, first_event[static_cast<size_t>(s)], gradients.get(), &stop, caller);
         partial[static_cast<size_t>(i)] = std::move(gradients);
     });
@@ -133,7 +134,8 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     const double* const U[3] = {all.U[0].data(), all.U[1].data(), all.U[2].data()};
     network.spread(network.recurrent(), V, at<double>(call.grad_V));
     network.spread(network.input(), U, at<double>(call.grad_U));
-    for (size_t g = 0; g < 3; ++g) std::copy(all.b[g].begin(), all.b[g].end(), at<double>(call.grad_b) + g * all.theta.size());
+    for (size_t g = 0; g < 3; ++g)
+        std::copy(all.b[g].begin(), all.b[g].end(), at<double>(call.grad_b) + g * all.theta.size());
     std::copy(all.theta.begin(), all.theta.end(), at<double>(call.grad_theta));
     const double tau[3] = {all.tau_s, all.tau_m, all.tau_o};
     std::copy_n(tau, 3, at<double>(call.grad_tau));

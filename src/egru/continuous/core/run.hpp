@@ -65,8 +65,8 @@ struct Gradients {
     void add(const Gradients& other);
 };
 
-void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients, Stop* stop,
-               bool caller);
+void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients,
+               Stop* stop, bool caller);
 
 // Room for the kernels' panels.
 class Room : public Scratch {

@@ -60,7 +60,8 @@ Value evaluate(const Model& m, const Start& s, double t) {
 }
 
 // The crossing in (low, high], where c(high) >= theta. Newton's steps, bisection where they fail.
-double refine(const Model& m, const Start& s, double theta, double low, double high, const Value& at_high, int* evaluations) {
+double refine(const Model& m, const Start& s, double theta, double low, double high, const Value& at_high,
+              int* evaluations) {
     // first guess: the cubic through both ends, or Newton's step from the end
     double t = high - (at_high.c - theta) / at_high.slope;
     if (low == 0) {
@@ -165,10 +166,11 @@ Crossing crossing(const Model& m, int unit, double a_u, double a_z, double c, do
         stretch.first_above(m, __builtin_inf(), &c);
         if (c >= theta) return {Outcome::never, 0, 1};
         const double past = exp(-opens / m.tau_s);
-        Crossing rest = crossing(m, unit, m.b_u[unit] + (a_u - m.b_u[unit]) * past, b_z + (a_z - b_z) * past, c, span - opens);
-        rest.time += opens;
-        ++rest.evaluations;
-        return rest;
+        const double b_u = m.b_u[unit];
+        Crossing after = crossing(m, unit, b_u + (a_u - b_u) * past, b_z + (a_z - b_z) * past, c, span - opens);
+        after.time += opens;
+        ++after.evaluations;
+        return after;
     }
     const double longest = rest * m.tau_s;
     const double end = closes < span ? closes : span > longest ? longest : span;

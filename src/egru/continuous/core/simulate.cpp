@@ -13,6 +13,7 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr int few_units = 256;  // a search through this many keys is cheaper than a heap
 
 double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
+double relaxed(const double* b, const double* a, int n, double decay) { return b[n] + (a[n] - b[n]) * decay; }
 
 class Simulation {
 public:
@@ -94,7 +95,8 @@ private:
             if (exact_[static_cast<size_t>(n)]) return n;
             const double best = best_ >= 0 && exact_[static_cast<size_t>(best_)] ? state_.key[best_] : infinity;
             const double horizon = std::max(std::min(limit, best + call_.tie), state_.key[n] + ahead_);
-            const Crossing found = table_.crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n], horizon - state_.last[n]);
+            const Crossing found =
+                table_.crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n], horizon - state_.last[n]);
             sample_.evaluations += found.evaluations;
             if (found.outcome == Outcome::found) {
                 ++sample_.solves;
@@ -120,12 +122,13 @@ private:
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
             const double q = std::exp((state_.last[n] - now_) / model_.tau_s);
-            before_[k] = {model_.b_u[n] + (state_.a_u[n] - model_.b_u[n]) * q, model_.b_r[n] + (state_.a_r[n] - model_.b_r[n]) * q,
-                          model_.b_z[n] + (state_.a_z[n] - model_.b_z[n]) * q};
+            before_[k] = {relaxed(model_.b_u, state_.a_u, n, q), relaxed(model_.b_r, state_.a_r, n, q),
+                          relaxed(model_.b_z, state_.a_z, n, q)};
         }
         if (model_.receiver && size > 1)
-            for (size_t m = 0; m < H_; ++m)
-                gate_[m] = model_.b_r[m] + (state_.a_r[m] - model_.b_r[m]) * std::exp((state_.last[m] - now_) / model_.tau_s);
+            for (int m = 0; m < model_.units; ++m)
+                gate_[static_cast<size_t>(m)] =
+                    relaxed(model_.b_r, state_.a_r, m, std::exp((state_.last[m] - now_) / model_.tau_s));
         const Fan& fan = network_.recurrent();
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
@@ -153,26 +156,25 @@ private:
     }
 
     void read(int64_t k) {
-        const double* tape =
-            touch_units(everyone(), Step{Kind::readout, true, false, -1, k, now_, 0, 0, 0, 0, nullptr}, static_cast<int>(H_));
-        double* o = const_cast<double*>(tape) + rows() * static_cast<int64_t>(H_);
+        const Step step{Kind::readout, true, false, -1, k, now_, 0, 0, 0, 0, nullptr};
+        double* o = touch_units(everyone(), step, model_.units) + rows() * model_.units;
         for (size_t n = 0; n < H_; ++n) {
             if (o_[n] != 0) o_[n] *= std::exp((o_last_[n] - now_) / model_.tau_o);
             o_last_[n] = now_;
             o[n] = o_[n];
         }
-        const size_t to = (static_cast<size_t>(number_) * static_cast<size_t>(call_.readouts) + static_cast<size_t>(k)) * H_;
+        const int64_t to = (int64_t(number_) * call_.readouts + k) * model_.units;
         std::copy_n(state_.c, H_, at<double>(call_.c_read) + to);
         std::copy_n(o, H_, at<double>(call_.o_read) + to);
     }
 
     void finish() {
         double* to = at<double>(call_.a_last) + 3 * H_ * static_cast<size_t>(number_);
-        for (size_t n = 0; n < H_; ++n) {
+        for (int n = 0; n < model_.units; ++n) {
             const double q = std::exp((state_.last[n] - call_.horizon) / model_.tau_s);
-            to[n] = model_.b_u[n] + (state_.a_u[n] - model_.b_u[n]) * q;
-            to[n + H_] = model_.b_r[n] + (state_.a_r[n] - model_.b_r[n]) * q;
-            to[n + 2 * H_] = model_.b_z[n] + (state_.a_z[n] - model_.b_z[n]) * q;
+            to[n] = relaxed(model_.b_u, state_.a_u, n, q);
+            to[n + model_.units] = relaxed(model_.b_r, state_.a_r, n, q);
+            to[n + 2 * model_.units] = relaxed(model_.b_z, state_.a_z, n, q);
         }
     }
 
@@ -187,7 +189,7 @@ private:
                      fan.w[2].data() + from, scale, scale, false, nullptr, false, nullptr};
     }
 
-    const double* touch_units(Touch touch, Step step, int more) {
+    double* touch_units(Touch touch, Step step, int more) {
         touch.tape = sample_.tape.take(rows() * touch.count + more);
         step.tape = touch.tape;
         table_.advance(model_, state_, touch, &room_);
