@@ -15,7 +15,7 @@ from torch import Tensor
 
 from egru.continuous import ContinuousEGRU, InputEvents, engines
 from egru.continuous.compiled import CompiledEngine
-from egru.continuous.flow import Clock, flow
+from egru.continuous.flow import Clock, flow, window
 from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem
 from egru.continuous.rule import gauss_legendre
 from egru.kernels import cpu
@@ -243,6 +243,17 @@ def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
         assert ((value - other).abs().max() / other.abs().max()) < 1e-11, name
 
 
+def alone(a, b, c, theta, horizon: float) -> Problem:
+    """Units without connections."""
+    count, one, empty = len(c), torch.tensor(1.0), torch.empty(0)
+    return Problem(
+        torch.zeros(3, count, count), torch.zeros(3, count, 1), torch.as_tensor(b), torch.as_tensor(theta),
+        0.7 * one, 1.1 * one, one, torch.as_tensor(a)[None], torch.as_tensor(c)[None], empty,
+        torch.empty(0, dtype=torch.int64), empty, torch.zeros(2, dtype=torch.int64), empty, horizon, EXACT,
+        torch.zeros(count, count, dtype=torch.bool),
+    )  # fmt: skip
+
+
 def test_no_crossing_is_missed():
     """G: 20,000 units on their own, against a fine grid."""
     count, hidden, horizon, steps = 20_000, 500, 4.0, 200
@@ -250,16 +261,10 @@ def test_no_crossing_is_missed():
     extreme = np.arange(count) % 7 == 0
     a[:, extreme] *= 4
     b[:, extreme] *= 2
-    one, empty = torch.tensor(1.0), torch.empty(0)
     found = np.full(count, np.inf)
     for start in range(0, count, hidden):
         part = slice(start, start + hidden)
-        problem = Problem(
-            torch.zeros(3, hidden, hidden), torch.zeros(3, hidden, 1), torch.as_tensor(b[:, part]),
-            torch.as_tensor(theta[part]), 0.7 * one, 1.1 * one, one, torch.as_tensor(a[None, :, part]),
-            torch.as_tensor(c[None, part]), empty, torch.empty(0, dtype=torch.int64), empty,
-            torch.zeros(2, dtype=torch.int64), empty, horizon, EXACT, torch.zeros(hidden, hidden, dtype=torch.bool),
-        )  # fmt: skip
+        problem = alone(a[:, part], b[:, part], c[part], theta[part], horizon)
         events = ENGINE.forward(problem)
         for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
             found[start + n] = t  # the first of each unit
@@ -273,6 +278,27 @@ def test_no_crossing_is_missed():
     clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
     assert abs(flow(a[:, hit], b[:, hit], c[hit], found[hit], clock) - theta[hit]).max() < 1e-13
     assert (hit & ~caught).sum() < count / 200  # hops over the threshold between two points
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, -1e-9, -1e-6, -1e-3])
+def test_grazing_is_decided_exactly(gap):
+    """Hundreds of units whose largest c, when z falls below theta, is ``gap`` above that: all fire or none does."""
+    a, b, c, theta = units(3000, seed=7)
+    clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
+    w0, w1 = window(a, b, theta, clock)
+    closing = (w0 == 0) & (w1 < 3)
+    a, b, c, theta, w1 = a[:, closing], b[:, closing], c[closing], theta[closing], w1[closing]
+    top = flow(a, b, c, w1, clock)
+    c = c + (theta + gap - top) / (flow(a, b, c + 1, w1, clock) - top)  # c(w1) is affine in c
+    good = (c < theta - 2 * abs(gap)) & (c > -2)
+    a, b, c, theta, w1 = a[:, good], b[:, good], c[good], theta[good], w1[good]
+    count = len(c)
+    assert count > 100
+    events = ENGINE.forward(alone(a, b, c, theta, 3.0))
+    first = np.full(count, np.inf)
+    for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
+        first[n] = t
+    assert (first < w1).all() if gap > 0 else np.isinf(first).all()
 
 
 def test_float32_is_float64_rounded():
@@ -297,16 +323,36 @@ def test_float32_is_float64_rounded():
         assert torch.equal(getattr(found, name), value.to(getattr(found, name).dtype)), name
 
 
-def test_the_event_limit_names_the_first_sample_past_it():
+def limited(problem: Problem, events: int) -> Problem:
+    return dataclasses.replace(problem, options=dataclasses.replace(problem.options, max_events=events))
+
+
+def test_the_event_limit_is_exact():
     problem = network(11, batch=8)
     counts = ENGINE.forward(problem).counters.events
-    limit = int(counts.sort().values[-3])
-    sample = int((counts > limit).nonzero()[0])
-    limited = dataclasses.replace(problem, options=dataclasses.replace(EXACT, max_events=limit))
-    for threads in (1, 3):
+    most, sample = int(counts.max()), int(counts.argmax())
+    assert int(counts.sort().values[-2]) < most
+    assert torch.equal(ENGINE.forward(limited(problem, most)).counters.events, counts)
+    with pytest.raises(EventLimitError, match=rf"sample {sample} emitted more than {most - 1} events \(max_events="):
+        ENGINE.forward(limited(problem, most - 1))
+
+
+def test_the_event_limit_names_the_first_sample_past_it():
+    """Whichever thread comes to it first: sample 0 has so much to do that sample 1 is past the limit long before."""
+    problem, idle = network(11), 40_000
+    own = problem.input_times[:9]
+    problem = dataclasses.replace(
+        problem,
+        input_times=torch.cat([torch.zeros(idle), own]),
+        input_channels=torch.cat([torch.zeros(idle, dtype=torch.int64), problem.input_channels[:9]]),
+        input_values=torch.cat([torch.zeros(idle), problem.input_values[:9]]),
+        input_offsets=torch.tensor([0, idle + 9, idle + 9]),
+    )
+    assert (ENGINE.forward(problem).counters.events > 1).all()
+    for threads in (1, 2):
         torch.set_num_threads(threads)
-        with pytest.raises(EventLimitError, match=rf"sample {sample} emitted more than {limit} events \(max_events="):
-            ENGINE.forward(limited)
+        with pytest.raises(EventLimitError, match="sample 0 emitted more than 1 events"):
+            ENGINE.forward(limited(problem, 1))
     torch.set_num_threads(1)
 
 
