@@ -162,7 +162,7 @@ def test_engines_agree(name, options, seeds):
             if mine is not None:
                 assert (mine - theirs).abs().max() < 1e-11, output
         assert torch.equal(events.counters.events, exact.counters.events)
-        assert (events.counters.min_slope - exact.counters.min_slope).abs().max() < 1e-11
+        torch.testing.assert_close(events.counters.min_slope, exact.counters.min_slope, rtol=0, atol=1e-11)
         weights = cotangents(events)
         reference = engines.get("reference").backward(problem, exact, weights, running)
         errors = worst_gradient(found, reference)
@@ -318,7 +318,7 @@ def test_readouts_and_inputs_that_do_nothing_change_nothing(engine):
     assert torch.equal(fed.units, events.units)
     found = engine.backward(quiet, fed, weights)
     real = order.flatten() < n
-    assert (found.input_times[~real] == 0).all()
+    assert found.input_times[~real].abs().max() < 1e-12
     found = found._replace(input_times=found.input_times[real], input_values=found.input_values[real])
     assert max(worst_gradient(plain, found).values()) < 1e-12
 
