@@ -52,7 +52,7 @@ class Config:
     output: str = "report/continuous"
 
 
-POKER = Config(epochs=30, batch=12, tau_s=2.0, tau_m=2.0, tau_o=15.0)
+POKER = Config(epochs=40, batch=12, tau_s=2.0, tau_m=2.0, tau_o=15.0)
 
 
 @dataclasses.dataclass
@@ -194,7 +194,7 @@ def shifted(task: Task, generator: torch.Generator) -> list[Sample]:
 def train(model: Classifier, task: Task, config: Config, progress: Progress) -> list[dict[str, float]]:
     """Adam with one cycle of the learning rate and clipped gradients; ends with the epoch validation liked best."""
     batches = -(-len(task.train) // config.batch)
-    # Slow below, fast above: gradients do not see events that appear, and large steps in the layer only add more of them.
+    # Slow below, fast above: gradients do not see events that appear, and large steps in the layer bring many.
     rates = [config.learning_rate, config.readout_rate]
     readout = [*model.normalise.parameters(), *model.readout.parameters()]
     optimiser = torch.optim.Adam([{"params": model.layer.parameters()}, {"params": readout}], config.learning_rate)
@@ -255,8 +255,8 @@ def run(name: str, config: Config, console: Console) -> dict[str, object]:
     torch.manual_seed(config.seed)
     model = Classifier(task, config)
     console.print(
-        f"{name}: {len(task.train)} samples to learn from, {len(task.validation)} to validate, {len(task.test)} to test "
-        f"on; {len(task.classes)} classes; {config.hidden} units, {config.epochs} epochs, seed {config.seed}"
+        f"{name}: {len(task.train)} samples to learn from, {len(task.validation)} to validate, {len(task.test)} to "
+        f"test on; {len(task.classes)} classes; {config.hidden} units, {config.epochs} epochs, seed {config.seed}"
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"),
                TimeRemainingColumn(), TextColumn("validation {task.fields[accuracy]}"))  # fmt: skip
@@ -278,8 +278,9 @@ def run(name: str, config: Config, console: Console) -> dict[str, object]:
     }  # fmt: skip
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
     console.print(
-        f"{name}: test {100 * test:.1f} % (chance {100 / len(task.classes):.1f} %), validation {100 * validation:.1f} %, "
-        f"{events:.0f} events a sample, {seconds:.0f} s; raster: {folder / f'{name}.png'}"
+        f"{name}: test {100 * test:.1f} % (chance {100 / len(task.classes):.1f} %), "
+        f"validation {100 * validation:.1f} %, {events:.0f} events a sample, {seconds:.0f} s; "
+        f"raster: {folder / f'{name}.png'}"
     )
     return result
 

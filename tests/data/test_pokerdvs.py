@@ -39,5 +39,5 @@ def test_absent_files_say_what_to_do(tmp_path, monkeypatch):
 def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "pokerdvs").mkdir()
     (tmp_path / "pokerdvs" / "pips_train.tar.gz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="has MD5 .* expected .*: damaged, or another version"):
+    with pytest.raises(ValueError, match=r"has MD5 .* expected .*: damaged, or another version"):
         pokerdvs(tmp_path)
