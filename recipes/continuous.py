@@ -150,7 +150,7 @@ class Classifier(nn.Module):
             threshold=egru.Threshold(mean=-1.0, std=0.25), engine=config.engine,
         )  # fmt: skip
         with torch.no_grad():
-            self.layer.V *= config.recurrent
+            self.layer.V.mul_(config.recurrent)
         self.normalise, self.readout = nn.BatchNorm1d(config.hidden), nn.Linear(config.hidden, len(task.classes))
 
     def events(self, samples: list[Sample]) -> ContinuousOutput:

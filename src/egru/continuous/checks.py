@@ -19,6 +19,17 @@ def positive(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def connections(
+    owner: str, name: str, mask: Any, shape: tuple[int, int], device: torch.device | str | None
+) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) != shape:
+        got = f"{mask.dtype} of {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{owner}: {name} must be a bool tensor of shape {shape}, got {got}")
+    return mask.to(device)
+
+
 def input_events(owner: str, events: Any, channels: int, horizon: float, like: Tensor) -> InputEvents:
     """The four tensors of an :class:`InputEvents`, against one another, the layer and the horizon."""
     if not isinstance(events, tuple) or len(events) != 4 or not all(isinstance(x, Tensor) for x in events):

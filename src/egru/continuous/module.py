@@ -79,6 +79,8 @@ class ContinuousEGRU(nn.Module):
         amplitude: events carry "theta" (paper) or "one".
         bias_sign: "+" or "-"; the paper prints ``-b``, its code has ``+b``.
         start: where activations start without a state: at "zero" or at "rest", their biases.
+        mask, input_mask: the connections there are, bool, ``(H, H)`` ``[post, pre]`` and ``(H, D)``; None is all of
+            them. Elsewhere ``V`` and ``U`` do not act and do not learn, and the compiled engine does not visit them.
         threshold: parametrisation and start of the thresholds, which must come out above 0.
         above_threshold: what happens to a carried state at or above its threshold: "raise", or "fire" at once.
         max_events: of one sample in one call, above which it raises; None takes the bound no network can exceed.
@@ -102,6 +104,8 @@ class ContinuousEGRU(nn.Module):
         amplitude: str = "theta",
         bias_sign: str = "+",
         start: str = "zero",
+        mask: Tensor | None = None,
+        input_mask: Tensor | None = None,
         threshold: Threshold | None = None,
         above_threshold: str = "raise",
         max_events: int | None = None,
@@ -138,6 +142,10 @@ class ContinuousEGRU(nn.Module):
 
         H, D = self.hidden_size, self.input_size
         self.V, self.U, self.b = parameter(3, H, H), parameter(3, H, D), parameter(3, H)
+        self.mask: Tensor | None
+        self.input_mask: Tensor | None
+        self.register_buffer("mask", checks.connections(me, "mask", mask, (H, H), device))
+        self.register_buffer("input_mask", checks.connections(me, "input_mask", input_mask, (H, D), device))
         self.threshold = parameter(self.threshold_kind.size(H))
         self.threshold.requires_grad_(self.threshold_kind.trainable)
         taus = [checks.positive(me, n, t) for n, t in (("tau_s", tau_s), ("tau_m", tau_m), ("tau_o", tau_o))]
@@ -226,6 +234,8 @@ class ContinuousEGRU(nn.Module):
             readout_times=torch.cat([reads, reads.new_tensor([horizon])]),
             horizon=horizon,
             options=Options(nodes=self._nodes(like), panel=self.panel, **self.options),  # pyright: ignore
+            mask=self.mask,
+            input_mask=self.input_mask,
         )
         checks.problem(me, problem)
         result = run(engines.choose(self.engine, problem, running_loss), problem, running_loss)

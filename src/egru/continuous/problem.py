@@ -92,6 +92,15 @@ class Problem:
     mask: Tensor | None = None
     input_mask: Tensor | None = None
 
+    def connected(self) -> "Problem":
+        """The problem with weights of 0 where there is no connection."""
+        return dataclasses.replace(self, V=only(self.mask, self.V), U=only(self.input_mask, self.U))
+
+
+def only(mask: Tensor | None, weights: Tensor) -> Tensor:
+    """``weights`` where there is a connection, 0 elsewhere."""
+    return weights if mask is None else weights * mask
+
 
 RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The density of an integral loss: ``density(c, t, sample)`` with ``c`` of shape ``(N, H)``, ``t`` and the index of
