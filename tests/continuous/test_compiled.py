@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from egru.continuous import ContinuousEGRU, InputEvents, engines
+from egru.continuous import engines
 from egru.continuous.compiled import CompiledEngine
 from egru.continuous.flow import Clock, flow, window
-from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem
+from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem, only
 from egru.continuous.rule import gauss_legendre
 from egru.kernels import cpu
 from tests.continuous.nets import EXACT, cotangents, density, network, run, worst_gradient
@@ -44,6 +44,15 @@ def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -
     return dataclasses.replace(problem, V=V, mask=mask, input_mask=input_mask)
 
 
+def unmasked(problem: Problem) -> Problem:
+    """With zeros instead."""
+    return dataclasses.replace(problem.connected(), mask=None, input_mask=None)
+
+
+def masked(gradients: Gradients, problem: Problem) -> Gradients:
+    return gradients._replace(V=only(problem.mask, gradients.V), U=only(problem.input_mask, gradients.U))
+
+
 @pytest.mark.parametrize(("hidden", "horizon"), [(9, 12.0), (300, 3.0)])
 @pytest.mark.parametrize("options", [EXACT, dataclasses.replace(EXACT, self_connections=True, reset_side="post")])
 def test_masked_weights_are_absent(hidden, horizon, options):
@@ -51,7 +60,7 @@ def test_masked_weights_are_absent(hidden, horizon, options):
     sparse = connected(hidden, 6, options, horizon=horizon)
     assert sparse.mask is not None
     assert sparse.input_mask is not None
-    dense = sparse.dense()
+    dense = unmasked(sparse)
     events, found = run(ENGINE, sparse)
     exact_events, exact = run(ENGINE, dense)
     assert len(events.times) > 20
@@ -60,52 +69,21 @@ def test_masked_weights_are_absent(hidden, horizon, options):
         assert (getattr(events, name) - getattr(exact_events, name)).abs().max() < 1e-12, name
     assert (found.V[:, ~sparse.mask] == 0).all()
     assert (found.U[:, ~sparse.input_mask] == 0).all()
-    assert max(worst_gradient(found, exact.masked(sparse)).values()) < 1e-11
+    assert max(worst_gradient(found, masked(exact, sparse)).values()) < 1e-11
 
 
 @pytest.mark.parametrize("name", [name for name in engines.names() if name != "auto"])
 def test_every_engine_knows_masks(name):
     problem = connected(7, 3, EXACT, horizon=5.0)
-    dense = problem.dense()
+    dense = unmasked(problem)
     engine = engines.get(name)
     events, found = run(engine, problem)
     exact_events, exact = run(engine, dense)
     assert len(events.times) > 5
     assert (events.times - exact_events.times).abs().max() < 1e-12
-    assert not torch.equal(exact.V, exact.masked(problem).V)
-    assert not torch.equal(exact.U, exact.masked(problem).U)
-    assert max(worst_gradient(found, exact.masked(problem)).values()) < 1e-11
-
-
-def test_a_layer_with_masks_learns_only_its_connections():
-    mask, input_mask = torch.rand(20, 20) < 0.2, torch.rand(20, 4) < 0.5
-    layer = ContinuousEGRU(4, 20, mask=mask, input_mask=input_mask)
-    assert (layer.V[:, ~mask] == 0).all()
-    assert (layer.U[:, ~input_mask] == 0).all()
-    times = torch.linspace(0.1, 3.0, 40)
-    events = InputEvents(times, torch.arange(40) % 4, torch.ones(40), torch.tensor([0, 40]))
-    output = layer(events, 4.0, [4.0])
-    assert len(output.times) > 3
-    (output.c.sum() + output.times.sum()).backward()
-    assert layer.V.grad is not None
-    assert layer.U.grad is not None
-    assert (layer.V.grad[:, ~mask] == 0).all()
-    assert (layer.U.grad[:, ~input_mask] == 0).all()
-    assert (layer.U.grad[:, input_mask] != 0).any()
-    assert set(layer.state_dict()) >= {"mask", "input_mask"}
-
-
-@pytest.mark.parametrize(
-    ("mask", "error", "said"),
-    [
-        (torch.ones(3, 3), TypeError, "bool tensor, got torch.float"),
-        ([[True]], TypeError, "bool tensor, got list"),
-        (torch.ones(3, 4, dtype=torch.bool), ValueError, r"\(3, 3\), got \(3, 4\)"),
-    ],
-)
-def test_bad_masks_are_refused(mask, error, said):
-    with pytest.raises(error, match=f"ContinuousEGRU: mask must be .*{said}"):
-        ContinuousEGRU(2, 3, mask=mask)
+    assert not torch.equal(exact.V, masked(exact, problem).V)
+    assert not torch.equal(exact.U, masked(exact, problem).U)
+    assert max(worst_gradient(found, masked(exact, problem)).values()) < 1e-11
 
 
 def test_a_mask_costs_only_what_it_connects():

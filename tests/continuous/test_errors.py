@@ -138,6 +138,8 @@ def test_parameters_are_finite(name):
         ({"start": "b"}, ValueError, "start must be one of zero, rest"),
         ({"panel": 0.0}, ValueError, "panel must be positive"),
         ({"nodes": 0}, ValueError, "nodes must be at least 1"),
+        ({"mask": torch.ones(3, 3)}, ValueError, r"mask must be a bool tensor of shape \(3, 3\), got torch.float"),
+        ({"input_mask": torch.ones(3, 3).bool()}, ValueError, r"input_mask must be a bool tensor of shape \(3, 2\)"),
         ({"threshold": 0.5}, TypeError, "threshold must be an egru.Threshold, got float"),
     ],
 )

@@ -94,6 +94,24 @@ def test_gradcheck_of_the_module(options):
     assert torch.autograd.gradcheck(call, [a.clone().requires_grad_() for a in arguments], eps=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_absent_connections_neither_act_nor_learn(engine):
+    mask, input_mask = torch.rand(5, 5) < 0.5, torch.rand(5, 3) < 0.7
+    sparse = layer(engine=engine, mask=mask, input_mask=input_mask)
+    plain = layer(engine=engine)
+    with torch.no_grad():
+        plain.V.mul_(mask)
+        plain.U.mul_(input_mask)
+    left, right = sparse(events(), 6.0, [3.0, 6.0]), plain(events(), 6.0, [3.0, 6.0])
+    assert torch.equal(left.units, right.units)
+    torch.testing.assert_close(left.times, right.times, rtol=0, atol=1e-12)
+    weighted_sum([left.times, left.c]).backward()
+    weighted_sum([right.times, right.c]).backward()
+    torch.testing.assert_close(grad(sparse.V), grad(plain.V) * mask, rtol=0, atol=1e-11)
+    torch.testing.assert_close(grad(sparse.U), grad(plain.U) * input_mask, rtol=0, atol=1e-11)
+    assert set(sparse.state_dict()) >= {"mask", "input_mask"}
+
+
 def test_minus_bias_is_the_other_sign():
     plus, minus = layer(), layer(bias_sign="-")
     assert torch.equal(minus.b, -plus.b)

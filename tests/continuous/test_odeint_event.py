@@ -8,6 +8,7 @@ from torch import Tensor
 
 from egru.continuous import engines
 from egru.continuous.problem import Problem
+from tests.continuous.figures import reached
 from tests.continuous.nets import cotangents, network
 
 torchdiffeq = pytest.importorskip("torchdiffeq", reason="compares with torchdiffeq")
@@ -81,5 +82,6 @@ def test_odeint_event_converges_to_ours():
                 for n, g in zip(leaves, grads, strict=True)
             )
         )
+    reached("E", "reference", errors[-1])
     assert errors[0] < 1e3 * tolerances[0]
     assert all(later < earlier / 20 for earlier, later in itertools.pairwise(errors)), errors

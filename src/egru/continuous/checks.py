@@ -19,14 +19,15 @@ def positive(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def mask(owner: str, name: str, value: Any, shape: tuple[int, int]) -> Tensor:
-    """Which connections there are."""
-    if not isinstance(value, Tensor) or value.dtype != torch.bool:
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{owner}: {name} must be a bool tensor, got {got}")
-    if tuple(value.shape) != shape:
-        raise ValueError(f"{owner}: {name} must be (receivers, senders) = {shape}, got {tuple(value.shape)}")
-    return value.clone()
+def connections(
+    owner: str, name: str, mask: Any, shape: tuple[int, int], device: torch.device | str | None
+) -> Tensor | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) != shape:
+        got = f"{mask.dtype} of {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"{owner}: {name} must be a bool tensor of shape {shape}, got {got}")
+    return mask.to(device)
 
 
 def input_events(owner: str, events: Any, channels: int, horizon: float, like: Tensor) -> InputEvents:

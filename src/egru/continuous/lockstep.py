@@ -164,7 +164,6 @@ class LockstepEngine:
 
     @torch.no_grad()
     def forward(self, problem: Problem, running_loss: RunningLoss | None = None) -> Events:
-        problem = problem.dense()
         batch = _Batch(problem, running_loss)
         batch.run()
         tape = batch.tape
@@ -192,4 +191,4 @@ class LockstepEngine:
     def backward(
         self, problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None = None
     ) -> Gradients:
-        return backward(problem.dense(), events, cotangents, running_loss).masked(problem)
+        return backward(problem, events, cotangents, running_loss)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.panel import node_states, nodes
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
 from egru.continuous.tape import Fired, Iteration, Network, Tape
 
 
@@ -163,8 +163,8 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
     adjoint = _Adjoint(problem, cotangents, running_loss)
     adjoint.run(events.tape)
     return Gradients(
-        adjoint.Vt.permute(1, 2, 0).contiguous(),
-        adjoint.Ut.permute(1, 2, 0).contiguous(),
+        only(problem.mask, adjoint.Vt.permute(1, 2, 0).contiguous()),
+        only(problem.input_mask, adjoint.Ut.permute(1, 2, 0).contiguous()),
         adjoint.b,
         adjoint.theta,
         adjoint.tau_s,

@@ -77,10 +77,10 @@ class ContinuousEGRU(nn.Module):
         self_connections: an event also reaches its own unit through the diagonal of ``V``.
         reset_side: the reset gate that scales ``V_z`` is the emitter's, "pre" (paper), or each receiver's, "post".
         amplitude: events carry "theta" (paper) or "one".
-        mask, input_mask: the connections there are, bool ``(hidden_size, hidden_size)``, ``[receiver, emitter]``, and
-            ``(hidden_size, input_size)``; None is all. An event then costs as much as its emitter has receivers.
         bias_sign: "+" or "-"; the paper prints ``-b``, its code has ``+b``.
         start: where activations start without a state: at "zero" or at "rest", their biases.
+        mask, input_mask: the connections there are, bool, ``(H, H)`` ``[post, pre]`` and ``(H, D)``; None is all of
+            them. Elsewhere ``V`` and ``U`` do not act and do not learn, and the compiled engine does not visit them.
         threshold: parametrisation and start of the thresholds, which must come out above 0.
         above_threshold: what happens to a carried state at or above its threshold: "raise", or "fire" at once.
         max_events: of one sample in one call, above which it raises; None takes the bound no network can exceed.
@@ -102,10 +102,10 @@ class ContinuousEGRU(nn.Module):
         self_connections: bool = False,
         reset_side: str = "pre",
         amplitude: str = "theta",
-        mask: Tensor | None = None,
-        input_mask: Tensor | None = None,
         bias_sign: str = "+",
         start: str = "zero",
+        mask: Tensor | None = None,
+        input_mask: Tensor | None = None,
         threshold: Threshold | None = None,
         above_threshold: str = "raise",
         max_events: int | None = None,
@@ -144,9 +144,8 @@ class ContinuousEGRU(nn.Module):
         self.V, self.U, self.b = parameter(3, H, H), parameter(3, H, D), parameter(3, H)
         self.mask: Tensor | None
         self.input_mask: Tensor | None
-        for name, value, shape in (("mask", mask, (H, H)), ("input_mask", input_mask, (H, D))):
-            value = None if value is None else checks.mask(me, name, value, shape).to(device)
-            self.register_buffer(name, value)
+        self.register_buffer("mask", checks.connections(me, "mask", mask, (H, H), device))
+        self.register_buffer("input_mask", checks.connections(me, "input_mask", input_mask, (H, D), device))
         self.threshold = parameter(self.threshold_kind.size(H))
         self.threshold.requires_grad_(self.threshold_kind.trainable)
         taus = [checks.positive(me, n, t) for n, t in (("tau_s", tau_s), ("tau_m", tau_m), ("tau_o", tau_o))]
@@ -164,13 +163,9 @@ class ContinuousEGRU(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Input weights of size 1, because one event must move its receivers alone; recurrent ones of 1 over the root
-        of the number of emitters a unit has; biases 0, so that nothing fires without input."""
+        of ``hidden_size``; biases 0, so that nothing fires without input."""
         self.V.normal_(0.0, self.hidden_size**-0.5)
         self.U.normal_(0.0, 1.0)
-        if self.mask is not None:
-            self.V.mul_(self.mask * (self.hidden_size / self.mask.sum(1, keepdim=True).clamp(min=1)).sqrt())
-        if self.input_mask is not None:
-            self.U.mul_(self.input_mask)
         self.b.zero_()
         self.threshold_kind.initialise_(self.threshold)
 

@@ -92,11 +92,14 @@ class Problem:
     mask: Tensor | None = None
     input_mask: Tensor | None = None
 
-    def dense(self) -> "Problem":
-        """The same network with zeros where connections are absent, for engines that know no masks."""
-        V = self.V if self.mask is None else self.V * self.mask
-        U = self.U if self.input_mask is None else self.U * self.input_mask
-        return dataclasses.replace(self, V=V, U=U, mask=None, input_mask=None)
+    def connected(self) -> "Problem":
+        """The problem with weights of 0 where there is no connection."""
+        return dataclasses.replace(self, V=only(self.mask, self.V), U=only(self.input_mask, self.U))
+
+
+def only(mask: Tensor | None, weights: Tensor) -> Tensor:
+    """``weights`` where there is a connection, 0 elsewhere."""
+    return weights if mask is None else weights * mask
 
 
 RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -170,12 +173,6 @@ class Gradients(NamedTuple):
     input_times: Tensor
     input_values: Tensor
     floored: Tensor
-
-    def masked(self, problem: Problem) -> "Gradients":
-        """Without those of absent connections."""
-        V = self.V if problem.mask is None else self.V * problem.mask
-        U = self.U if problem.input_mask is None else self.U * problem.input_mask
-        return self._replace(V=V, U=U)
 
 
 DIFFERENTIABLE = Gradients._fields[:-1]

@@ -140,7 +140,6 @@ class ReferenceEngine:
         return None
 
     def forward(self, problem: Problem, running_loss: RunningLoss | None = None) -> Events:
-        problem = problem.dense()
         net = Network.of(problem)
         samples = [_Sample(net, s, running_loss) for s in range(len(problem.c0))]
         for sample in samples:
@@ -176,4 +175,4 @@ class ReferenceEngine:
     def backward(
         self, problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None = None
     ) -> Gradients:
-        return backward(problem.dense(), events, cotangents, running_loss).masked(problem)
+        return backward(problem, events, cotangents, running_loss)

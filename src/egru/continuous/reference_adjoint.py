@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.flow import R, U, Z, end_state, node_states, nodes, panels, relax, sigmoid, slope
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
 from egru.continuous.steps import Network, Step, array, derivative, evaluate
 
 
@@ -179,7 +179,7 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         return torch.as_tensor(np.asarray(value, dtype=np.float64)).to(problem.c0)
 
     return Gradients(
-        back(sums.V), back(sums.U), back(sums.b), back(sums.theta),
+        only(problem.mask, back(sums.V)), only(problem.input_mask, back(sums.U)), back(sums.b), back(sums.theta),
         back(sums.tau_s), back(sums.tau_m), back(sums.tau_o),
         back(sums.a0), back(sums.c0), back(sums.input_times), back(sums.input_values),
         torch.as_tensor(sums.floored).to(problem.c0.device),

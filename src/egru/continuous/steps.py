@@ -47,7 +47,7 @@ class Network:
 
     @classmethod
     def of(cls, problem: Problem) -> "Network":
-        options = problem.options
+        problem, options = problem.connected(), problem.options
         clock = Clock(float(problem.tau_s), float(problem.tau_m), gauss_legendre(options.nodes), float(options.panel))
         V = array(problem.V)
         if not options.self_connections:

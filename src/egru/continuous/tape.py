@@ -68,6 +68,7 @@ class Network:
 
     @classmethod
     def of(cls, problem: Problem) -> "Network":
+        problem = problem.connected()
         V, U, theta = problem.V.detach(), problem.U.detach(), problem.theta.detach()
         Vt = V.permute(2, 0, 1).contiguous()
         if not problem.options.self_connections:

@@ -52,8 +52,8 @@ def pokerdvs(root: str | os.PathLike[str] | None = None) -> Recordings:
 def _read(archive: Path) -> tuple[Recording, ...]:
     if not archive.is_file():
         raise FileNotFoundError(
-            f"POKER-DVS is not at {archive}: put the files pips_train.tar.gz and pips_test.tar.gz there (tonic.datasets."
-            "POKERDVS downloads them) and name the folder above pokerdvs in EGRU_DATA or root"
+            f"POKER-DVS is not at {archive}: put pips_train.tar.gz and pips_test.tar.gz there (tonic.datasets.POKERDVS "
+            "downloads them) and name the folder above pokerdvs in EGRU_DATA or root"
         )
     content = archive.read_bytes()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
