@@ -206,6 +206,7 @@ def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
     exact = torch.cat([period, 2 * period])
     assert ((events.times - exact) / exact).abs().max() < 1e-12
     c = z * (1 - torch.exp(-rate * 0.25 * period.detach() + rate * (exact[1] - 2 * period.detach())))
+    assert (events.c_read[0, 0] - c).abs().max() < 1e-12
     weights = cotangents(events, only="times")
     weights.c_read[:] = 0.7
     found = ENGINE.backward(problem, events, weights)
