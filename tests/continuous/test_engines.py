@@ -380,6 +380,11 @@ def test_events_stay_below_the_bound_and_above_it_is_an_error(engine):
         engine.forward(short)
 
 
+def test_the_bound_is_one_event_and_one_more_per_pause():
+    pause_of_two = torch.tensor([1 - 2.718281828459045**-1, 1.0, 1.5])  # 1 and more never fire
+    assert abs(float(event_cap(pause_of_two, 2.0, 10.0)) - 6) < 1e-12
+
+
 def test_grazing_events_are_floored_and_counted(engine):
     problem = network(1)
     exact_events, exact = run(engine, problem)

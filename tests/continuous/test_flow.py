@@ -133,6 +133,9 @@ def test_lower_bound_holds_and_is_exact_at_rest():
     found = crossing(b, b, c, theta, 6.0, clock).times
     hit = np.isfinite(found)
     np.testing.assert_allclose(lower_bound(b, b, c, theta, clock)[hit], found[hit], rtol=1e-11)
+    # A horizon just past the crossing, where the bound is tight, still shows it.
+    again = crossing(b[:, hit], b[:, hit], c[hit], theta[hit], found[hit] * (1 + 1e-9), clock).times
+    assert np.isfinite(again).all()
 
 
 def test_grazing_is_decided_exactly():
