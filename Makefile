@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-all lint clean
 setup: $(STAMP)
 
-CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/*)
+CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/* src/egru/continuous/core/*)
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -17,6 +17,9 @@ demo: $(STAMP)
 	$(BIN)/python recipes/digits.py $(ARGS)
 
 test: $(STAMP)
+	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+
+test-all: $(STAMP)
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 lint: $(STAMP)

@@ -149,7 +149,7 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 @pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """The core's own test program under the address and undefined-behaviour sanitizers."""
+    """The core's own test programs under the address and undefined-behaviour sanitizers."""
     if shutil.which("cmake") is None or shutil.which("c++") is None:
         pytest.skip("needs cmake and a C++ compiler")
     probe = tmp_path / "probe.cpp"
@@ -161,5 +161,6 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DEGRU_SANITIZE=ON"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2"], check=True, capture_output=True)
-    done = subprocess.run([build / "core_check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for program in ("core_check", "continuous_check"):
+        done = subprocess.run([build / program], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,7 @@ namespace nb = nanobind;
 // Each part of the core adds itself here: one declaration, one call.
 void bind_train(nb::module_& m);
 void bind_engine(nb::module_& m);
+void bind_continuous(nb::module_& m);
 
 NB_MODULE(_core, m) {
     m.def("levels", [] {
@@ -41,4 +42,5 @@ NB_MODULE(_core, m) {
     m.def("release_memory", &egru::release_memory, "Give the memory kept for reuse back to the system.");
     bind_train(m);
     bind_engine(m);
+    bind_continuous(m);
 }

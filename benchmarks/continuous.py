@@ -1,0 +1,325 @@
+"""Cost of the compiled continuous-time engine, one core, float64: per event, against network size, against others.
+
+    python benchmarks/continuous.py                     # everything, with the rivals that are installed
+    python benchmarks/continuous.py --only events fan   # some of it; the file keeps the rest
+    python benchmarks/continuous.py --rounds 3 --no-save
+
+The rivals are optional: pip install 'egru[bench-continuous]'. Contestants run by turns in one process; times are
+medians over rounds of the processor time used, so that what else the machine does counts little. Before anything is
+timed the engine must agree with the float64 reference to 1e-11, outputs and gradients; the rivals' errors are measured
+in the same run as their times. Compilation by JAX is not counted.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import continuous_rivals
+import numpy as np
+import torch
+
+from egru.continuous import engines
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Options, Problem
+
+RESULTS = Path(__file__).parent / "results"
+SECTIONS = ("events", "fan", "dense", "rivals")
+FAN = 16
+RATE = 0.42  # events of one unit per unit of time, in these networks
+ENGINE = CompiledEngine()
+EXACT = Options(nodes=12, panel=1.0)
+
+
+def network(
+    hidden: int, horizon: float, fan: int | None = None, *, inputs: float = 2.0, gain: float = 1.0, seed: int = 0
+) -> Problem:
+    """Unit time constants; every unit fires now and then by its bias. ``inputs`` events per unit of time.
+
+    With ``fan``, every source reaches that many units; there are then more channels the more units there are.
+    """
+    g = torch.Generator().manual_seed(seed)
+    channels, count = 8 if fan is None else hidden // 8, int(inputs * horizon)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=g, dtype=torch.float64)
+
+    def uniform(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=g, dtype=torch.float64)
+
+    V, U = normal(3, hidden, hidden) * gain / (fan or hidden) ** 0.5, normal(3, hidden, channels) / 2
+    mask = input_mask = None
+    if fan is not None:
+        mask, input_mask = (torch.zeros(hidden, n, dtype=torch.bool) for n in (hidden, channels))
+        for m in (mask, input_mask):
+            m.scatter_(0, uniform(*m.shape).topk(fan, 0).indices, True)
+        V, U = V * mask, U * input_mask
+    one = torch.ones((), dtype=torch.float64)
+    return Problem(
+        V, U, normal(3, hidden) * 0.3 + torch.tensor([[0.5], [0.0], [0.6]]), 0.3 + 0.2 * uniform(hidden), one, one, one,
+        torch.zeros(1, 3, hidden, dtype=torch.float64), torch.zeros(1, hidden, dtype=torch.float64),
+        (uniform(count) * horizon).sort().values, torch.randint(channels, (count,), generator=g),
+        torch.ones(count, dtype=torch.float64), torch.tensor([0, count]), one[None] * horizon, horizon,
+        Options(), mask, input_mask,
+    )  # fmt: skip
+
+
+def ones(events: Events, *, times_only: bool = False) -> Cotangents:
+    rest = 0.0 if times_only else 1.0
+    return Cotangents(
+        torch.ones_like(events.times),
+        torch.full_like(events.times, rest),
+        torch.full_like(events.c_read, rest),
+        torch.full_like(events.o_read, rest),
+    )
+
+
+def agree() -> dict[str, float]:
+    """Distance from the reference engine, dense and sparse; an error if it is too large to time anything."""
+    worst = {}
+    for name, problem in (("dense", network(24, 4.0)), ("sparse", network(288, 2.0, FAN, inputs=10.0))):
+        problem = dataclasses.replace(problem, options=EXACT)
+        plain = dataclasses.replace(problem, mask=None, input_mask=None)
+        events, exact = ENGINE.forward(problem), engines.get("reference").forward(plain)
+        assert torch.equal(events.units, exact.units), "events differ"
+        found = ENGINE.backward(problem, events, ones(events))
+        right = engines.get("reference").backward(plain, exact, ones(exact))
+        if problem.mask is not None and problem.input_mask is not None:
+            right = right._replace(V=right.V * problem.mask, U=right.U * problem.input_mask)
+        errors = {"times": float((events.times - exact.times).abs().max())}
+        for field in DIFFERENTIABLE:
+            a, b = getattr(found, field), getattr(right, field)
+            errors[field] = float((a - b).abs().max() / b.abs().max().clamp(min=1)) if a.numel() else 0.0
+        worst[name] = max(errors.values())
+        assert worst[name] < 1e-11, errors
+        print(f"agreement with the reference, {name}, {len(events.times)} events: {worst[name]:.1e}")
+    return worst
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.process_time()
+    result = work()
+    return time.process_time() - start, result
+
+
+def measure(problems: Sequence[Problem], rounds: int) -> list[dict[str, float]]:
+    """Median seconds of the passes of each problem, by turns."""
+    forward, backward = ([[] for _ in problems] for _ in range(2))
+    counts = [0] * len(problems)
+    for _ in range(rounds + 1):
+        for k, problem in enumerate(problems):
+            took, events = seconds(lambda problem=problem: ENGINE.forward(problem))
+            weights = ones(events)
+            back, _ = seconds(lambda p=problem, e=events, w=weights: ENGINE.backward(p, e, w))
+            counts[k] = len(events.times)
+            forward[k].append(took)
+            backward[k].append(back)
+    return [
+        {"events": n, "forward_s": float(np.median(f[1:])), "backward_s": float(np.median(b[1:]))}  # the first warms up
+        for n, f, b in zip(counts, forward, backward, strict=True)
+    ]
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
+    """Least squares: y = slope x + offset, in microseconds."""
+    slope, offset = np.polyfit(x, y, 1)
+    residue = np.asarray(y) - (slope * np.asarray(x) + offset)
+    return {
+        "us_per_event": 1e6 * float(slope),
+        "offset_us": 1e6 * float(offset),
+        "r2": 1 - float((residue**2).sum() / ((y - np.mean(y)) ** 2).sum()),
+    }
+
+
+def lines(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    events = [row["events"] for row in rows]
+    return {side: line(events, [row[f"{side}_s"] for row in rows]) for side in ("forward", "backward")}
+
+
+def describe(title: str, fits: dict[str, dict[str, float]]) -> None:
+    parts = [f"{side} {fit['us_per_event']:.2f} us an event (R2 {fit['r2']:.5f})" for side, fit in fits.items()]
+    print(f"{title}: {', '.join(parts)}")
+
+
+def by_events(rounds: int) -> dict[str, Any]:
+    """Dense, 64 units: time against the number of events."""
+    rows = measure([network(64, horizon) for horizon in (2.5, 5.0, 10.0, 20.0, 40.0, 80.0)], rounds)
+    for row in rows:
+        row |= {f"{side}_us": 1e6 * row[f"{side}_s"] / row["events"] for side in ("forward", "backward")}
+    fits = lines(rows)
+    describe("64 units, dense", fits)
+    return {"rows": rows, "fits": fits}
+
+
+def by_size(rounds: int, fan: int | None, sizes: Sequence[int], events: Sequence[int]) -> list[dict[str, Any]]:
+    """Cost of one more event: two or more horizons for each size, so that what a run costs once is left out."""
+    problems = [
+        network(H, count / (RATE * H), fan, inputs=2.0 if fan is None else H / 32) for H in sizes for count in events
+    ]
+    rows, result = measure(problems, rounds), []
+    for k, H in enumerate(sizes):
+        fits = lines(rows[k * len(events) : (k + 1) * len(events)])
+        describe(f"{H} units, {'dense' if fan is None else f'fan-out {fan}'}", fits)
+        result.append({"units": H, "fan": fan, "fits": fits})
+    return result
+
+
+# ---- others ----------------------------------------------------------------------------------------------------------
+
+
+def ours(problem: Problem) -> tuple[Callable[[], Events], Callable[[], Gradients]]:
+    return (
+        lambda: ENGINE.forward(problem),
+        lambda: ENGINE.backward(problem, events := ENGINE.forward(problem), ones(events, times_only=True)),
+    )
+
+
+def against(rounds: int) -> dict[str, Any]:
+    """The model all share, 64 units, dense. Loss: the sum of all event times. A gradient takes both passes."""
+    if hasattr(os, "sched_setaffinity"):  # one core, whatever JAX would like, before it counts them
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    problem = network(64, 8.0, gain=0.3)
+    U = problem.U.clone()
+    U[2] = 0  # eventax gates inputs
+    problem = dataclasses.replace(problem, U=U, options=continuous_rivals.OPTIONS)
+    exact = dataclasses.replace(
+        problem, options=dataclasses.replace(continuous_rivals.OPTIONS, nodes=16, panel=0.5, grazing_floor=0.0)
+    )
+    events = ENGINE.forward(exact)
+    right = ENGINE.backward(exact, events, ones(events, times_only=True)).V.numpy()
+    times, count = events.times.numpy(), len(events.times)
+    contestants: list[tuple[str, Callable[[], Any], Callable[[], Any], Any]] = []
+    for nodes in (4, 6):
+        mine = dataclasses.replace(problem, options=dataclasses.replace(continuous_rivals.OPTIONS, nodes=nodes))
+        forward, backward = ours(mine)
+        contestants.append((f"egru compiled, {nodes} nodes", forward, backward, None))
+    rivals = continuous_rivals.all_rivals(problem, count)
+    theirs = {rival.name for rival in rivals}
+    for rival in rivals:
+        run = rival.run
+        contestants.append((rival.name, lambda run=run: run(False), lambda run=run: run(True), rival))
+    rows, failed = [], {}
+    for name, forward, backward, rival in list(contestants):  # the first run of each: its errors, and compilation
+        try:
+            forward()
+            result = backward()
+        except Exception as error:  # a solver of others that gives up is a result, too
+            failed[name] = str(error).strip().splitlines()[-1]
+            contestants = [c for c in contestants if c[0] != name]
+            print(f"{name}: fails: {failed[name]}")
+            continue
+        found, by_V = result if rival is not None else (forward().times.numpy(), result.V.numpy())
+        same = len(found) == count
+        rows.append({
+            "name": name,
+            "time_error": float(abs(found - times).max()) if same else None,
+            "gradient_error": float(abs(by_V - right).max() / abs(right).max()) if same else None,
+            "forward": [], "gradient": [],
+        })  # fmt: skip
+    for _ in range(rounds):
+        for row, (_, forward, backward, _) in zip(rows, contestants, strict=True):
+            for _ in range(1 if row["name"] in theirs else 10):  # ours takes a millisecond
+                row["forward"].append(seconds(forward)[0])
+                row["gradient"].append(seconds(backward)[0])
+    base = 1e6 * float(np.median(rows[1]["gradient"])) / count
+    for row in rows:
+        for side in ("forward", "gradient"):
+            row[f"{side}_us"] = 1e6 * float(np.median(row.pop(side))) / count
+        row["slower"] = row["gradient_us"] / base
+        error = "another number of events" if row["time_error"] is None else f"time {row['time_error']:.1e}, gradient "
+        error += "" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
+        print(
+            f"{row['name']}: forward {row['forward_us']:.1f}, with gradient {row['gradient_us']:.1f} us an event "
+            f"({row['slower']:.1f} times egru with 6 nodes); errors: {error}"
+        )
+    return {"events": count, "units": 64, "missing": continuous_rivals.missing(), "failed": failed, "rows": rows}
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 4, figsize=(18, 4))
+    sides = (("forward", "tab:blue"), ("backward", "tab:orange"))
+    rows = results["events"]["rows"]
+    for side, colour in sides:
+        fit = results["events"]["fits"][side]
+        axes[0].plot([r["events"] for r in rows], [1e3 * r[f"{side}_s"] for r in rows], "o", color=colour)
+        x = np.array([0, rows[-1]["events"]])
+        label = f"{side}: {fit['us_per_event']:.2f} µs an event, R² {fit['r2']:.5f}"
+        axes[0].plot(x, (x * fit["us_per_event"] + fit["offset_us"]) / 1e3, color=colour, label=label)
+        for axis, key in ((axes[1], "fan"), (axes[2], "dense")):
+            y = [r["fits"][side]["us_per_event"] for r in results[key]]
+            axis.plot([r["units"] for r in results[key]], y, "o-", color=colour, label=side)
+    axes[0].set(xlabel="events", ylabel="ms", title="64 units, dense")
+    for axis, title in ((axes[1], f"fan-out {FAN}"), (axes[2], "dense")):
+        axis.set(xlabel="units", ylabel="µs an event", title=title, xscale="log", ylim=(0, None))
+    axes[2].set(yscale="log", ylim=(None, None))
+    for row in results["rivals"]["rows"]:
+        if row["time_error"] is not None:
+            mark = "*" if row["name"].startswith("egru") else "o"
+            axes[3].loglog(row["time_error"], row["gradient_us"], mark, label=row["name"], markersize=8)
+    axes[3].set(xlabel="largest error of an event time", ylabel="µs an event, with gradient", title="64 units, dense")
+    for axis in axes:
+        axis.legend(fontsize=7, **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if axis is axes[3] else {}))
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def processor() -> str:
+    path = Path("/proc/cpuinfo")
+    rows = path.read_text().splitlines() if path.exists() else []
+    names = [row.split(":")[1].strip() for row in rows if row.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--no-save", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    path = RESULTS / "continuous.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    results["machine"] = {
+        "date": datetime.date.today().isoformat(),
+        "processor": processor(),
+        "cores_used": 1,
+        "torch": torch.__version__,
+    }
+    results["agreement"] = agree()
+    rounds = arguments.rounds
+    if "events" in arguments.only:
+        results["events"] = by_events(rounds)
+    if "fan" in arguments.only:
+        results["fan"] = by_size(rounds, FAN, (64, 128, 256, 512, 1024, 2048), (20_000, 40_000, 60_000))
+    if "dense" in arguments.only:
+        results["dense"] = by_size(rounds, None, (64, 128, 256, 512, 1024), (1000, 2000, 3000))
+    if "rivals" in arguments.only:
+        results["rivals"] = against(min(rounds, 3))
+    if not arguments.no_save:
+        RESULTS.mkdir(exist_ok=True)
+        path.write_text(json.dumps(results, indent=1) + "\n")
+        if all(section in results for section in SECTIONS):
+            plot(results, path.with_suffix(".png"))
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

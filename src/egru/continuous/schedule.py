@@ -1,0 +1,43 @@
+"""What is known beforehand: each sample's input events, readouts and end, in the order they happen."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from egru.continuous.problem import Problem
+
+INPUT, READOUT, END = 0, 1, 2
+INTERNAL, NOTHING = 3, 4
+"""The other kinds of step an engine may take."""
+
+
+class Schedule(NamedTuple):
+    """Per sample and in order, ``(B, L)``: times (float64), kinds and indices; ``END`` fills the rows."""
+
+    times: Tensor
+    kinds: Tensor
+    indices: Tensor
+
+
+def schedule(problem: Problem) -> Schedule:
+    """Inputs before readouts before the end where times are equal."""
+    device = problem.c0.device
+    B, R, K = len(problem.c0), len(problem.readout_times), len(problem.input_times)
+    sizes = problem.input_offsets.diff()
+    samples = torch.arange(B, device=device)
+    longest = int(sizes.max()) if B else 0
+    times = torch.full((B, longest + R + 1), problem.horizon, dtype=torch.float64, device=device)
+    kinds = torch.full_like(times, END, dtype=torch.int64)
+    indices = torch.zeros_like(kinds)
+    row = torch.repeat_interleave(samples, sizes)
+    index = torch.arange(K, device=device)
+    column = index - problem.input_offsets[row]
+    times[row, column], kinds[row, column], indices[row, column] = problem.input_times.double(), INPUT, index
+    times[:, longest : longest + R] = problem.readout_times.double()
+    kinds[:, longest : longest + R] = READOUT
+    indices[:, longest : longest + R] = torch.arange(R, device=device)
+    # Stable sorts from the last criterion to the first: list order, kind, time.
+    order = kinds.argsort(dim=1, stable=True)
+    order = order.gather(1, times.gather(1, order).argsort(dim=1, stable=True))
+    return Schedule(times.gather(1, order), kinds.gather(1, order), indices.gather(1, order))

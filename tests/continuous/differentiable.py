@@ -1,0 +1,128 @@
+"""The whole run in differentiable torch, for autograd: nothing of the adjoint, another form of the integral.
+
+The sequence of events is taken from an engine; each event time becomes a function of the parameters by one Newton step
+from its known value, whose derivative is that of the implicit function. Amplitudes are ``c_n`` just before the event.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from egru.continuous.problem import DIFFERENTIABLE, Events, Problem, RunningLoss
+
+
+def rule(n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gauss-Legendre on [0, 1], its integration matrix by solving for monomials of a shifted basis."""
+    x, w = np.polynomial.legendre.leggauss(n)
+    powers = np.arange(n)
+    basis = np.polynomial.chebyshev.chebvander(x, n - 1)
+    integrals = np.stack(
+        [np.polynomial.chebyshev.chebval(x, np.polynomial.chebyshev.chebint(np.eye(n)[k], lbnd=-1)) for k in powers],
+        axis=1,
+    )
+    A = integrals @ np.linalg.inv(basis) / 2
+    return torch.tensor((x + 1) / 2), torch.tensor(w / 2), torch.tensor(A)
+
+
+@dataclasses.dataclass
+class _Run:
+    p: Problem
+    leaves: dict[str, Tensor]
+    sample: int
+    running_loss: RunningLoss | None
+
+    def __post_init__(self) -> None:
+        self.rule = rule(14)
+        self.t = torch.zeros(())
+        self.a, self.c = self.leaves["a0"][self.sample], self.leaves["c0"][self.sample]
+        self.o = torch.zeros_like(self.c)
+        self.integral = torch.zeros(())
+
+    def flow(self, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``a, c, o`` at ``time`` and the integral of the running loss on the way: c = e^-E c0 + integral of u z."""
+        x, w, A = self.rule
+        L, dt = self.leaves, time - self.t
+        tau_s, tau_m, b = L["tau_s"], L["tau_m"], L["b"]
+        reach = (self.a - b).abs().max() / 2
+        count = max(1, int(torch.ceil(dt * ((1 + reach) / tau_s + 1 / tau_m) / 0.7)))
+        h, a, c, total = dt / count, self.a, self.c, torch.zeros(())
+        for k in range(count):
+            q = torch.exp(-x * h / tau_s)[:, None, None]
+            nodes = b + (a - b) * q
+            u, z = torch.sigmoid(nodes[:, 0]), torch.tanh(nodes[:, 2])
+            E, E1 = h / tau_m * (A @ u), h / tau_m * (w @ u)
+            drive = u * z * torch.exp(E) / tau_m
+            if self.running_loss is not None:
+                states = torch.exp(-E) * (c + h * (A @ drive))
+                at = self.t + (k + x) * h
+                total = total + h * (w @ self.running_loss(states, at, torch.full((len(x),), self.sample)))
+            c = torch.exp(-E1) * (c + h * (w @ drive))
+            a = b + (a - b) * torch.exp(-h / tau_s)
+        return a, c, self.o * torch.exp(-dt / L["tau_o"]), total
+
+    def go(self, time: Tensor) -> None:
+        a, c, o, total = self.flow(time)
+        self.a, self.c, self.o, self.t, self.integral = a, c, o, time, self.integral + total
+
+    def event_time(self, n: int, known: Tensor) -> Tensor:
+        a, c, _, _ = self.flow(known)
+        slope = torch.sigmoid(a[0, n]) * (torch.tanh(a[2, n]) - c[n]) / self.leaves["tau_m"]
+        return known - (c[n] - self.leaves["theta"][n]) / slope.detach()
+
+    def emit(self, n: int, forced: bool) -> Tensor:
+        options, L = self.p.options, self.leaves
+        H = len(self.c)
+        own = torch.eye(H)[n]
+        y = torch.ones(()) if options.amplitude == "one" else L["theta"][n] if forced else self.c[n]
+        r = torch.sigmoid(self.a[1] if options.reset_side == "post" else self.a[1, n])
+        one = torch.ones(H)
+        jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
+        if not options.self_connections:
+            jump = jump * (1 - own)
+        self.a, self.c, self.o = self.a + jump, self.c * (1 - own), self.o + own * y
+        return y
+
+    def feed(self, k: int) -> None:
+        channel = int(self.p.input_channels[k])
+        self.a = self.a + self.leaves["U"][:, :, channel] * self.leaves["input_values"][k]
+
+
+def differentiable(
+    problem: Problem, events: Events, running_loss: RunningLoss | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs of the run as functions of the leaves, and the leaves."""
+    leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
+    collected: dict[str, list[Any]] = {k: [] for k in ("times", "amplitudes", "c_read", "o_read", "a_last", "integral")}
+    for sample in range(len(problem.c0)):
+        run = _Run(problem, leaves, sample, running_loss)
+        start, stop = problem.input_offsets[sample], problem.input_offsets[sample + 1]
+        mine = range(int(events.offsets[sample]), int(events.offsets[sample + 1]))
+        agenda = [(float(events.times[k]), 0, k) for k in mine]
+        agenda += [(float(problem.input_times[k]), 1, k) for k in range(int(start), int(stop))]
+        agenda += [(float(t), 2, k) for k, t in enumerate(problem.readout_times)]
+        c_read, o_read = [], []
+        for time, kind, k in sorted(agenda):
+            if kind == 0:
+                n = int(events.units[k])
+                forced = time == 0
+                s = torch.zeros(()) if forced else run.event_time(n, events.times[k])
+                run.go(s)
+                collected["times"].append(s)
+                collected["amplitudes"].append(run.emit(n, forced))
+            elif kind == 1:
+                run.go(leaves["input_times"][k])
+                run.feed(k)
+            else:
+                run.go(torch.tensor(time))
+                c_read.append(run.c)
+                o_read.append(run.o)
+        run.go(torch.tensor(problem.horizon))
+        collected["c_read"].append(torch.stack(c_read))
+        collected["o_read"].append(torch.stack(o_read))
+        collected["a_last"].append(run.a)
+        collected["integral"].append(run.integral)
+    outputs = {k: torch.stack(v) if v else torch.zeros(0) for k, v in collected.items()}
+    return outputs, leaves

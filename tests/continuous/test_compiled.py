@@ -1,0 +1,390 @@
+"""The compiled engine around the mathematics: connections, threads, levels, limits, interrupts. What it computes is
+tested with the other engines in test_engines.py."""
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from egru.continuous import engines
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.flow import Clock, flow, window
+from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem, only
+from egru.continuous.rule import gauss_legendre
+from egru.kernels import cpu
+from tests.continuous.nets import EXACT, cotangents, density, network, run, worst_gradient
+from tests.continuous.test_flow import brute, units
+
+pytestmark = pytest.mark.skipif(cpu.core is None, reason=f"no compiled core: {cpu.absence}")
+
+ROOT = Path(__file__).parents[2]
+ENGINE = CompiledEngine()
+
+
+def outputs(events: Events, gradients: Gradients) -> dict[str, Tensor]:
+    found = {name: getattr(events, name) for name in ("times", "units", "offsets", "c_read", "o_read", "a_last")}
+    return found | gradients._asdict()
+
+
+def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -> Problem:
+    """Each source reaches ``fan`` units or a few less; everywhere else the weights are not zero but must not matter."""
+    problem = network(seed, options, hidden=hidden, **sizes)
+    g = torch.Generator().manual_seed(seed)
+    mask = torch.zeros(hidden, hidden, dtype=torch.bool)
+    mask.scatter_(0, torch.randint(hidden, (fan, hidden), generator=g), True)
+    input_mask = torch.rand(hidden, 3, generator=g) < 0.5
+    V = problem.V * (hidden / fan) ** 0.5
+    return dataclasses.replace(problem, V=V, mask=mask, input_mask=input_mask)
+
+
+def unmasked(problem: Problem) -> Problem:
+    """With zeros instead."""
+    return dataclasses.replace(problem.connected(), mask=None, input_mask=None)
+
+
+def masked(gradients: Gradients, problem: Problem) -> Gradients:
+    return gradients._replace(V=only(problem.mask, gradients.V), U=only(problem.input_mask, gradients.U))
+
+
+@pytest.mark.parametrize(("hidden", "horizon"), [(9, 12.0), (300, 3.0)])
+@pytest.mark.parametrize("options", [EXACT, dataclasses.replace(EXACT, self_connections=True, reset_side="post")])
+def test_masked_weights_are_absent(hidden, horizon, options):
+    """Sparse lists, and for 300 units the heap, against the dense form with zeros; no gradient outside the mask."""
+    sparse = connected(hidden, 6, options, horizon=horizon)
+    assert sparse.mask is not None
+    assert sparse.input_mask is not None
+    dense = unmasked(sparse)
+    events, found = run(ENGINE, sparse)
+    exact_events, exact = run(ENGINE, dense)
+    assert len(events.times) > 20
+    assert torch.equal(events.units, exact_events.units)
+    for name in ("times", "c_read", "o_read", "a_last"):
+        assert (getattr(events, name) - getattr(exact_events, name)).abs().max() < 1e-12, name
+    assert (found.V[:, ~sparse.mask] == 0).all()
+    assert (found.U[:, ~sparse.input_mask] == 0).all()
+    assert max(worst_gradient(found, masked(exact, sparse)).values()) < 1e-11
+
+
+@pytest.mark.parametrize("name", [name for name in engines.names() if name != "auto"])
+def test_every_engine_knows_masks(name):
+    problem = connected(7, 3, EXACT, horizon=5.0)
+    dense = unmasked(problem)
+    engine = engines.get(name)
+    events, found = run(engine, problem)
+    exact_events, exact = run(engine, dense)
+    assert len(events.times) > 5
+    assert (events.times - exact_events.times).abs().max() < 1e-12
+    assert not torch.equal(exact.V, masked(exact, problem).V)
+    assert not torch.equal(exact.U, masked(exact, problem).U)
+    assert max(worst_gradient(found, masked(exact, problem)).values()) < 1e-11
+
+
+def test_a_mask_costs_only_what_it_connects():
+    """Four receivers (and the emitter) per event are touched, not all 300."""
+    problem = connected(300, 4, EXACT, batch=1, horizon=3.0)
+    events = ENGINE.forward(problem)
+    inputs = len(problem.input_times) * 300 + 4 * 300  # at most: inputs, readouts, the start
+    assert int(events.counters.flow_evaluations) < inputs + 20 * len(events.times)
+
+
+def test_zeros_of_dense_weights_have_gradients():
+    problem = network(5)
+    problem = dataclasses.replace(problem, V=problem.V * (torch.rand(5, 5) < 0.5), U=torch.zeros_like(problem.U))
+    events, found = run(ENGINE, problem)
+    reference = engines.get("reference")
+    exact = reference.backward(problem, reference.forward(problem), cotangents(events))
+    assert max(worst_gradient(found, exact).values()) < 1e-11
+    fired = events.units.unique()
+    absent = (problem.V == 0) & ~torch.eye(5, dtype=torch.bool)
+    assert absent[:, :, fired].any()
+    assert (found.V[:, :, fired][absent[:, :, fired]] != 0).all()
+    assert (found.U != 0).any()
+
+
+def test_threads_do_not_change_a_bit():
+    problem = network(6, Options(), batch=37, hidden=11)
+    results = []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        results.append(outputs(*run(ENGINE, problem)))
+    torch.set_num_threads(1)
+    for other in results[1:]:
+        for name, value in results[0].items():
+            assert torch.equal(value, other[name]), name
+
+
+def test_levels_agree():
+    assert cpu.core is not None
+    problem = network(7, Options(), batch=3, hidden=19)
+    results = {}
+    try:
+        for level in cpu.core.levels():
+            cpu.core.force_level(level)
+            results[level] = run(ENGINE, problem)
+    finally:
+        cpu.core.force_level("auto")
+    events, gradients = results["plain"]
+    for level, (other, found) in results.items():
+        assert torch.equal(events.units, other.units), level
+        assert (events.times - other.times).abs().max() < 1e-12, level
+        assert max(worst_gradient(found, gradients).values()) < 1e-11, level
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4, 5, 6, 8, 16, 32])
+def test_any_number_of_nodes(nodes):
+    """As many nodes as it has kernels for, and others; the reference has the same error where panels are the same."""
+    panel = 0.02 if nodes < 4 else 0.5
+    problem = network(8, Options(nodes=nodes, panel=panel), batch=1, horizon=3.0)
+    exact = engines.get("reference").forward(dataclasses.replace(problem, options=EXACT))
+    events = ENGINE.forward(problem)
+    tolerance = {1: 1e-3, 3: 1e-9, 4: 1e-7, 5: 1e-8, 6: 1e-10}.get(nodes, 1e-11)
+    assert torch.equal(events.units, exact.units)
+    assert (events.times - exact.times).abs().max() < tolerance
+
+
+def test_long_silence():
+    """Stretches of hundreds of panels, in both directions."""
+    problem = network(9, EXACT, batch=1, horizon=300.0, inputs=5)
+    problem = dataclasses.replace(problem, b=problem.b - torch.tensor([[0.0], [0.0], [0.9]]))
+    events, found = run(ENGINE, problem)
+    reference = engines.get("reference")
+    exact = reference.forward(problem)
+    assert 0 < len(events.times) < 500
+    assert torch.equal(events.units, exact.units)
+    assert (events.times - exact.times).abs().max() < 1e-11
+    assert max(worst_gradient(found, reference.backward(problem, exact, cotangents(events))).values()) < 1e-11
+
+
+def test_silence_costs_nothing():
+    """Ten million time constants without an event: in closed form, and in no time."""
+    still = network(9, EXACT, batch=1, horizon=100.0, inputs=5)
+    still = dataclasses.replace(
+        still, b=still.b - torch.tensor([[0.0], [0.0], [2.5]]), input_values=-still.input_values
+    )
+    events = ENGINE.forward(still)
+    last = dataclasses.replace(still, horizon=1e7, readout_times=torch.tensor([*still.readout_times[:2].tolist(), 1e7]))
+    start = time.perf_counter()
+    later, _ = run(ENGINE, last)
+    assert time.perf_counter() - start < 0.5
+    assert torch.equal(later.units, events.units)
+    assert (later.c_read[:, -1] - torch.tanh(still.b[2])).abs().max() < 1e-15
+    # The state at the end depends on the biases alone.
+    weights = cotangents(later, only="c_read")
+    weights.c_read[:, :2] = 0
+    back = ENGINE.backward(last, later, weights)
+    z = torch.tanh(still.b[2])
+    assert (back.b[2] - weights.c_read[0, -1] * (1 - z * z)).abs().max() < 1e-13
+    for name in ("V", "U", "theta", "tau_s", "tau_m", "a0", "c0"):
+        assert getattr(back, name).abs().max() < 1e-13, name
+    assert back.b[:2].abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("b_u", [-9.0, -2.0, 0.0])
+def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
+    """Slow gates: the closed form of the spec's P4 takes over; also its gradient, by autograd through that form."""
+    one = torch.tensor(1.0)
+    b = torch.tensor([[b_u], [0.0], [0.8]], requires_grad=True)
+    theta, tau_m = torch.tensor([0.6], requires_grad=True), torch.tensor(40.0, requires_grad=True)
+    empty = torch.empty(0)
+    problem = Problem(
+        torch.zeros(3, 1, 1), torch.zeros(3, 1, 1), b.detach(), theta.detach(), one, tau_m.detach(), one,
+        b.detach()[None], torch.zeros(1, 1), empty, torch.empty(0, dtype=torch.int64), empty,
+        torch.zeros(2, dtype=torch.int64), torch.tensor([9e5]), 1e6, dataclasses.replace(EXACT, max_events=10**9),
+    )  # fmt: skip
+    z, rate = torch.tanh(b[2]), torch.sigmoid(b[0]) / tau_m
+    period = torch.log(z / (z - theta)) / rate
+    problem = dataclasses.replace(problem, horizon=2.5 * period.item(), readout_times=2.25 * period.detach())
+    events = ENGINE.forward(problem)
+    assert len(events.times) == 2
+    exact = torch.cat([period, 2 * period])
+    assert ((events.times - exact) / exact).abs().max() < 1e-12
+    c = z * (1 - torch.exp(-rate * 0.25 * period.detach() + rate * (exact[1] - 2 * period.detach())))
+    assert (events.c_read[0, 0] - c).abs().max() < 1e-12
+    weights = cotangents(events, only="times")
+    weights.c_read[:] = 0.7
+    found = ENGINE.backward(problem, events, weights)
+    total = (weights.times * exact).sum() + 0.7 * c.sum()
+    right = torch.autograd.grad(total, (b, theta, tau_m))
+    # The activations start at rest, so that b acts at once here and only after tau_s there: what is left is a0's part.
+    mine = found.b + found.a0[0]
+    for name, value, other in (
+        ("b", mine, right[0]),
+        ("theta", found.theta, right[1]),
+        ("tau_m", found.tau_m, right[2]),
+    ):
+        assert ((value - other).abs().max() / other.abs().max()) < 1e-11, name
+
+
+def alone(a, b, c, theta, horizon: float) -> Problem:
+    """Units without connections."""
+    count, one, empty = len(c), torch.tensor(1.0), torch.empty(0)
+    return Problem(
+        torch.zeros(3, count, count), torch.zeros(3, count, 1), torch.as_tensor(b), torch.as_tensor(theta),
+        0.7 * one, 1.1 * one, one, torch.as_tensor(a)[None], torch.as_tensor(c)[None], empty,
+        torch.empty(0, dtype=torch.int64), empty, torch.zeros(2, dtype=torch.int64), empty, horizon, EXACT,
+        torch.zeros(count, count, dtype=torch.bool),
+    )  # fmt: skip
+
+
+def test_no_crossing_is_missed():
+    """G: 20,000 units on their own, against a fine grid."""
+    count, hidden, horizon, steps = 20_000, 500, 4.0, 200
+    a, b, c, theta = units(count, seed=5)
+    extreme = np.arange(count) % 7 == 0
+    a[:, extreme] *= 4
+    b[:, extreme] *= 2
+    found = np.full(count, np.inf)
+    for start in range(0, count, hidden):
+        part = slice(start, start + hidden)
+        problem = alone(a[:, part], b[:, part], c[part], theta[part], horizon)
+        events = ENGINE.forward(problem)
+        for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
+            found[start + n] = t  # the first of each unit
+    grid = brute(a, b, c, theta, horizon, Clock(0.7, 1.1, gauss_legendre(6), 0.5), steps)
+    assert np.isfinite(grid).sum() > count / 20
+    assert not (np.isfinite(grid) & np.isinf(found)).any()  # missed
+    caught = np.isfinite(grid)
+    assert (found[caught] <= grid[caught] + 1e-12).all()  # late
+    assert (found[caught] > grid[caught] - horizon / steps - 1e-12).all()  # early
+    hit = np.isfinite(found)
+    clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
+    assert abs(flow(a[:, hit], b[:, hit], c[hit], found[hit], clock) - theta[hit]).max() < 1e-13
+    assert (hit & ~caught).sum() < count / 200  # hops over the threshold between two points
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, -1e-9, -1e-6, -1e-3])
+def test_grazing_is_decided_exactly(gap):
+    """Hundreds of units whose largest c, when z falls below theta, is ``gap`` above that: all fire or none does."""
+    a, b, c, theta = units(3000, seed=7)
+    clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
+    w0, w1 = window(a, b, theta, clock)
+    closing = (w0 == 0) & (w1 < 3)
+    a, b, c, theta, w1 = a[:, closing], b[:, closing], c[closing], theta[closing], w1[closing]
+    top = flow(a, b, c, w1, clock)
+    c = c + (theta + gap - top) / (flow(a, b, c + 1, w1, clock) - top)  # c(w1) is affine in c
+    good = (c < theta - 2 * abs(gap)) & (c > -2)
+    a, b, c, theta, w1 = a[:, good], b[:, good], c[good], theta[good], w1[good]
+    count = len(c)
+    assert count > 100
+    events = ENGINE.forward(alone(a, b, c, theta, 3.0))
+    first = np.full(count, np.inf)
+    for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
+        first[n] = t
+    assert (first < w1).all() if gap > 0 else np.isinf(first).all()
+
+
+def test_float32_is_float64_rounded():
+    problem = network(10)
+    small = {name: getattr(problem, name).float() for name in DIFFERENTIABLE}
+    small = dataclasses.replace(problem, **small, readout_times=problem.readout_times.float())
+    wide = dataclasses.replace(
+        small,
+        **{name: getattr(small, name).double() for name in DIFFERENTIABLE},
+        readout_times=small.readout_times.double(),
+    )
+    events, found = run(ENGINE, small)
+    assert {events.times.dtype, events.c_read.dtype, found.V.dtype, found.tau_s.dtype} == {torch.float32}
+    exact = ENGINE.forward(wide)
+    assert torch.equal(events.times, exact.times.float())
+    weights = cotangents(events)
+    weights = dataclasses.replace(
+        weights,
+        **{f.name: v.double() for f in dataclasses.fields(weights) if (v := getattr(weights, f.name)) is not None},
+    )
+    for name, value in ENGINE.backward(wide, exact, weights)._asdict().items():
+        assert torch.equal(getattr(found, name), value.to(getattr(found, name).dtype)), name
+
+
+def limited(problem: Problem, events: int) -> Problem:
+    return dataclasses.replace(problem, options=dataclasses.replace(problem.options, max_events=events))
+
+
+def test_the_event_limit_is_exact():
+    problem = network(11, batch=8)
+    counts = ENGINE.forward(problem).counters.events
+    most, sample = int(counts.max()), int(counts.argmax())
+    assert int(counts.sort().values[-2]) < most
+    assert torch.equal(ENGINE.forward(limited(problem, most)).counters.events, counts)
+    with pytest.raises(EventLimitError, match=rf"sample {sample} emitted more than {most - 1} events \(max_events="):
+        ENGINE.forward(limited(problem, most - 1))
+
+
+def test_the_event_limit_names_the_first_sample_past_it():
+    """Whichever thread comes to it first: sample 0 has so much to do that sample 1 is past the limit long before."""
+    problem, idle = network(11), 40_000
+    own = problem.input_times[:9]
+    problem = dataclasses.replace(
+        problem,
+        input_times=torch.cat([torch.zeros(idle), own]),
+        input_channels=torch.cat([torch.zeros(idle, dtype=torch.int64), problem.input_channels[:9]]),
+        input_values=torch.cat([torch.zeros(idle), problem.input_values[:9]]),
+        input_offsets=torch.tensor([0, idle + 9, idle + 9]),
+    )
+    assert (ENGINE.forward(problem).counters.events > 1).all()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with pytest.raises(EventLimitError, match="sample 0 emitted more than 1 events"):
+            ENGINE.forward(limited(problem, 1))
+    torch.set_num_threads(1)
+
+
+def test_what_it_cannot_do_it_says(monkeypatch):
+    problem = network(12)
+    assert "running loss" in str(ENGINE.unsupported(problem, density))
+    assert "nodes" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(nodes=33))))
+    assert "panels" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(panel=21.0))))
+    assert "bfloat16" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.bfloat16())))
+    assert "meta" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.to("meta"))))
+    monkeypatch.setattr(cpu, "core", None)
+    monkeypatch.setattr(cpu, "absence", "no core today")
+    assert ENGINE.unsupported(problem) == "no core today"
+    assert engines.choose("auto", problem).name != "compiled"
+    with pytest.raises(ValueError, match="no core today"):
+        engines.choose("compiled", problem)
+
+
+INTERRUPTED = """
+import dataclasses, sys, time
+import torch
+torch.set_default_dtype(torch.float64)
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.problem import Options
+from tests.continuous.nets import cotangents, network
+torch.set_num_threads({threads})
+problem = network(21, batch=3, hidden=16, horizon={horizon})
+problem = dataclasses.replace(problem, options=Options(nodes=32, panel=2e-4))
+engine = CompiledEngine()
+print("forward", flush=True)
+try:
+    events = engine.forward(problem)
+    print("backward", flush=True)
+    engine.backward(problem, events, cotangents(events))
+except KeyboardInterrupt:
+    print("stopped", flush=True)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("stage", "horizon"), [("forward", 1000.0), ("backward", 5.0)])
+def test_an_interrupt_stops_it_within_a_second(threads, stage, horizon):
+    code = INTERRUPTED.format(threads=threads, horizon=horizon)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            if line.strip() == stage:
+                break
+        time.sleep(0.3)
+        assert child.poll() is None, "it was done before the interrupt"
+        start = time.perf_counter()
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.readline().strip() == "stopped"
+        assert time.perf_counter() - start < 1.0
+        assert child.wait() == 7

@@ -1,0 +1,203 @@
+"""Every refusal names the argument, what it got, and what is accepted."""
+
+import pytest
+import torch
+
+import egru
+from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents
+
+GOOD = InputEvents(
+    torch.tensor([0.5, 1.0, 0.2], dtype=torch.float64),
+    torch.tensor([0, 1, 1]),
+    torch.ones(3, dtype=torch.float64),
+    torch.tensor([0, 2, 3]),
+)
+NAN = float("nan")
+
+
+def layer(**options) -> ContinuousEGRU:
+    return ContinuousEGRU(2, 3, **options)
+
+
+def number(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"times": number(1.0, 0.5, 0.2)}, r"must ascend within each sample; times\[0\] = 1 and times\[1\] = 0.5"),
+        ({"times": number(-0.5, 1.0, 0.2)}, r"input.times\[0\] is -0.5 in sample 0; times start at 0"),
+        ({"times": number(0.5, 9.0, 0.2)}, r"input.times\[1\] is 9 in sample 0, past the horizon 2"),
+        ({"times": number(0.5, 1.0, NAN)}, r"input.times\[2\] is nan in sample 1; all must be finite"),
+        ({"values": number(1.0, float("inf"), 0.2)}, r"input.values\[1\] is inf in sample 0"),
+        ({"channels": torch.tensor([0, 2, 1])}, r"input.channels\[1\] is 2; channels go from 0 to 1"),
+        ({"channels": torch.tensor([0, -1, 1])}, r"input.channels\[1\] is -1"),
+        ({"offsets": torch.tensor([0, 2])}, r"ascending from 0 to the number of events 3; got \[0, 2\]"),
+        ({"offsets": torch.tensor([0, 3, 2, 3])}, "ascending from 0"),
+        ({"values": number(1.0)}, r"must all be \(events,\), got \(3,\), \(3,\) and \(1,\)"),
+    ],
+)
+def test_input_events(change, message):
+    with pytest.raises(ValueError, match=f"ContinuousEGRU: .*{message}"):
+        layer()(GOOD._replace(**change), 2.0)
+
+
+def test_input_kinds():
+    with pytest.raises(TypeError, match=r"input must be InputEvents\(times, channels, values, offsets\), got Tensor"):
+        layer()(torch.zeros(3), 2.0)
+    with pytest.raises(TypeError, match=r"input.times is torch.float32, the parameters are torch.float64"):
+        layer()(GOOD._replace(times=GOOD.times.float()), 2.0)
+    with pytest.raises(TypeError, match=r"input.channels must be int64 on cpu, got torch.float64"):
+        layer()(GOOD._replace(channels=GOOD.times), 2.0)
+
+
+def test_unsorted_across_samples_is_fine():
+    layer()(GOOD, 2.0)
+
+
+@pytest.mark.parametrize("horizon", [0.0, -1.0, NAN, float("inf")])
+def test_horizon(horizon):
+    with pytest.raises(ValueError, match="horizon must be positive and finite, got"):
+        layer()(GOOD, horizon)
+
+
+def test_horizon_kind():
+    with pytest.raises(TypeError, match="horizon must be a number, got str"):
+        layer()(GOOD, "2")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("times", "message"),
+    [
+        ([1.0, 2.5], r"readout_times\[1\] is 2.5, past the horizon 2"),
+        ([-1.0], r"readout_times\[0\] is -1; times start at 0"),
+        ([1.0, 0.5], r"readout_times must ascend; \[0\] is 1 and \[1\] 0.5"),
+        ([NAN], r"readout_times\[0\] is nan"),
+        ([[1.0]], r"readout_times must be \(readouts,\), got shape \(1, 1\)"),
+    ],
+)
+def test_readout_times(times, message):
+    with pytest.raises(ValueError, match=message):
+        layer()(GOOD, 2.0, times)
+
+
+def test_readout_times_have_no_gradient():
+    with pytest.raises(ValueError, match="readout_times have no gradient"):
+        layer()(GOOD, 2.0, torch.ones(1, requires_grad=True))
+
+
+def test_thresholds_above_zero():
+    for value in (0.0, -0.2):
+        made = layer(threshold=egru.Threshold.constant(value))
+        with pytest.raises(ValueError, match=rf"theta\[0\] is {value:g}; thresholds must be above 0"):
+            made(GOOD, 2.0)
+
+
+def test_state():
+    made = layer(threshold=egru.Threshold.constant(0.3))
+    start = made.initial_state(2)
+    high = start.c.clone()
+    high[1, 2] = 0.3
+    with pytest.raises(ValueError, match=r"state.c\[1, 2\] is 0.3, not below its threshold 0.3; above_thre.*='fire'"):
+        made(GOOD, 2.0, state=start._replace(c=high))
+    layer(threshold=egru.Threshold.constant(0.3), above_threshold="fire")(GOOD, 2.0, state=start._replace(c=high))
+    with pytest.raises(ValueError, match=r"state.a must be a tensor of shape \(2, 3, 3\), got \(1, 3, 3\)"):
+        made(GOOD, 2.0, state=made.initial_state(1))
+    with pytest.raises(TypeError, match=r"state must be ContinuousState\(a, c, trace\), got Tensor"):
+        made(GOOD, 2.0, state=start.c)
+    for name in ("a", "c", "trace"):
+        bad = getattr(start, name).clone()
+        bad.view(-1)[0] = NAN
+        with pytest.raises(ValueError, match="must be finite"):
+            made(GOOD, 2.0, state=start._replace(**{name: bad}))
+
+
+@pytest.mark.parametrize("name", ["V", "U", "b", "threshold"])
+def test_parameters_are_finite(name):
+    made = layer()
+    with torch.no_grad():
+        made.get_parameter(name).view(-1)[0] = NAN
+    with pytest.raises(ValueError, match="must be finite"):
+        made(GOOD, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tau_s": 0.0}, ValueError, "tau_s must be positive and finite, got 0.0"),
+        ({"tau_m": NAN}, ValueError, "tau_m must be positive"),
+        ({"tau_o": "x"}, TypeError, "tau_o must be a number, got str"),
+        ({"reset_side": "both"}, ValueError, "reset_side must be one of pre, post; got 'both'"),
+        ({"amplitude": "c"}, ValueError, "amplitude must be one of theta, one"),
+        ({"bias_sign": 1}, ValueError, r"bias_sign must be one of \+, -; got 1"),
+        ({"engine": "fast"}, ValueError, "engine must be one of auto"),
+        ({"max_events": 0}, ValueError, "max_events must be at least 1"),
+        ({"grazing_floor": -1.0}, ValueError, "grazing_floor must be a number, 0 <= floor < 1; got -1.0"),
+        ({"above_threshold": "ignore"}, ValueError, "above_threshold must be one of raise, fire"),
+        ({"start": "b"}, ValueError, "start must be one of zero, rest"),
+        ({"panel": 0.0}, ValueError, "panel must be positive"),
+        ({"nodes": 0}, ValueError, "nodes must be at least 1"),
+        ({"mask": torch.ones(3, 3)}, ValueError, r"mask must be a bool tensor of shape \(3, 3\), got torch.float"),
+        ({"input_mask": torch.ones(3, 3).bool()}, ValueError, r"input_mask must be a bool tensor of shape \(3, 2\)"),
+        ({"threshold": 0.5}, TypeError, "threshold must be an egru.Threshold, got float"),
+    ],
+)
+def test_options(options, error, message):
+    with pytest.raises(error, match=f"ContinuousEGRU: {message}"):
+        layer(**options)
+
+
+def test_types_that_cannot_hold_event_times():
+    made = layer(dtype=torch.float16)
+    half = GOOD._replace(times=GOOD.times.half(), values=GOOD.values.half())
+    with pytest.raises(TypeError, match=r"computes in float64 and float32, got torch.float16"):
+        made(half, 2.0)
+
+
+def test_running_loss_kind():
+    with pytest.raises(TypeError, match="running_loss must be a function of"):
+        layer()(GOOD, 2.0, running_loss=3.0)  # pyright: ignore[reportArgumentType]
+
+
+def test_stack():
+    with pytest.raises(ValueError, match="at least one layer"):
+        ContinuousStack()
+    with pytest.raises(ValueError, match="layer 1 has input_size 2, the layer below 3 units; they must be equal"):
+        ContinuousStack(layer(), layer())
+    with pytest.raises(TypeError, match="layer 0 must be a ContinuousEGRU, got Linear"):
+        ContinuousStack(torch.nn.Linear(2, 3))  # pyright: ignore[reportArgumentType]
+    stack = ContinuousStack(layer(), ContinuousEGRU(3, 3))
+    with pytest.raises(ValueError, match="states must be one per layer, 2; got 1"):
+        stack(GOOD, 2.0, states=[layer().initial_state(2)])
+
+
+def test_runaway_activity_is_stopped():
+    made = layer(max_events=3, threshold=egru.Threshold.constant(0.1))
+    with torch.no_grad():
+        made.b.fill_(3.0)
+    with pytest.raises(egru.continuous.EventLimitError, match=r"sample \d emitted more than 3 events \(max_events=3\)"):
+        made(GOOD, 5.0)
+
+
+def test_input_constructors():
+    one = torch.zeros(1)
+    which = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="one tensor per sample, got 2, 1 and 2"):
+        InputEvents.from_lists([one, one], [which])
+    with pytest.raises(ValueError, match="at least one sample"):
+        InputEvents.from_lists([], [])
+    with pytest.raises(ValueError, match=r"sample 0 has times of shape \(1,\), channels \(2,\)"):
+        InputEvents.from_lists([one], [torch.zeros(2, dtype=torch.int64)])
+    with pytest.raises(ValueError, match=r"must all be \(batch, events\), got"):
+        InputEvents.from_padded(one, which)
+    with pytest.raises(ValueError, match=r"lengths must be \(1,\), each from 0 to 1; got \[2\]"):
+        InputEvents.from_padded(one[None], which[None], lengths=torch.tensor([2]))
+    with pytest.raises(ValueError, match=r"x must be \(batch, time, channels\), got \(1,\)"):
+        InputEvents.from_series(one, 1.0)
+    with pytest.raises(ValueError, match="step must be positive, got 0"):
+        InputEvents.from_series(one[None, None], 0)
+    with pytest.raises(ValueError, match=r"times \(batch, time\), got"):
+        InputEvents.from_irregular(one, one[None, None])
+    with pytest.raises(ValueError, match="observed must be bool"):
+        InputEvents.from_irregular(one[None], one[None, None], one[None])

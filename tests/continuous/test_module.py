@@ -1,0 +1,285 @@
+"""The module: what it returns, what is differentiable, carried state, stacks, input helpers."""
+
+import pickle
+
+import pytest
+import torch
+
+import egru
+from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents, engines
+from tests.helpers import weighted_sum
+
+ENGINES = [name for name in engines.names() if name != "auto"]
+
+
+def grad(tensor: torch.Tensor) -> torch.Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def events(batch: int = 2, count: int = 8, horizon: float = 6.0, channels: int = 3, seed: int = 1) -> InputEvents:
+    g = torch.Generator().manual_seed(seed)
+    times = [torch.rand(count - s, generator=g, dtype=torch.float64) * horizon for s in range(batch)]
+    which = [torch.randint(channels, (count - s,), generator=g) for s in range(batch)]
+    values = [torch.rand(count - s, generator=g, dtype=torch.float64) + 0.5 for s in range(batch)]
+    return InputEvents.from_lists(times, which, values)
+
+
+def layer(hidden: int = 5, inputs: int = 3, seed: int = 0, **options) -> ContinuousEGRU:
+    torch.manual_seed(seed)
+    made = ContinuousEGRU(inputs, hidden, 0.8, 1.1, 1.5, **options)
+    sign = -1 if options.get("bias_sign") == "-" else 1
+    with torch.no_grad():  # fires on its own
+        made.b.copy_(sign * (torch.randn(3, hidden) * 0.3 + torch.tensor([[1.0], [0.0], [0.9]])))
+    return made
+
+
+def test_result_has_everything_in_its_place():
+    made, given = layer(), events()
+    out = made(given, 6.0, [1.0, 2.5, 6.0])
+    assert out.times.shape == out.units.shape == out.amplitudes.shape == (int(out.offsets[-1]),)
+    assert out.c.shape == out.trace.shape == (2, 3, 5)
+    torch.testing.assert_close(out.amplitudes, made.thresholds()[out.units])
+    assert out.state.a.shape == (2, 3, 5)
+    torch.testing.assert_close(out.state.c, out.c[:, -1])
+    assert (out.samples.bincount(minlength=2) == out.counters.events).all()
+    for s in range(2):
+        mine = out.times[out.samples == s]
+        assert (mine.diff() >= 0).all()
+    # The trace is a sum over events.
+    decay = torch.exp(-(2.5 - out.times) / 1.5) * out.amplitudes * (out.times <= 2.5)
+    direct = torch.zeros(2, 5).index_put_((out.samples, out.units), decay, accumulate=True)
+    torch.testing.assert_close(out.trace[:, 1], direct)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradients_reach_everything(engine):
+    made = layer(engine=engine, trainable_tau=True, threshold=egru.Threshold(mean=-1.0))
+    given = events()
+    given = given._replace(times=given.times.requires_grad_(), values=given.values.requires_grad_())
+    start = made.initial_state(2)._replace(trace=torch.ones(2, 5, requires_grad=True))
+    start.a.requires_grad_()
+    start.c.requires_grad_()
+    out = made(given, 6.0, [1.0, 2.5, 6.0], start)
+    assert out.counters.floored is None
+    weighted_sum([out.times, out.amplitudes, out.c, out.trace]).backward()
+    assert out.counters.floored is not None
+    wanted = {**dict(made.named_parameters()), "times": given.times, "values": given.values, **start._asdict()}
+    for name, tensor in wanted.items():
+        assert tensor.grad is not None, name
+        assert torch.isfinite(tensor.grad).all(), name
+        assert tensor.grad.abs().max() > 0, name
+
+
+OTHER = {"bias_sign": "-", "start": "rest", "amplitude": "one", "reset_side": "post"}
+
+
+@pytest.mark.parametrize("options", [{}, OTHER], ids=["paper", "other"])
+def test_gradcheck_of_the_module(options):
+    """Torch's own check of parameters, times and values together; the sequence of events must not change."""
+    made = layer(2, nodes=12, panel=1.0, grazing_floor=0.0, engine="reference", **options)
+    given = events(1, 3, 3.0)
+    names = [name for name, _ in made.named_parameters()]
+
+    def call(times, values, *parameters):
+        out = torch.func.functional_call(
+            made,
+            dict(zip(names, parameters, strict=True)),
+            (given._replace(times=times, values=values), 3.0, [2.0, 3.0]),
+        )
+        return out.times, out.amplitudes, out.c, out.trace, out.state.a, out.state.c, out.state.trace
+
+    arguments = (given.times, given.values, *(p.detach() for p in made.parameters()))
+    assert len(call(*arguments)[0]) > 0
+    assert torch.autograd.gradcheck(call, [a.clone().requires_grad_() for a in arguments], eps=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_absent_connections_neither_act_nor_learn(engine):
+    mask, input_mask = torch.rand(5, 5) < 0.5, torch.rand(5, 3) < 0.7
+    sparse = layer(engine=engine, mask=mask, input_mask=input_mask)
+    plain = layer(engine=engine)
+    with torch.no_grad():
+        plain.V.mul_(mask)
+        plain.U.mul_(input_mask)
+    left, right = sparse(events(), 6.0, [3.0, 6.0]), plain(events(), 6.0, [3.0, 6.0])
+    assert torch.equal(left.units, right.units)
+    torch.testing.assert_close(left.times, right.times, rtol=0, atol=1e-12)
+    weighted_sum([left.times, left.c]).backward()
+    weighted_sum([right.times, right.c]).backward()
+    torch.testing.assert_close(grad(sparse.V), grad(plain.V) * mask, rtol=0, atol=1e-11)
+    torch.testing.assert_close(grad(sparse.U), grad(plain.U) * input_mask, rtol=0, atol=1e-11)
+    assert set(sparse.state_dict()) >= {"mask", "input_mask"}
+
+
+def test_minus_bias_is_the_other_sign():
+    plus, minus = layer(), layer(bias_sign="-")
+    assert torch.equal(minus.b, -plus.b)
+    left, right = plus(events(), 6.0, [6.0]), minus(events(), 6.0, [6.0])
+    assert torch.equal(left.times, right.times)
+    assert torch.equal(left.c, right.c)
+
+
+def test_start_at_rest_stays_there():
+    made = layer(start="rest")
+    none = InputEvents.from_lists([torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)])
+    with torch.no_grad():
+        made.b[2] = -1.0
+    torch.testing.assert_close(made(none, 3.0).state.a[0], made.b.detach())
+
+
+def test_two_stretches_are_one():
+    """Events, trace and gradients of a run cut in two, with the state carried over."""
+    made, given = layer(nodes=12, panel=1.0), events(1)
+    cut, horizon = 2.7, 6.0
+    early = given.times <= cut
+    first = InputEvents.from_lists([given.times[early]], [given.channels[early]], [given.values[early]])
+    second = InputEvents.from_lists([given.times[~early] - cut], [given.channels[~early]], [given.values[~early]])
+    whole = made(given, horizon, [horizon])
+    weighted_sum([whole.times, whole.c, whole.trace, *whole.state]).backward()
+    expected = [grad(p).clone() for p in made.parameters()]
+    made.zero_grad()
+    one = made(first, cut)
+    two = made(second, horizon - cut, [horizon - cut], one.state)
+    assert len(one.times) > 0
+    assert len(two.times) > 0
+    times = torch.cat([one.times, two.times + cut])
+    torch.testing.assert_close(times, whole.times, rtol=0, atol=1e-12)
+    torch.testing.assert_close(two.trace, whole.trace, rtol=0, atol=1e-12)
+    weighted_sum([times, two.c, two.trace, *two.state]).backward()
+    for p, e in zip(made.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, e, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradient_through_a_stack(engine):
+    """Through event times and amplitudes of the lower layer, against differences."""
+    torch.manual_seed(3)
+    options = {"nodes": 12, "panel": 1.0, "grazing_floor": 0.0, "engine": engine}
+    stack = ContinuousStack(layer(4, 3, **options), layer(3, 4, seed=5, **options))
+    given = events(1, 6, 4.0)
+
+    def value() -> torch.Tensor:
+        low, high = stack(given, 4.0, [3.0, 4.0])
+        assert len(low.times) > 2
+        assert len(high.times) > 1
+        return weighted_sum([high.times, high.amplitudes, high.c, high.trace])
+
+    value().backward()
+    lower = stack.layers[0]
+    assert isinstance(lower, ContinuousEGRU)
+    for parameter in (lower.V, lower.U, lower.b, lower.threshold):
+        index = int(grad(parameter).abs().argmax())
+        flat, h = parameter.data.view(-1), 2e-5
+        gradient = float(grad(parameter).view(-1)[index])
+        values = []
+        with torch.no_grad():
+            for k in (-2, -1, 1, 2):
+                flat[index] += k * h
+                values.append(value().item())
+                flat[index] -= k * h
+        difference = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * h)
+        assert abs(gradient) > 1e-4
+        assert abs(difference - gradient) < 1e-6 * max(1.0, abs(gradient))
+
+
+def test_running_loss_is_the_integral():
+    """Of a constant it is the time that passed; its gradient is that of differences."""
+    made = layer(2, nodes=12, panel=1.0)
+    given = events(2, 4, 3.0)
+    out = made(given, 3.0, running_loss=lambda c, t, sample: torch.ones_like(t) * (1 + sample))
+    torch.testing.assert_close(out.integral, torch.tensor([3.0, 6.0]))
+
+    def call(b):
+        run = torch.func.functional_call(
+            made, {"b": b}, (given, 3.0), {"running_loss": lambda c, t, sample: (c**2).sum(-1) * t}
+        )
+        return run.integral
+
+    assert torch.autograd.gradcheck(call, [made.b.detach().clone().requires_grad_()], atol=1e-6)
+
+
+def test_engines_give_the_same_module():
+    outs = [layer(engine=name)(events(), 6.0, [3.0]) for name in ENGINES]
+    for out in outs[1:]:
+        assert torch.equal(out.units, outs[0].units)
+        torch.testing.assert_close(out.times, outs[0].times, rtol=0, atol=1e-10)
+
+
+def test_float32_is_close_to_float64():
+    made = layer(8)
+    given = events()
+    exact = made(given, 6.0, [6.0])
+    exact.c.sum().backward()
+    gradient = grad(made.V).clone()
+    made.zero_grad()
+    made.float()
+    single = made(given._replace(times=given.times.float(), values=given.values.float()), 6.0, [6.0])
+    assert single.times.dtype == torch.float32
+    assert torch.equal(single.units, exact.units)
+    assert (single.times - exact.times).abs().max() < 1e-5
+    single.c.sum().backward()
+    assert (grad(made.V) - gradient).abs().max() < 1e-3 * gradient.abs().max()
+
+
+def test_it_trains():
+    """The first event is taught to come at half its time."""
+    made = layer(4)
+    given = events(1, 6, 3.0)
+    optimiser = torch.optim.Adam(made.parameters(), 0.05)
+    goal = made(given, 4.0).times[0].item() / 2
+    for _ in range(100):
+        loss = (made(given, 2.0).times[0] - goal).square()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert abs(made(given, 2.0).times[0].item() - goal) < 0.02 * goal
+
+
+def test_state_dict_and_pickle():
+    made = layer(trainable_tau=True)
+    other = layer(seed=9, trainable_tau=True)
+    other.load_state_dict(made.state_dict())
+    again = pickle.loads(pickle.dumps(made))
+    out = [m(events(), 6.0, [6.0]) for m in (made, other, again)]
+    assert torch.equal(out[0].times, out[1].times)
+    assert torch.equal(out[0].times, out[2].times)
+    assert set(layer().state_dict()) == {"V", "U", "b", "threshold", "fixed_tau"}
+
+
+def test_thresholds_shared_or_fixed():
+    shared = layer(threshold=egru.Threshold(mean=-1.0, per_unit=False))
+    out = shared(events(), 6.0, [6.0])
+    out.c.sum().backward()
+    assert grad(shared.threshold).shape == (1,)
+    fixed = layer(threshold=egru.Threshold.constant(0.3))
+    assert (fixed(events(), 6.0).amplitudes == 0.3).all()
+
+
+def test_padded_and_ragged_inputs_are_the_same():
+    times = torch.tensor([[2.0, 1.0, 0.5], [0.3, 9.0, 9.0]])
+    channels = torch.tensor([[0, 1, 2], [1, 0, 0]])
+    padded = InputEvents.from_padded(times, channels, lengths=torch.tensor([3, 1]))
+    ragged = InputEvents.from_lists([times[0], times[1, :1]], [channels[0], channels[1, :1]])
+    for left, right in zip(padded, ragged, strict=True):
+        assert torch.equal(left, right)
+    assert padded.times.tolist() == [0.5, 1.0, 2.0, 0.3]
+    assert padded.channels.tolist() == [2, 1, 0, 1]
+    assert padded.offsets.tolist() == [0, 3, 4]
+    assert padded.batch == 2
+
+
+def test_series_become_events():
+    x = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
+    every = InputEvents.from_series(x, 0.5)
+    assert every.times.tolist() == [0.0, 0.0, 0.5, 0.5]
+    assert every.channels.tolist() == [0, 1, 0, 1]
+    assert every.values.tolist() == [1.0, 0.0, 0.0, 2.0]
+    sparse = InputEvents.from_series(x, 0.5, start=1.0, drop_zeros=True)
+    assert sparse.times.tolist() == [1.0, 1.5]
+    assert sparse.values.tolist() == [1.0, 2.0]
+    seen = InputEvents.from_irregular(torch.tensor([[0.2, 0.7]]), x, torch.tensor([[False, True]]))
+    assert seen.times.tolist() == [0.7, 0.7]
+    x.requires_grad_()
+    InputEvents.from_series(x, 0.5).values.sum().backward()
+    assert (grad(x) == 1).all()
