@@ -67,8 +67,10 @@ def test_the_order_inside_a_group_is_irrelevant(engine, twins):
     assert plain.a_last is None or (plain.a_last[:, :, order] - other.a_last).abs().max() < 1e-12
 
 
-def test_the_gradient_of_what_keeps_a_group_together(engine, twins):
+@pytest.mark.parametrize("name", [n if n == "reference" else pytest.param(n, marks=pytest.mark.slow) for n in ENGINES])
+def test_the_gradient_of_what_keeps_a_group_together(name, twins):
     """What the twins send, and what moves both of them alike, against five-point differences."""
+    engine = engines.get(name)
     events = engine.forward(twins)
     weights = cotangents(events)
     found = engine.backward(twins, events, weights)

@@ -147,7 +147,6 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """The core's own test programs under the address and undefined-behaviour sanitizers."""
     if shutil.which("cmake") is None or shutil.which("c++") is None:
