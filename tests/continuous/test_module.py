@@ -1,6 +1,8 @@
 """The module: what it returns, what is differentiable, carried state, stacks, input helpers."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -283,3 +285,14 @@ def test_series_become_events():
     x.requires_grad_()
     InputEvents.from_series(x, 0.5).values.sum().backward()
     assert (grad(x) == 1).all()
+
+
+def test_a_script_that_ends_with_a_graph_alive_ends_quietly():
+    code = """
+from egru.continuous import ContinuousEGRU, InputEvents
+import torch
+events = InputEvents.from_lists([torch.tensor([0.3, 0.4])], [torch.tensor([0, 1])])
+out = ContinuousEGRU(2, 8)(events, 2.0, [2.0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -19,6 +19,8 @@ void bind_engine(nb::module_& m);
 void bind_continuous(nb::module_& m);
 
 NB_MODULE(_core, m) {
+    // A graph that is alive when the interpreter ends is no leak, but nanobind would print it as one.
+    nb::set_leak_warnings(false);
     m.def("levels", [] {
         std::vector<std::string> names;
         for (int i = 0; i < egru::level_count; ++i)
