@@ -17,7 +17,7 @@ def millions(model):
     [("egru", 512, 5.5), ("egru", 1024, 15.7), ("lstm", 512, 7.4), ("lstm", 867, 16.1)],
 )
 def test_gestures(cell, units, printed):
-    """The paper's 16.3M for LSTM (867) is 16.1M by count; 867 was chosen to match it with GRU (1024)."""
+    """LSTM (867) is 16.1M by count; the paper prints 16.3M."""
     with torch.device("meta"):
         assert round(millions(gesture_network(units, cell=cell)), 1) == printed
 
