@@ -42,7 +42,7 @@ def test_what_the_readout_reads():
         model.load_state_dict(models["trace"].state_dict())
     y, _ = models["trace"].layers[0](x.transpose(0, 1))
     assert (y != 0).any()
-    trace = sum(0.5 * 0.8 ** (5 - t) * y[t] for t in range(6))
+    trace = torch.stack([0.5 * 0.8 ** (5 - t) * y[t] for t in range(6)]).sum(0)
     W, b = models["trace"].readout.weight, models["trace"].readout.bias
     expected = {"trace": trace @ W.T + b, "mean": y.mean(0) @ W.T + b, "last": y[-1] @ W.T + b}
     for readout, scores in expected.items():

@@ -38,11 +38,13 @@ def test_convolutional_head():
     head = ConvolutionalHead().float()
     assert round(millions(head), 1) == 1.7
     macs = []
+
+    def count(module, args, output):
+        macs.append(output[0, 0].numel() * module.weight.numel())
+
     for layer in head:
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            layer.register_forward_hook(
-                lambda module, args, output: macs.append(output[0, 0].numel() * module.weight.numel())
-            )
+            layer.register_forward_hook(count)
     head(torch.zeros(1, 1, 128, 128, dtype=torch.float32))
     assert round(sum(macs) / 1e6) == 79
 
