@@ -91,3 +91,13 @@ def test_bad_frames():
     for x in (torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(4, 4)):
         with pytest.raises(ValueError, match="frames must be floating"):
             warp(x)
+
+
+@pytest.mark.cuda
+def test_the_device_moves_frames_as_the_host_does():
+    x = torch.rand(4, 3, 2, 32, 32, dtype=torch.float32).gt(0.7).float()
+    how = {"rotate": torch.tensor([0.0, 90.0, 180.0, 270.0]), "translate": torch.tensor([[2.0, -1.0]] * 4)}
+    assert torch.equal(warp(x.cuda(), **how).cpu(), warp(x, **how))
+    moved = augment(x.cuda(), generator=torch.Generator("cuda").manual_seed(0))
+    assert moved.is_cuda
+    assert not torch.equal(moved.cpu(), x)

@@ -162,3 +162,9 @@ def test_the_published_frames():
     assert data.validation.y.bincount().tolist() == [14] * 11
     assert data.test.y.bincount().tolist() == [24] * 11
     assert 0.35 < unpack_frames(data.train.x).mean() < 0.45
+
+
+@pytest.mark.cuda
+def test_unpacking_on_the_device():
+    packed = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 5, 4), np.uint8))
+    assert torch.equal(unpack_frames(packed.cuda()).cpu(), unpack_frames(packed))

@@ -64,3 +64,13 @@ def test_convolutional_network():
     assert isinstance(state.layers[0], egru.EventState)
     scores.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.cuda
+def test_convolutional_network_on_the_device():
+    torch.set_default_dtype(torch.float32)
+    model = gesture_network(16, num_layers=1, convolutional=True).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        scores, _ = model(torch.rand(2, 3, 2, 32, 32, device="cuda"))
+    scores.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # pyright: ignore

@@ -124,3 +124,20 @@ def test_bad_arguments():
         language("dense_indrnn", num_layers=3)
     with pytest.raises(ValueError, match="vocabulary must be at least 1"):
         LanguageModel(0, 2, 3)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("cell", CELLS)
+def test_on_the_device(cell):
+    torch.set_default_dtype(torch.float32)
+    options = {} if "indrnn" in cell else {"dropconnect": 0.3}
+    model = language(cell, word_dropout=0.1, embedding_dropout=0.2, output_dropout=0.2, **options)
+    tokens = torch.randint(11, (8, 3))
+    model.eval()
+    expected, _ = model(tokens)
+    model.cuda()
+    scores, state = model(tokens.cuda())
+    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)
+    model.train()
+    model(tokens.cuda(), detached(state))[0].square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # pyright: ignore
