@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from egru.data import pokerdvs
+from egru.data import DataCorrupt, DataMissing, pokerdvs
 
 HERE = Path(os.environ.get("EGRU_DATA", "data"))
 real = pytest.mark.skipif(
@@ -29,7 +29,7 @@ def test_counts_and_ranges():
 
 
 def test_absent_files_say_what_to_do(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match=r"POKER-DVS is not at .*pips_train.tar.gz.*EGRU_DATA"):
+    with pytest.raises(DataMissing, match=r"pips_train.tar.gz is not in .*EGRU_DATA"):
         pokerdvs(tmp_path)
     monkeypatch.setenv("EGRU_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
@@ -39,5 +39,5 @@ def test_absent_files_say_what_to_do(tmp_path, monkeypatch):
 def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "pokerdvs").mkdir()
     (tmp_path / "pokerdvs" / "pips_train.tar.gz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"has MD5 .* expected .*: damaged, or another version"):
+    with pytest.raises(DataCorrupt, match=r"is not the published file"):
         pokerdvs(tmp_path)

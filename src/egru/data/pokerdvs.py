@@ -4,7 +4,6 @@ Serrano-Gotarredona and Linares-Barranco, "Poker-DVS and MNIST-DVS" (2015), in t
 downloads as ``POKERDVS``: 48 recordings to learn from and 20 to test on, 8 to 30 ms long.
 """
 
-import hashlib
 import io
 import os
 import tarfile
@@ -15,13 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from egru.data.root import Source, find, verify
+
 SUITS = ("clubs", "diamonds", "hearts", "spades")
 PIXELS = 35
 _FOLDERS = ("cl", "di", "he", "sp")
-_MD5 = {
-    "pips_train.tar.gz": "412bcfb96826e4fcb290558e8c150aae",
-    "pips_test.tar.gz": "eef2bf7d0d3defae89a6fa98b07c17af",
-}
+_FROM = "what tonic.datasets.POKERDVS downloads"
+_FILES = (
+    Source("pips_train.tar.gz", "1ea38cdea0a46da6a8bce0f51b7a22b22a0922c14f73c5813a674810691eead5", _FROM),
+    Source("pips_test.tar.gz", "97501f9ab11f0c71fe232a264788671e9c4052566e3fc48c662ef6a7692347f2", _FROM),
+)
 
 
 class Recording(NamedTuple):
@@ -43,22 +45,13 @@ class Recordings(NamedTuple):
 
 
 def pokerdvs(root: str | os.PathLike[str] | None = None) -> Recordings:
-    """Both parts, read from ``pokerdvs/pips_train.tar.gz`` and ``pips_test.tar.gz`` under ``root``, or under the folder
-    the environment variable ``EGRU_DATA`` names."""
-    where = Path(root or os.environ.get("EGRU_DATA", "data")) / "pokerdvs"
-    return Recordings(*(_read(where / name) for name in _MD5))
+    """Both parts, from ``pips_train.tar.gz`` and ``pips_test.tar.gz`` in the folder ``pokerdvs`` of the data root."""
+    return Recordings(*(_read(source, find(source, "pokerdvs", root)) for source in _FILES))
 
 
-def _read(archive: Path) -> tuple[Recording, ...]:
-    if not archive.is_file():
-        raise FileNotFoundError(
-            f"POKER-DVS is not at {archive}: put pips_train.tar.gz and pips_test.tar.gz there (tonic.datasets.POKERDVS "
-            "downloads them) and name the folder above pokerdvs in EGRU_DATA or root"
-        )
+def _read(source: Source, archive: Path) -> tuple[Recording, ...]:
     content = archive.read_bytes()
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != _MD5[archive.name]:
-        raise ValueError(f"{archive} has MD5 {found}, expected {_MD5[archive.name]}: damaged, or another version")
+    verify(content, source, archive)
     recordings = []
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
         names = [name for name in tar.getnames() if name.endswith(".npy")]
