@@ -1,28 +1,12 @@
 """Handwritten digits, 8 by 8 pixels, that ship inside scikit-learn: one pixel at a time, 64 steps."""
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-
-class Split(NamedTuple):
-    """``x`` of shape ``(N, T, features)`` and integer labels ``y``."""
-
-    x: Tensor
-    y: Tensor
-
-
-class Classification(NamedTuple):
-    """A labelled data set of sequences; validation decides, the test split is touched once."""
-
-    name: str
-    classes: int
-    train: Split
-    validation: Split
-    test: Split
+from egru.data.sets import Classification, Split
 
 
 def digits(*, permuted: bool = False, seed: int = 0) -> Classification:

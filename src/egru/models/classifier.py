@@ -1,0 +1,116 @@
+"""Sequences to classes: recurrent layers, a summary of what the last one said, a linear readout."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from egru.layers import EGRU, checks
+from egru.models.stack import RecurrentStack
+from egru.trace import PAPER_DECAY, exponential_trace
+
+READOUTS = ("trace", "mean", "last", "every")
+
+
+class ClassifierState(NamedTuple):
+    """What a classifier carries from one piece of a sequence to the next: layers, summary so far, steps it is over."""
+
+    layers: tuple[Any, ...]
+    summary: Tensor
+    steps: int
+
+
+class SequenceClassifier(RecurrentStack):
+    r"""``scores, state = model(x, state)``: ``x`` of shape ``(B, T, features)``, or ``(B, T, ...)`` which is flattened.
+
+    Args:
+        input_size, hidden_size, classes: units of the input, of every layer, of the readout.
+        num_layers: recurrent layers.
+        cell: "egru", "elstm", "ernn", "gru", "lstm", "cornn" or "indrnn".
+        readout: what the linear layer reads. "trace": ``tr_t = decay * tr_{t-1} + gain * y_t`` at the last step, as in
+            the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
+        decay, gain: of the trace.
+        normalise: batch normalisation between summary and readout.
+        dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
+        head: reads every frame, ``(T * B, ...)`` to ``(T * B, input_size)``, before the layers do.
+        options: go to every layer: ``threshold``, ``surrogate``, ``reset``, ``dropconnect``, ``zoneout``, …
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        classes: int,
+        *,
+        num_layers: int = 1,
+        cell: str = "egru",
+        readout: str = "trace",
+        decay: float = PAPER_DECAY,
+        gain: float = 1.0,
+        normalise: bool = False,
+        dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        head: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        me = type(self).__name__
+        for name, value in (("num_layers", num_layers), ("classes", classes)):
+            checks.positive_int(me, name, value)
+        self.summary = checks.choice(me, "readout", readout, READOUTS)
+        self.decay = checks.probability(me, "decay", decay)
+        self.gain = checks.scale(me, "gain", gain)
+        if normalise and readout == "every":
+            raise ValueError(f"{me}: normalise=True needs one summary a sequence; got readout='every'")
+        self.head = head
+        self.input_size = input_size
+        self._add_layers([input_size, *[hidden_size] * num_layers], cell, dropout, output_dropout, options)
+        self.normalise = nn.BatchNorm1d(hidden_size) if normalise else None
+        self.readout = nn.Linear(hidden_size, classes)
+        nn.init.xavier_uniform_(self.readout.weight)
+
+    def forward(self, x: Tensor, state: ClassifierState | None = None) -> tuple[Tensor, ClassifierState]:
+        x = x.transpose(0, 1)
+        T, B = x.shape[:2]
+        x = x.flatten(2) if self.head is None else self.head(x.flatten(0, 1)).unflatten(0, (T, B))
+        _, y, layers = self._run_layers(x, None if state is None else state.layers)
+        steps = T if state is None else T + state.steps
+        if self.summary in ("last", "every"):
+            summary = y[-1]
+        else:
+            decay, gain = (1.0, 1.0) if self.summary == "mean" else (self.decay, self.gain)
+            before = None if state is None else state.summary
+            summary = exponential_trace(y, decay, gain=gain, initial=before, last=True)
+        after = ClassifierState(layers, summary, steps)
+        if self.summary == "every":
+            return self.readout(y).transpose(0, 1), after
+        value = summary / steps if self.summary == "mean" else summary
+        return self.readout(value if self.normalise is None else self.normalise(value)), after
+
+    @torch.no_grad()
+    def streaming(self) -> dict[str, Any]:
+        """Arguments of :class:`egru.EventEngine` for this model: ``EventEngine(**model.streaming())``.
+
+        At every step the engine gives the scores this model gives for the sequence up to there. Gain and normalisation
+        are folded into a copy of the readout.
+        """
+        me = type(self).__name__
+        if self.summary == "mean":
+            raise ValueError(f"{me}: the engine has no running mean; accepted readouts: trace, last, every")
+        if self.head is not None:
+            raise ValueError(f"{me}: the engine runs event layers only; run the head yourself and pass its output on")
+        if not all(isinstance(layer, EGRU) for layer in self.layers):
+            raise ValueError(f"{me}: the engine runs cell='egru' only, got {type(self.layer0).__name__}")
+        weight, bias = self.readout.weight.double(), self.readout.bias.double()
+        if self.normalise is not None:
+            norm = self.normalise
+            mean, variance = norm.get_buffer("running_mean").double(), norm.get_buffer("running_var").double()
+            slope = norm.weight.double() / (variance + norm.eps).sqrt()
+            bias = bias + weight @ (norm.bias.double() - slope * mean)
+            weight = weight * slope
+        readout = copy.deepcopy(self.readout)
+        readout.weight.copy_(weight * (self.gain if self.summary == "trace" else 1.0))
+        readout.bias.copy_(bias)
+        trace = self.decay if self.summary == "trace" else None
+        return {"module": nn.Sequential(*self.layers), "readout": readout, "trace": trace}
