@@ -2,18 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from egru.data import Classification, Split
+from egru.data import Batches, Classification, Text, augment, batchify
+from egru.models import detached
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
-
-SPLITS = ("train", "validation", "test")
-
 
 class Batch(NamedTuple):
     """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it."""
@@ -51,15 +49,6 @@ class Task(Protocol):
         ...
 
 
-def detached(state: Any) -> Any:
-    """A state, however nested, without its history: the seam of truncated back-propagation."""
-    if isinstance(state, Tensor):
-        return state.detach()
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*map(detached, state))
-    return type(state)(map(detached, state)) if isinstance(state, list | tuple) else state
-
-
 class Autocast:
     """The precision of a run, as a context that can be entered again and again."""
 
@@ -72,51 +61,48 @@ class Autocast:
 
 
 class ClassifierTask:
-    """Labelled sequences; ``model`` maps ``(B, T, features)`` to scores ``(B, classes)`` or ``(B, T, classes)``.
+    """Labelled sequences for a model like :class:`egru.models.SequenceClassifier`.
 
-    Scores of every step are judged by their mean over steps. ``augment`` maps a training batch to an altered one.
+    Scores at every step count by their mean over steps.
     """
 
-    def __init__(
-        self, data: Classification, training: ClassifierTraining, augment: Callable[[Tensor], Tensor] | None = None
-    ) -> None:
-        self.training, self.augment, self.autocast = training, augment, Autocast(training)
-        device = training.device
-        self.splits = {name: Split(*(part.to(device) for part in getattr(data, name))) for name in SPLITS}
+    def __init__(self, data: Classification, training: ClassifierTraining) -> None:
+        self.training, self.autocast = training, Autocast(training)
+        decode = data.decode
+        if training.augment:
+            decode = (lambda x: augment(x)) if decode is None else (lambda x: augment(data.decode(x)))  # pyright: ignore
+        size, device = training.evaluation_batch, training.device
+        self.data = {
+            "train": Batches(data.train, training.batch, device=device, shuffle=True, decode=decode),
+            "validation": Batches(data.validation, size, device=device, decode=data.decode),
+            "test": Batches(data.test, size, device=device, decode=data.decode),
+        }
 
     def batches(self) -> Iterator[Batch]:
-        x, y = self.splits["train"]
-        rows = torch.randperm(len(y)).to(y.device)
-        for start in range(0, len(y), self.training.batch):
-            chosen = rows[start : start + self.training.batch]
-            inputs = _floating(x[chosen])
-            yield Batch(self.augment(inputs) if self.augment else inputs, y[chosen], 1.0, start / len(y))
+        data = self.data["train"]
+        for i, (x, y) in enumerate(data):
+            yield Batch(x, y, 1.0, i / len(data))
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast():
-            scores = _of_sequence(model(batch.x))
+            scores = _of_sequence(model(batch.x)[0])
             loss = F.cross_entropy(scores, batch.y, label_smoothing=self.training.label_smoothing)
         return loss, loss.new_zeros(()), None
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str) -> Scores:
         model.eval()
-        x, y = self.splits[split]
-        total, right = y.new_zeros((), dtype=torch.float64), y.new_zeros(())
-        for start in range(0, len(y), self.training.evaluation_batch):
-            rows = slice(start, start + self.training.evaluation_batch)
+        losses, right, count = [], [], 0
+        for x, y in self.data[split]:
             with self.autocast():
-                scores = _of_sequence(model(_floating(x[rows])))
-            total += F.cross_entropy(scores.float(), y[rows], reduction="sum")
-            right += (scores.argmax(-1) == y[rows]).sum()
-        return Scores(total.item() / len(y), right.item() / len(y))
+                scores = _of_sequence(model(x)[0])
+            losses.append(F.cross_entropy(scores.double(), y, reduction="sum"))
+            right.append((scores.argmax(-1) == y).sum())
+            count += len(y)
+        return Scores(torch.stack(losses).sum().item() / count, torch.stack(right).sum().item() / count)
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (scores.accuracy, -scores.loss)
-
-
-def _floating(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
 
 
 def _of_sequence(scores: Tensor) -> Tensor:
@@ -124,22 +110,21 @@ def _of_sequence(scores: Tensor) -> Tensor:
 
 
 class LanguageTask:
-    """A text; ``model`` maps tokens ``(T, B)`` and a state to :class:`Prediction`-like results.
+    """A text for a model like :class:`egru.models.LanguageModel`, its state carried from stretch to stretch."""
 
-    The model returns ``(logits, output, state)``: scores ``(T, B, vocabulary)`` and the last layer's output
-    ``(T, B, features)``. The state, whatever it holds, is carried from stretch to stretch without its history.
-    """
-
-    def __init__(self, data: Any, training: LanguageTraining) -> None:
+    def __init__(self, data: Text, training: LanguageTraining) -> None:
         self.training, self.autocast = training, Autocast(training)
-        columns = {"train": training.batch}
-        self.splits = {
-            name: in_columns(getattr(data, name), columns.get(name, training.evaluation_batch)).to(training.device)
-            for name in SPLITS
+        self.data = {
+            "train": batchify(data.train, training.batch).to(training.device),
+            "validation": batchify(data.validation, training.evaluation_batch).to(training.device),
+            "test": batchify(data.test, training.evaluation_batch).to(training.device),
         }
+        for name, text in self.data.items():
+            if len(text) < 2:
+                raise ValueError(f"LanguageTask: the {name} split is too short for a batch of {text.shape[1]}")
 
     def batches(self) -> Iterator[Batch]:
-        text, bptt = self.splits["train"], self.training.bptt
+        text, bptt = self.data["train"], self.training.bptt
         steps, start = len(text) - 1, 0
         while start < steps:
             length = self._length() if self.training.vary_bptt else bptt
@@ -153,11 +138,12 @@ class LanguageTask:
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast():
-            logits, output, state = model(batch.x, state)
+            output, dropped, state = model.features(batch.x, state)  # pyright: ignore[reportCallIssue]
+            logits = model.readout(dropped)  # pyright: ignore[reportCallIssue]
             loss = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
         extra = loss.new_zeros(())
         if self.training.activity_decay:
-            extra = extra + self.training.activity_decay * output.square().mean()
+            extra = extra + self.training.activity_decay * dropped.square().mean()
         if self.training.temporal_decay and len(output) > 1:
             extra = extra + self.training.temporal_decay * output.diff(dim=0).square().mean()
         return loss, extra, detached(state)
@@ -165,12 +151,12 @@ class LanguageTask:
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str) -> Scores:
         model.eval()
-        text, state = self.splits[split], None
+        text, state = self.data[split], None
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
         for x, y in zip(text[:-1].split(self.training.bptt), text[1:].split(self.training.bptt), strict=True):
             with self.autocast():
-                logits, _, state = model(x, state)
-            total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum")
+                logits, state = model(x, state)
+            total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
             right += (logits.argmax(-1) == y).sum()
         targets = text[1:].numel()
         loss = total.item() / targets
@@ -178,11 +164,3 @@ class LanguageTask:
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (-scores.loss,)
-
-
-def in_columns(tokens: Tensor, columns: int) -> Tensor:
-    """Token ids ``(N,)`` as ``(N // columns, columns)``, each column one stretch of the text; the rest is left out."""
-    steps = len(tokens) // columns
-    if steps < 2:
-        raise ValueError(f"in_columns: {len(tokens)} tokens are too few for {columns} columns of at least 2")
-    return tokens[: steps * columns].view(columns, steps).t().contiguous()
