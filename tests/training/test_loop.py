@@ -23,7 +23,7 @@ from egru.training import (
 )
 from egru.training import loop as loop_module
 from egru.training.progress import bar, words
-from tests.training.tiny import Reader, Speaker, classifier_run, language_run, sequences, text
+from tests.training.tiny import classifier_run, language_run, reader, sequences, speaker, text
 
 
 @pytest.fixture(autouse=True)
@@ -48,10 +48,10 @@ def test_a_classifier_learns(tmp_path):
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw", "ntavsgd"])
 def test_a_language_model_learns(optimiser, tmp_path):
-    rate = {"learning_rate": 2.0, "patience": 1} if optimiser == "ntavsgd" else {}
-    result, _ = language_run(tmp_path / "run", epochs=8, optimiser=optimiser, clip=0.5, **rate)
+    rate = {"learning_rate": 10.0, "patience": 1} if optimiser == "ntavsgd" else {}
+    result, _ = language_run(tmp_path / "run", epochs=10, optimiser=optimiser, clip=0.5, **rate)
     assert result.test.perplexity is not None
-    assert result.test.perplexity < 4.5  # 7 words; the best possible is 2
+    assert result.test.perplexity < 4  # 7 words; the best possible is 2
     assert result.test.perplexity == pytest.approx(math.exp(result.test.loss))
 
 
@@ -80,11 +80,11 @@ def test_regularisers_make_it_silent(tmp_path):
 
 def test_frozen_thresholds_stay(tmp_path):
     torch.manual_seed(0)
-    start = Reader().rnn.get_parameter("threshold_l0").detach().clone()
+    start = reader().layer0.get_parameter("threshold_l0").detach().clone()
     _, frozen = classifier_run(tmp_path / "frozen", epochs=2, freeze_thresholds=True)
     _, free = classifier_run(tmp_path / "free", epochs=2)
-    assert torch.equal(frozen.rnn.get_parameter("threshold_l0"), start)
-    assert not torch.equal(free.rnn.get_parameter("threshold_l0"), start)
+    assert torch.equal(frozen.layer0.get_parameter("threshold_l0"), start)
+    assert not torch.equal(free.layer0.get_parameter("threshold_l0"), start)
 
 
 def test_bfloat16(tmp_path):
@@ -98,23 +98,25 @@ def test_bfloat16(tmp_path):
 def test_chunks_carry_both_halves_of_the_state():
     """The loss over a text read in stretches is the loss over the whole of it."""
     training = LanguageTraining(evaluation_batch=4, bptt=7)
-    task, model = LanguageTask(text(), training), Speaker()
-    columns = task.splits["validation"]
+    task, model = LanguageTask(text(), training), speaker()
+    columns = task.data["validation"]
     with torch.no_grad():
-        logits, _, state = model.eval()(columns[:-1])
-    assert bool((state.c != 0).any())
+        logits, state = model.eval()(columns[:-1])
+    assert all(bool((layer.c != 0).any()) for layer in state)
     whole = F.cross_entropy(logits.flatten(0, 1), columns[1:].flatten()).item()
     assert task.evaluate(model, "validation").loss == pytest.approx(whole, rel=1e-6)
 
 
 def test_training_carries_a_detached_state():
     training = LanguageTraining(batch=8, evaluation_batch=4, bptt=20)
-    task, model = LanguageTask(text(), training), Speaker()
+    task, model = LanguageTask(text(), training), speaker()
     batches = task.batches()
     _, _, state = task.loss(model, next(batches), None)
-    assert isinstance(state, egru.EventState)
-    assert not state.c.requires_grad
-    assert bool((state.y != 0).any())
+    for layer in state:
+        assert isinstance(layer, egru.EventState)
+        assert not layer.c.requires_grad
+        assert bool((layer.c != 0).any())
+        assert bool((layer.y != 0).any())
     batch = next(batches)
     carried, fresh = (task.loss(model, batch, s)[0].item() for s in (state, None))
     assert carried != fresh
@@ -127,7 +129,7 @@ def test_stretches_vary_and_the_learning_rate_follows():
     assert len(set(lengths)) > 2
     assert [b.scale for b in batches[:-1]] == pytest.approx([n / 30 for n in lengths])
     assert all(torch.equal(b.x[1:], b.y[:-1]) for b in batches)
-    assert torch.cat([b.y for b in batches]).equal(task.splits["train"][1:])
+    assert torch.cat([b.y for b in batches]).equal(task.data["train"][1:])
     fixed = list(LanguageTask(text(), LanguageTraining(batch=2, bptt=30, vary_bptt=False)).batches())
     assert {len(b.x) for b in fixed[:-1]} == {30}
     assert {b.scale for b in fixed} == {1.0}
@@ -138,10 +140,10 @@ def test_activity_decay_of_dense_baselines():
         LanguageTask(text(), LanguageTraining(batch=8, activity_decay=a, temporal_decay=t, vary_bptt=False))
         for a, t in ((0.0, 0.0), (2.0, 3.0))
     )
-    model = Speaker(nn.GRU)
+    model = speaker("gru").eval()
     batch = next(plain.batches())
     assert plain.loss(model, batch, None)[1].item() == 0
-    _, output, _ = model(batch.x)
+    output, _, _ = model.features(batch.x)
     expected = 2 * (output**2).mean() + 3 * ((output[1:] - output[:-1]) ** 2).mean()
     assert decayed.loss(model, batch, None)[1].item() == pytest.approx(expected.item())
 
@@ -149,10 +151,10 @@ def test_activity_decay_of_dense_baselines():
 def test_scores_at_every_step_count_by_their_mean():
     class EveryStep(nn.Module):
         def forward(self, x):
-            return torch.cat([x, -x], -1)
+            return torch.cat([x, -x], -1), None
 
     task = ClassifierTask(sequences(), ClassifierTraining())
-    x, y = task.splits["test"]
+    x, y = sequences().test
     right = (torch.stack([x.mean((1, 2)), -x.mean((1, 2))], -1).argmax(-1) == y).float().mean().item()
     assert task.evaluate(EveryStep(), "test").accuracy == pytest.approx(right)
 
@@ -167,7 +169,7 @@ def test_configs_go_through_json():
 def test_what_a_person_sees(tmp_path, capsys):
     training = ClassifierTraining(epochs=2, batch=16)
     with bar("tiny", 2) as progress:
-        train(Reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
     printed = capsys.readouterr().out
     assert "epoch 2: loss" in printed
     assert "waiting for data" in printed
@@ -197,7 +199,7 @@ def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     training = ClassifierTraining(epochs=2, batch=16)
     with tensorboard(Silent(), tmp_path / "board") as progress:
-        train(Reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
     assert seen[0] == str(tmp_path / "board")
     assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
     assert seen[-1] == "closed"

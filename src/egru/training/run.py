@@ -78,8 +78,12 @@ class Run:
         for later in [e for e in self.epochs() if e > epoch]:
             checkpoint.discard(self.at(later))
         facts = checkpoint.load(self.at(epoch), model, optimiser, device)
+        path = self.folder / METRICS
         lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
-        checkpoint.replace_file(self.folder / METRICS, "".join(f"{line}\n" for line in lines).encode())
+        kept = "".join(f"{line}\n" for line in lines).encode()
+        if not path.exists() or path.read_bytes() != kept:
+            with self._writing():
+                checkpoint.replace_file(path, kept)
         return epoch, facts["best"]
 
     def newest(self) -> int:

@@ -13,6 +13,7 @@ from egru.data import Batches, Classification, Text, augment, batchify
 from egru.models import detached
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
+
 class Batch(NamedTuple):
     """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it."""
 
@@ -136,10 +137,10 @@ class LanguageTask:
         mean = self.training.bptt * (1.0 if torch.rand(()).item() < 0.95 else 0.5)
         return max(5, int(torch.normal(torch.tensor(mean), torch.tensor(5.0)).item()))
 
-    def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
+    def loss(self, model: Any, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast():
-            output, dropped, state = model.features(batch.x, state)  # pyright: ignore[reportCallIssue]
-            logits = model.readout(dropped)  # pyright: ignore[reportCallIssue]
+            output, dropped, state = model.features(batch.x, state)
+            logits = model.readout(dropped)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
         extra = loss.new_zeros(())
         if self.training.activity_decay:
@@ -149,7 +150,7 @@ class LanguageTask:
         return loss, extra, detached(state)
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, split: str) -> Scores:
+    def evaluate(self, model: Any, split: str) -> Scores:
         model.eval()
         text, state = self.data[split], None
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
