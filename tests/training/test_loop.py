@@ -80,11 +80,11 @@ def test_regularisers_make_it_silent(tmp_path):
 
 def test_frozen_thresholds_stay(tmp_path):
     torch.manual_seed(0)
-    start = reader().layer0.get_parameter("threshold_l0").detach().clone()
+    start = reader().layers[0].get_parameter("threshold_l0").detach().clone()
     _, frozen = classifier_run(tmp_path / "frozen", epochs=2, freeze_thresholds=True)
     _, free = classifier_run(tmp_path / "free", epochs=2)
-    assert torch.equal(frozen.layer0.get_parameter("threshold_l0"), start)
-    assert not torch.equal(free.layer0.get_parameter("threshold_l0"), start)
+    assert torch.equal(frozen.layers[0].get_parameter("threshold_l0"), start)
+    assert not torch.equal(free.layers[0].get_parameter("threshold_l0"), start)
 
 
 def test_bfloat16(tmp_path):
