@@ -25,6 +25,11 @@ def ground():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    if not os.environ.get("EGRU_DATA"):
+        skip = pytest.mark.skip(reason="needs the published data files: set EGRU_DATA to their folder")
+        for item in items:
+            if item.get_closest_marker("data"):  # not the keyword: the folder tests/data is one too
+                item.add_marker(skip)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device; none here")
         for item in items:

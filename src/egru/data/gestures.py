@@ -55,7 +55,7 @@ def dvs_gesture(root: str | os.PathLike[str] | None = None) -> Classification:
     session = sessions(y)
     held = session >= session[-1] + 1 - VALIDATION_SESSIONS
     return Classification(
-        "DVS gesture", CLASSES, Split(x[~held], y[~held]), Split(x[held], y[held]), test, unpack_frames
+        "DVS gesture", CLASSES, Split(x[~held], y[~held]), Split(x[held], y[held]), test, decode=unpack_frames
     )
 
 
@@ -149,7 +149,7 @@ def pack_gestures(root: str | os.PathLike[str] | None = None) -> Path:
 def _recordings(root: str | os.PathLike[str] | None, train: bool) -> Any:
     """tonic's data set, if its files are there; it would start a download of gigabytes otherwise."""
     try:
-        import tonic
+        import tonic  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError("the DVS gesture recordings need tonic: pip install 'egru[dvs]'") from error
     kind: Any = tonic.datasets.DVSGesture

@@ -45,10 +45,11 @@ def missing(name: str, folder: str, root: Path | None, address: str) -> DataMiss
 def find(source: Source, folder: str, root: str | os.PathLike[str] | None, *, endings: tuple[str, ...] = ("",)) -> Path:
     """The path of ``source``, with the first of ``endings`` that is there, or :class:`DataMissing`."""
     base = data_root(root)
-    for ending in endings if base is not None else ():
-        path = base / folder / (source.name + ending)
-        if path.is_file():
-            return path
+    if base is not None:
+        for ending in endings:
+            path = base / folder / (source.name + ending)
+            if path.is_file():
+                return path
     raise missing(source.name + endings[0], folder, base, source.address)
 
 
@@ -60,11 +61,3 @@ def verify(content: bytes | memoryview, source: Source, path: Path) -> None:
             f"{path} is not the published file: {len(content):,} bytes with SHA-256 {digest}, expected "
             f"{source.sha256}. It may be truncated or another version; get it again from {source.address}"
         )
-
-
-def read(source: Source, folder: str, root: str | os.PathLike[str] | None) -> tuple[bytes, Path]:
-    """The content of a plain file, checked."""
-    path = find(source, folder, root)
-    content = path.read_bytes()
-    verify(content, source, path)
-    return content, path

@@ -1,5 +1,6 @@
 """What every loader returns."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ class Split(NamedTuple):
     y: Tensor
 
 
-class Classification(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Classification:
     """A labelled data set of sequences; validation decides, the test split is touched once.
 
     ``decode`` turns ``x`` of a batch into what a network reads, on its device; None where it is that already.
@@ -24,7 +26,7 @@ class Classification(NamedTuple):
     train: Split
     validation: Split
     test: Split
-    decode: Callable[[Tensor], Tensor] | None = None
+    decode: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, kw_only=True)
 
 
 class Text(NamedTuple):

@@ -59,10 +59,10 @@ class LSTM(nn.LSTM):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not (self.dropconnect and self.training):
             return super().forward(input, state)
-        state = (_rest(self, input),) * 2 if state is None else state
+        h, c = (_rest(self, input), _rest(self, input)) if state is None else state
         how = (self.bias, self.num_layers, self.dropout, True, self.bidirectional, self.batch_first)
         with _scattered():
-            y, h, c = torch.lstm(input, state, _dropped(self, self.dropconnect), *how)
+            y, h, c = torch.lstm(input, (h, c), _dropped(self, self.dropconnect), *how)
         return y, (h, c)
 
 

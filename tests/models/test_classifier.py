@@ -1,0 +1,164 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import egru
+from egru.models import SequenceClassifier, detached
+from tests.helpers import lively, worst
+
+CELLS = ["egru", "elstm", "ernn", "gru", "lstm", "cornn", "indrnn"]
+READOUTS = ["trace", "mean", "last", "every"]
+
+
+def classifier(**options):
+    model = SequenceClassifier(3, 8, 4, **options)
+    for layer in model.layers:
+        if isinstance(layer, egru.EGRU):
+            lively(layer)
+    return model
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("readout", READOUTS)
+def test_pieces_with_carried_state_are_the_whole(cell, readout):
+    model = classifier(cell=cell, readout=readout, num_layers=2, gain=0.3)
+    x = torch.randn(2, 9, 3)
+    whole, last = model(x)
+    assert whole.shape == ((2, 9, 4) if readout == "every" else (2, 4))
+    first, middle = model(x[:, :5])
+    second, end = model(x[:, 5:], detached(middle))
+    assert worst([torch.cat([first, second], 1) if readout == "every" else second], [whole]) < 1e-12
+    assert end.steps == last.steps == 9
+    whole.square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_what_the_readout_reads():
+    x = torch.randn(2, 6, 3)
+    models = {readout: classifier(readout=readout, decay=0.8, gain=0.5) for readout in READOUTS}
+    for model in models.values():
+        model.load_state_dict(models["trace"].state_dict())
+    y, _ = models["trace"].layers[0](x.transpose(0, 1))
+    assert (y != 0).any()
+    trace = torch.stack([0.5 * 0.8 ** (5 - t) * y[t] for t in range(6)]).sum(0)
+    W, b = models["trace"].readout.weight, models["trace"].readout.bias
+    expected = {"trace": trace @ W.T + b, "mean": y.mean(0) @ W.T + b, "last": y[-1] @ W.T + b}
+    for readout, scores in expected.items():
+        assert worst([models[readout](x)[0]], [scores]) < 1e-12
+    assert worst([models["every"](x)[0]], [(y @ W.T + b).transpose(0, 1)]) < 1e-12
+
+
+def test_the_papers_trace_by_default():
+    model = SequenceClassifier(1, 4, 2)
+    assert (model.summary, model.decay, model.gain) == ("trace", math.exp(-0.1), 1.0)
+
+
+def test_more_dimensions_are_flattened_and_a_head_sees_frames():
+    x = torch.randn(2, 5, 1, 3, 3)
+    flat = SequenceClassifier(9, 4, 2, readout="last")
+    assert worst([flat(x)[0]], [flat(x.flatten(2))[0]]) == 0
+    head = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    model = SequenceClassifier(2, 4, 2, head=head, readout="every")
+    frames = torch.stack([torch.stack([head(frame[None])[0] for frame in row]) for row in x])
+    y, _ = model.layers[0](frames.transpose(0, 1))
+    assert worst([model(x)[0]], [model.readout(y).transpose(0, 1)]) < 1e-12
+
+
+def test_dropout_is_variational_and_only_in_training():
+    model = classifier(cell="gru", readout="every", num_layers=2, dropout=0.5, output_dropout=0.5)
+    inputs = []
+    model.layer1.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))  # pyright: ignore
+    x = torch.randn(3, 6, 3)
+    model(x)
+    silent = inputs[0] == 0
+    assert 0.2 < silent.double().mean() < 0.8
+    assert (silent == silent[:1]).all(), "the same units at every step"
+    assert (silent[0, 0] != silent[0, 1]).any(), "others in another row"
+    model.eval()
+    assert worst([model(x)[0]], [model(x)[0]]) == 0
+    assert not (inputs[1] == 0).any()
+
+
+def test_options_reach_every_layer():
+    model = SequenceClassifier(3, 8, 4, num_layers=2, zoneout=0.2, dropconnect=0.1, threshold=egru.Threshold("abs"))
+    for layer in model.layers:
+        assert isinstance(layer, egru.EGRU)
+        assert (layer.zoneout, layer.dropconnect, layer.threshold_config.kind) == (0.2, 0.1, "abs")
+    with pytest.raises(TypeError, match="zoneout"):
+        SequenceClassifier(3, 8, 4, cell="gru", zoneout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cell": "tcn"}, "cell must be one of egru, .*; got 'tcn'"),
+        ({"readout": "max"}, "readout must be one of trace, mean, last, every; got 'max'"),
+        ({"decay": 1.5}, "decay must be a probability"),
+        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        ({"normalise": True, "readout": "every"}, "normalise=True needs one summary"),
+        ({"output_dropout": 1.0}, "output_dropout must be a probability"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        SequenceClassifier(3, 8, 4, **options)
+
+
+def test_a_state_of_another_model_is_refused():
+    one, two = classifier(), classifier(num_layers=2)
+    _, state = one(torch.randn(2, 5, 3))
+    with pytest.raises(TypeError, match=r"state must be a tuple.*2.*got a tuple of 1"):
+        two(torch.randn(2, 5, 3), state)
+
+
+@pytest.mark.parametrize(
+    "options", [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}]
+)
+def test_the_engine_gives_the_same_scores(options):
+    torch.set_default_dtype(torch.float32)
+    model = classifier(num_layers=2, **options)
+    x = torch.randn(5, 12, 3)
+    for _ in range(3):
+        model(x)  # running statistics
+    model.eval()
+    if model.normalise is not None:
+        nn.init.uniform_(model.normalise.weight)
+        nn.init.uniform_(model.normalise.bias)
+    engine = egru.EventEngine(**model.streaming())
+    scores = engine.run(x[0])
+    for t in (1, 5, 12):
+        expected = model(x[:1, :t])[0]
+        torch.testing.assert_close(scores[t - 1], expected[0, -1] if "every" in options.values() else expected[0])
+
+
+def test_what_the_engine_cannot_run():
+    for model, message in (
+        (classifier(readout="mean"), "no running mean"),
+        (classifier(cell="gru"), "cell='egru' only, got GRU"),
+        (SequenceClassifier(3, 4, 2, head=nn.Flatten()), "run the head yourself"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.streaming()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_autocast(cell):
+    torch.set_default_dtype(torch.float32)
+    model = classifier(cell=cell, readout="mean", num_layers=2)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores, _ = model(torch.randn(2, 5, 3))
+    scores.float().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_detached_keeps_the_kinds_of_state():
+    x = torch.randn(2, 3, 3)
+    for cell, kind in (("egru", egru.EventState), ("lstm", tuple), ("cornn", egru.models.CoRNNState)):
+        state = detached(classifier(cell=cell)(x)[1])
+        assert type(state) is egru.models.ClassifierState
+        assert type(state.layers[0]) is kind
+        assert not any(part.requires_grad for part in state.layers[0])
+    assert detached([torch.ones(1, requires_grad=True)])[0].requires_grad is False
+    assert detached(None) is None

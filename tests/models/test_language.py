@@ -1,0 +1,143 @@
+import pytest
+import torch
+from torch import nn
+
+import egru
+from egru.models import LanguageModel, detached
+from tests.helpers import lively, worst
+
+CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
+
+
+def language(cell="egru", **options):
+    model = LanguageModel(11, 6, 9, cell=cell, **{**CELLS[cell], **options})
+    for layer in model.layers:
+        if isinstance(layer, egru.EGRU):
+            lively(layer, 3.0)
+    nn.init.normal_(model.embedding.weight)
+    return model
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_pieces_with_carried_state_are_the_whole(cell):
+    model = language(cell)
+    tokens = torch.randint(11, (8, 3))
+    whole, last = model(tokens)
+    assert whole.shape == (8, 3, 11)
+    first, middle = model(tokens[:3])
+    second, end = model(tokens[3:], detached(middle))
+    assert worst([torch.cat([first, second])], [whole]) < 1e-12
+    assert type(end) is type(last) is tuple
+    whole.square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_the_last_layer_has_the_embeddings_size_and_the_decoder_its_weights():
+    model = language()
+    sizes = [(layer.input_size, layer.hidden_size) for layer in model.layers]  # pyright: ignore
+    assert sizes == [(6, 9), (9, 9), (9, 6)]
+    assert model.readout.weight is model.embedding.weight
+    assert (model.readout.bias == 0).all()
+    assert len([name for name, _ in model.named_parameters() if "embedding" in name or "readout" in name]) == 2
+    loose = language(tied=False)
+    assert loose.readout.weight is not loose.embedding.weight
+
+
+def test_no_dropout_in_evaluation():
+    model = language(word_dropout=0.3, embedding_dropout=0.3, dropout=0.3, output_dropout=0.3, dropconnect=0.3)
+    tokens = torch.randint(11, (8, 3))
+    model.eval()
+    plain = language()
+    plain.load_state_dict(model.state_dict())
+    assert worst([model(tokens)[0]], [plain(tokens)[0]]) == 0
+    model.train()
+    assert worst([model(tokens)[0]], [model(tokens)[0]]) > 0
+
+
+def first_input(model, tokens):
+    seen = []
+    handle = model.layer0.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(tokens)
+    handle.remove()
+    return seen[0]
+
+
+def test_words_are_dropped_whole_and_everywhere():
+    model = language(word_dropout=0.4)
+    tokens = torch.randint(11, (40, 5))
+    x = first_input(model, tokens)
+    scaled = torch.isclose(x, model.embedding(tokens) / 0.6).all(-1)
+    gone = (x == 0).all(-1)
+    assert (scaled ^ gone).all(), "each word is gone, or all of it is larger"
+    dropped = set(tokens[gone].tolist())
+    assert dropped
+    assert dropped.isdisjoint(tokens[scaled].tolist()), "the same words throughout a call"
+
+
+def test_embedding_dropout_is_shared_over_time():
+    model = language(embedding_dropout=0.5)
+    gone = first_input(model, torch.randint(11, (20, 5))) == 0
+    assert (gone == gone[:1]).all()
+    assert 0.1 < gone.double().mean() < 0.9
+
+
+def test_output_dropout_and_what_regularisers_read():
+    model = language(output_dropout=0.5)
+    tokens = torch.randint(11, (20, 5))
+    output, dropped, _ = model.features(tokens)
+    kept = dropped != 0
+    assert worst([dropped[kept]], [output[kept] * 2]) < 1e-12
+    assert kept.any()
+    assert ((output != 0) & ~kept).any()
+    torch.manual_seed(3)
+    scores, _ = model(tokens)
+    torch.manual_seed(3)
+    assert torch.equal(scores, model.readout(model.features(tokens).dropped))
+
+
+def test_the_engine_reads_the_model_as_it_is():
+    torch.set_default_dtype(torch.float32)
+    model = language(dropout=0.5).eval()
+    tokens = torch.randint(11, (15, 1))
+    expected, _ = model(tokens)
+    scores = egru.EventEngine(model).run(tokens[:, 0])
+    torch.testing.assert_close(torch.as_tensor(scores), expected[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_monitors_see_every_layer():
+    model = language()
+    with egru.ActivityMonitor(model) as activity:
+        model(torch.randint(11, (8, 3)))
+    summary = activity.summary()
+    assert [layer.name for layer in summary.layers] == ["layer0", "layer1", "layer2"]
+    assert [linear.name for linear in summary.linears] == ["readout"]
+
+
+def test_bad_arguments():
+    model = language()
+    for tokens in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)):
+        with pytest.raises(ValueError, match=r"tokens must be integers, \(time, batch\)"):
+            model(tokens)
+    with pytest.raises(ValueError, match="word_dropout must be a probability"):
+        language(word_dropout=1.0)
+    with pytest.raises(ValueError, match="'dense_indrnn' is one deep layer, num_layers=1; got 3"):
+        language("dense_indrnn", num_layers=3)
+    with pytest.raises(ValueError, match="vocabulary must be at least 1"):
+        LanguageModel(0, 2, 3)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("cell", CELLS)
+def test_on_the_device(cell):
+    torch.set_default_dtype(torch.float32)
+    options = {} if "indrnn" in cell else {"dropconnect": 0.3}
+    model = language(cell, word_dropout=0.1, embedding_dropout=0.2, output_dropout=0.2, **options)
+    tokens = torch.randint(11, (8, 3))
+    model.eval()
+    expected, _ = model(tokens)
+    model.cuda()
+    scores, state = model(tokens.cuda())
+    torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)
+    model.train()
+    model(tokens.cuda(), detached(state))[0].square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # pyright: ignore

@@ -1,0 +1,108 @@
+"""The parameter columns of the paper's tables follow from the models."""
+
+import pytest
+import torch
+from torch import nn
+
+from egru.activity import count_parameters
+from egru.models import ConvolutionalHead, LanguageModel, SequenceClassifier, gesture_network
+
+
+def millions(model):
+    return count_parameters(model) / 1e6
+
+
+@pytest.mark.parametrize(
+    ("cell", "units", "printed"),
+    [("egru", 512, 5.5), ("egru", 1024, 15.7), ("lstm", 512, 7.4), ("lstm", 867, 16.1)],
+)
+def test_gestures(cell, units, printed):
+    """LSTM (867) is 16.1M by count; the paper prints 16.3M."""
+    with torch.device("meta"):
+        assert round(millions(gesture_network(units, cell=cell)), 1) == printed
+
+
+def test_gestures_gru():
+    """Both biases of a GRU counted: 15.75; the paper prints 15.7."""
+    with torch.device("meta"):
+        assert 15.7 < millions(gesture_network(1024, cell="gru")) < 15.76
+
+
+def test_gestures_full_resolution():
+    with torch.device("meta"):
+        assert round(millions(gesture_network(1024, frame=(2, 128, 128))), 1) == 110.1
+
+
+def test_convolutional_head():
+    """1.7 million parameters, and 79 million multiply-accumulates a frame."""
+    head = ConvolutionalHead().float()
+    assert round(millions(head), 1) == 1.7
+    macs = []
+
+    def count(module, args, output):
+        macs.append(output[0, 0].numel() * module.weight.numel())
+
+    for layer in head:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
+    head(torch.zeros(1, 1, 128, 128, dtype=torch.float32))
+    assert round(sum(macs) / 1e6) == 79
+
+
+@pytest.mark.parametrize(
+    ("cell", "units", "layers", "recurrent"),
+    [("egru", 256, 2, 1.0), ("egru", 795, 1, 3.1), ("gru", 136, 2, 0.4), ("gru", 136, 1, 0.3)],
+)
+def test_behind_the_head(cell, units, layers, recurrent):
+    """GRU (136) is one layer by the paper's table of settings and its 0.3M MACs, two by its 0.4M parameters."""
+    with torch.device("meta"):
+        model = gesture_network(units, num_layers=layers, cell=cell, convolutional=True)
+    assert model.head is not None
+    assert round(millions(model) - millions(model.head), 1) == recurrent
+
+
+@pytest.mark.parametrize(
+    ("cell", "units", "printed"), [("egru", 512, 790), ("egru", 590, 1048), ("gru", 512, 791), ("gru", 590, 1049)]
+)
+def test_sequential_mnist(cell, units, printed):
+    """Without the readout; the paper cuts 1,049.6 off."""
+    with torch.device("meta"):
+        model = SequenceClassifier(1, units, 10, cell=cell)
+    assert abs(1e3 * millions(nn.ModuleList(model.layers)) - printed) < 0.7
+
+
+def test_sequential_mnist_cornn():
+    with torch.device("meta"):
+        assert round(1e3 * millions(SequenceClassifier(1, 256, 10, cell="cornn", readout="last"))) == 134
+
+
+@pytest.mark.parametrize(
+    ("cell", "units", "embedding", "vocabulary", "printed"),
+    [
+        ("egru", 1350, 788, 10_000, 33),
+        ("egru", 2000, 786, 10_000, 55),
+        ("egru", 1350, 788, 33_278, 51),
+        ("egru", 2000, 786, 33_278, 74),
+        ("gru", 1350, 563, 10_000, 28),
+        ("lstm", 1150, 400, 10_000, 24),
+        ("lstm", 1150, 400, 33_278, 33),
+    ],
+)
+def test_language(cell, units, embedding, vocabulary, printed):
+    """73.5 and 33.6 are printed as 74 and 33: within 0.6 either way."""
+    with torch.device("meta"):
+        assert abs(millions(LanguageModel(vocabulary, embedding, units, cell=cell)) - printed) < 0.6
+
+
+def test_language_indrnn():
+    with torch.device("meta"):
+        model = LanguageModel(10_000, 600, 256, num_layers=1, cell="dense_indrnn")
+    assert round(millions(model)) == 52
+
+
+def test_the_papers_wikitext_gru_has_another_embedding():
+    """39M and 16.9M MACs of decoder beside 563 dimensions: 33,278 words give 40.7M and 18.7M."""
+    with torch.device("meta"):
+        model = LanguageModel(33_278, 563, 1350, cell="gru")
+    assert round(millions(model), 1) == 40.7
+    assert round(model.readout.weight.numel() / 1e6, 1) == 18.7
