@@ -1,7 +1,10 @@
 """The ``egru`` command."""
 
 import argparse
+import contextlib
 import datetime
+import io
+import re
 import runpy
 import sys
 import traceback
@@ -37,13 +40,13 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         folder = Path(options.resume)
         result = recipes.resume(folder)
     else:
-        config = recipes.find(options.recipe).config()
-        config = recipes.smoke(config) if options.smoke else config
+        recipe = recipes.find(options.recipe)
+        config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
         config = configured(config, arguments, f"egru train {options.recipe}")
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
-        print(f"{options.recipe} in {folder}; the paper: {recipes.find(options.recipe).paper}")
-        result = recipes.start(config, folder)
+        print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
+        result = recipes.start(recipe.name, config, folder)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
     return 0
@@ -57,7 +60,19 @@ def configured(config: Any, arguments: list[str], program: str) -> Any:
         import tyro
     except ImportError as error:
         raise ImportError("options need tyro: pip install 'egru[train]'") from error
-    return tyro.cli(type(config), default=config, args=arguments, prog=program)
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(type(config), default=config, args=arguments, prog=program)
+    except SystemExit as stop:
+        if stop.code:  # a box of several lines: its first part is the error
+            said = re.split(r"─{5,}", errors.getvalue().split("\n", 1)[-1])[0]
+            raise UsageError(f"{' '.join(said.replace('│', ' ').split())}; see {program} --help") from None
+        raise
+
+
+class UsageError(Exception):
+    """Options that do not make sense."""
 
 
 def evaluate(run: str, split: str) -> int:
@@ -166,6 +181,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("egru: stopped; `egru train --resume RUN` goes on from the last epoch", file=sys.stderr)
         return 130
+    except UsageError as error:
+        print(f"egru: {error}", file=sys.stderr)
+        return 2
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         if options.verbose:
             traceback.print_exc()

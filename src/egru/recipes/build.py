@@ -11,7 +11,7 @@ from egru import data
 from egru.layers import EGRU
 from egru.models import LanguageModel, SequenceClassifier, gesture_network
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
-from egru.training import ClassifierTask, LanguageTask
+from egru.training import ClassifierTask, LanguageTask, Task
 
 
 def load(config: Config) -> data.Classification | data.Text:
@@ -34,7 +34,7 @@ def load(config: Config) -> data.Classification | data.Text:
     return data.Classification(whole.name, whole.classes, *splits, decode=whole.decode)
 
 
-def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Any]:
+def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
     """Model and task, from the config's seed: the same every time."""
     torch.manual_seed(config.seed)
     if isinstance(config, LanguageConfig):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from egru.events import Surrogate
 from egru.layers import Threshold
-from egru.training import ClassifierTraining, LanguageTraining
+from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
 
 EVENT_CELLS = ("egru", "elstm", "ernn")
 
@@ -61,7 +61,6 @@ class Network:
 class ClassifierConfig(Network, ClassifierTraining):
     """A classifier of sequences, its data and its training."""
 
-    recipe: str = ""
     data: Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"] = "digits"
     root: str | None = None
     """Where the data lie; none: EGRU_DATA says."""
@@ -93,7 +92,6 @@ class ClassifierConfig(Network, ClassifierTraining):
 class LanguageConfig(Network, LanguageTraining):
     """A word-level language model, its text and its training."""
 
-    recipe: str = ""
     data: Literal["ptb", "wikitext2"] = "ptb"
     root: str | None = None
     """Where the data lie; none: EGRU_DATA says."""
@@ -111,6 +109,12 @@ class LanguageConfig(Network, LanguageTraining):
 Config = ClassifierConfig | LanguageConfig
 
 
-def kind_of(plain: dict[str, Any]) -> type[ClassifierConfig] | type[LanguageConfig]:
-    """Which config a run's JSON holds."""
-    return LanguageConfig if "bptt" in plain else ClassifierConfig
+def stored(recipe: str, config: Config) -> dict[str, Any]:
+    """What a run's config.json holds."""
+    return {"recipe": recipe, "kind": type(config).__name__, "config": to_plain(config)}
+
+
+def read(plain: dict[str, Any]) -> tuple[str, Config]:
+    """The recipe's name and the config that :func:`stored` wrote down."""
+    kinds = {kind.__name__: kind for kind in (ClassifierConfig, LanguageConfig)}
+    return plain["recipe"], from_plain(kinds[plain["kind"]], plain["config"])

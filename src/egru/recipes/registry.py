@@ -42,9 +42,6 @@ class Recipe:
     paper: Paper
     summary: str
 
-    def config(self) -> Config:
-        return dataclasses.replace(self.make(), recipe=self.name)
-
 
 RECIPES: dict[str, Recipe] = {}
 

@@ -6,32 +6,32 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import nn
+
 from egru.activity import ActivitySummary
 from egru.recipes.build import build, load
-from egru.recipes.config import Config, kind_of
+from egru.recipes.config import Config, read, stored
 from egru.report import Epoch, RunReport, write_report
 from egru.training import (
     Result,
     Run,
     RunError,
     Scores,
+    Task,
     bar,
     checkpoint,
-    from_plain,
     score,
     tensorboard,
-    to_plain,
     train,
 )
 
 
-def start(config: Config, folder: Path, say: Callable[[str], None] = print) -> Result:
-    """Train ``config`` in a new folder. The data are looked for before the folder is made."""
-    data = load(config)
-    plain = to_plain(config)
+def start(recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print) -> Result:
+    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there."""
     if config.root is not None:
-        plain["root"] = os.path.abspath(config.root)
-    return _go(config, data, Run.create(folder, plain, say))
+        config = dataclasses.replace(config, root=os.path.abspath(config.root))
+    model, task = build(config, load(config))
+    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say))
 
 
 def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
@@ -39,8 +39,8 @@ def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
     run = Run.open(folder, say)
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
-    config = stored_config(run)
-    return _go(config, load(config), run)
+    recipe, config = read(run.config())
+    return _go(recipe, config, *build(config, load(config)), run)
 
 
 def evaluate(
@@ -48,7 +48,7 @@ def evaluate(
 ) -> tuple[Scores, ActivitySummary, int]:
     """Score the best epoch of a run on a split: scores, activity and the epoch."""
     run = Run.open(folder, say)
-    config = stored_config(run)
+    _, config = read(run.config())
     model, task = build(config, load(config))
     best = run.best()
     checkpoint.load_weights(run.at(best), model)
@@ -56,23 +56,17 @@ def evaluate(
     return scores, activity, best
 
 
-def stored_config(run: Run) -> Config:
-    plain = run.config()
-    return from_plain(kind_of(plain), plain)
-
-
-def _go(config: Config, data: object, run: Run) -> Result:
-    model, task = build(config, data)  # pyright: ignore[reportArgumentType]
+def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run) -> Result:
     with contextlib.ExitStack() as stack:
-        progress = stack.enter_context(bar(config.recipe or "run", config.epochs))
+        progress = stack.enter_context(bar(recipe, config.epochs))
         if config.tensorboard:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = train(model, task, config, run, progress)
-    _report(config, run, result)
+    _report(recipe, config, run, result)
     return result
 
 
-def _report(config: Config, run: Run, result: Result) -> None:
+def _report(recipe: str, config: Config, run: Run, result: Result) -> None:
     """The run's page; a run without matplotlib is still a run."""
     history = tuple(
         Epoch(
@@ -88,9 +82,8 @@ def _report(config: Config, run: Run, result: Result) -> None:
     report = RunReport(
         name, history, result.test.accuracy, result.activity, result.seconds, config.seed, result.test.perplexity
     )
-    title = config.recipe or run.folder.name
-    command = f"egru train {config.recipe}"
+    folder, command = run.folder / "report", f"egru train {recipe}"
     try:
-        write_report(run.folder / "report", title, [report], [], command=command, config=dataclasses.asdict(config))
+        write_report(folder, recipe, [report], [], command=command, config=dataclasses.asdict(config))
     except ImportError as error:
         run.say(f"no report page: {error}")

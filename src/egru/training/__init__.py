@@ -10,7 +10,7 @@ from egru.training.loop import Result, score, train
 from egru.training.optimise import AveragedSGD, learning_rate_factor, make_optimiser
 from egru.training.progress import Silent, bar, tensorboard
 from egru.training.run import Run, RunError
-from egru.training.tasks import ClassifierTask, LanguageTask, Scores
+from egru.training.tasks import ClassifierTask, LanguageTask, Scores, Task
 
 __all__ = [
     "AveragedSGD",
@@ -24,6 +24,7 @@ __all__ = [
     "RunError",
     "Scores",
     "Silent",
+    "Task",
     "Training",
     "bar",
     "checkpoint",
