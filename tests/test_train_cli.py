@@ -15,6 +15,7 @@ from egru.recipes import RECIPES
 from egru.training import Run
 from egru.training.tasks import ClassifierTask
 
+PATH = [os.path.abspath(path) for path in sys.path]  # before a test changes the folder
 SMALL = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60"]
 
 
@@ -157,23 +158,15 @@ def test_help(arguments, capsys):
 
 def test_ctrl_c_stops_cleanly(tmp_path):
     """In earnest: SIGINT to the process; it ends in good order, says how to go on, and goes on."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "egru.cli",
-        "train",
-        "digits",
-        "--smoke",
-        "--hidden",
-        "8",
-        "--limit",
-        "40",
-        "--out",
-        "run",
-    ]
-    process = subprocess.Popen([*command, "--epochs", "100000"], env=environment, stderr=subprocess.PIPE, text=True,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATH))}
+    options = ["--smoke", "--hidden", "8", "--limit", "40", "--out", "run", "--epochs", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "egru.cli", "train", "digits", *options],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
     until = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count("\n") > 2):

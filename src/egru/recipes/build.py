@@ -105,9 +105,9 @@ def smoke(config: Config) -> Config:
     if config.optimiser != "ntavsgd":
         short["learning_rate"] = max(config.learning_rate, 5e-3)  # so that something moves in so few steps
     if isinstance(config, LanguageConfig):
-        few = {"limit": 4_000 if config.data == "ptb" else 2_000, "batch": 8, "evaluation_batch": 8}
+        few = {"limit": 1_600, "batch": 8, "evaluation_batch": 8}
         small = {"hidden": 8} if config.cell == "dense_indrnn" else {"embedding": min(config.embedding, 32)}
         return dataclasses.replace(config, **short | few | small | {"bptt": min(config.bptt, 20)})
     if config.convolutional:
         return dataclasses.replace(config, **short | {"epochs": 2, "limit": 12, "batch": 4, "evaluation_batch": 12})
-    return dataclasses.replace(config, **short, limit=240, batch=40, evaluation_batch=120)
+    return dataclasses.replace(config, **short, limit=120, batch=20, evaluation_batch=120)
