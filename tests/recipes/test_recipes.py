@@ -113,6 +113,11 @@ def test_the_gates_are_spread():
         ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be 0 with cell cornn"),
         ({"cell": "gru", "uniform_gates": True}, "uniform_gates needs cell egru"),
         ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
+        pytest.param(
+            {"device": "cuda"},
+            "device must be cpu where torch sees no CUDA device, got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
     ],
 )
 def test_settings_that_do_not_go_together(changes, words, tmp_path):

@@ -36,6 +36,8 @@ def load(config: Config) -> data.Classification | data.Text:
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
     """Model and task, from the config's seed: the same every time."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu where torch sees no CUDA device, got {config.device!r}")
     torch.manual_seed(config.seed)
     if isinstance(config, LanguageConfig):
         assert isinstance(data_set, data.Text)

@@ -14,14 +14,18 @@ from egru.recipes.registry import Paper, add
 
 
 def dvs(hidden: int = 512, cell: str = "egru", augment: bool = False) -> ClassifierConfig:
-    """The paper's two layers on 32 by 32 pixels. Epochs are ours: the paper does not give them."""
+    """The paper's two layers on 32 by 32 pixels.
+
+    Epochs and readout are ours, the paper names neither: of events the trace, which learns several times faster than
+    the last output; of dense layers the last.
+    """
     events = cell == "egru"
     return ClassifierConfig(
         data="dvs",
         cell=cell,  # pyright: ignore[reportArgumentType]
         hidden=hidden,
         layers=2,
-        readout="last",
+        readout="trace" if events else "last",
         epochs=1000 if augment else 300,
         batch=256,
         evaluation_batch=256,

@@ -58,6 +58,7 @@ def evaluate(
 
 def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run) -> Result:
     with contextlib.ExitStack() as stack:
+        stack.enter_context(run.alone())
         progress = stack.enter_context(bar(recipe, config.epochs))
         if config.tensorboard:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))

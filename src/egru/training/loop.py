@@ -41,6 +41,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
     optimiser = make_optimiser(model, training)
     parameters = [p for p in model.parameters() if p.requires_grad]
     regulariser = activity_loss(model, training)
+    run.sweep()
     if run.epochs():
         epoch, best = run.restore(model, optimiser, device)
     else:

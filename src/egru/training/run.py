@@ -54,6 +54,21 @@ class Run:
     def config(self) -> dict[str, Any]:
         return json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; a killed one lets go by itself."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        with (self.folder / CONFIG).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(f"another process trains in {self.folder}; wait for it or stop it") from error
+            yield
+
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(
@@ -73,7 +88,6 @@ class Run:
 
         What came after it, in checkpoints and metrics, is forgotten: it will be done again.
         """
-        self._sweep()
         epoch = self.newest()
         for later in [e for e in self.epochs() if e > epoch]:
             checkpoint.discard(self.at(later))
@@ -129,7 +143,7 @@ class Run:
             last = f"the checkpoint of epoch {self.epochs()[-1]} is intact" if self.epochs() else "no checkpoint yet"
             raise RunError(f"cannot write to {self.folder}: {error.strerror}; training stopped, {last}") from error
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove what an interrupted write left behind."""
         for left in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
             shutil.rmtree(left) if left.is_dir() else left.unlink()
