@@ -70,7 +70,8 @@ def test_denoise_one_by_one():
 
 def test_slices_are_whole():
     events = recording(*((0, 0, 0, t) for t in (100, 150, 199, 200, 299, 305)))
-    assert [piece.t.tolist() for piece in time_slices(events, 100)] == [[100, 150, 199], [200, 299]]
+    pieces = [(start, piece.t.tolist()) for start, piece in time_slices(events, 100)]
+    assert pieces == [(100, [100, 150, 199]), (200, [200, 299])]
     assert list(time_slices(recording(), 100)) == []
 
 
@@ -98,6 +99,14 @@ def test_the_papers_preparation():
     first = event_frames(kept, start=kept.t[0], width=25_000, bins=68)
     np.testing.assert_allclose(frames[0], first / first.max(), rtol=1e-6)
     assert gesture_frames(events.select(slice(0, 50))).shape == (0, 68, 2, 32, 32)
+
+
+def test_a_slice_without_events_is_blank():
+    pair = [(5, 5, 0, 0), (5, 6, 0, 1)]
+    events = recording(*pair, *((x, y, p, t + 4_000_000) for x, y, p, t in pair))
+    frames = gesture_frames(events)
+    assert frames.shape == (2, 68, 2, 32, 32)
+    assert frames.sum((1, 2, 3, 4)).tolist() == [1, 0]
 
 
 def test_clips_absent(tmp_path):

@@ -82,14 +82,14 @@ def denoise(events: Events, time: int = 10_000) -> Events:
     return events.select(keep)
 
 
-def time_slices(events: Events, length: int = 1_700_000) -> Iterator[Events]:
-    """Consecutive pieces of ``length`` microseconds from the first event on; an incomplete last one is left out."""
+def time_slices(events: Events, length: int = 1_700_000) -> Iterator[tuple[int, Events]]:
+    """When each piece of ``length`` microseconds starts, and its events; from the first event on, whole ones only."""
     if not len(events.t):
         return
     first = events.t[0]
     for k in range(int((events.t[-1] - first) // length)):
-        edges = np.searchsorted(events.t, (first + k * length, first + (k + 1) * length))
-        yield events.select(slice(*edges))
+        start = int(first) + k * length
+        yield start, events.select(slice(*np.searchsorted(events.t, (start, start + length))))
 
 
 def event_frames(events: Events, *, start: float, width: float, bins: int, side: int = 32) -> np.ndarray:
@@ -115,7 +115,7 @@ def gesture_frames(events: Events, *, length: int = 1_700_000, width: int = 25_0
     """
     bins = length // width
     slices = []
-    for piece in time_slices(denoise(events), length):
-        counts = event_frames(piece, start=float(piece.t[0]), width=width, bins=bins, side=side)
+    for start, piece in time_slices(denoise(events), length):
+        counts = event_frames(piece, start=start, width=width, bins=bins, side=side)
         slices.append((counts / max(1, counts.max())).astype(np.float32))
     return np.stack(slices) if slices else np.zeros((0, bins, 2, side, side), np.float32)

@@ -12,7 +12,7 @@ from egru.data.sets import Text
 
 END = "<eos>"
 _PTB = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz (its data/ptb.*.txt)"
-_WIKITEXT = "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip (its wiki.*.tokens)"
+_WIKITEXT = "https://wikitext.smerity.com/wikitext-2-v1.zip (its wiki.*.tokens)"
 PTB = (
     Source("ptb.train.txt", "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf", _PTB),
     Source("ptb.valid.txt", "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2", _PTB),
