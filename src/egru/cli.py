@@ -1,9 +1,15 @@
 """The ``egru`` command."""
 
 import argparse
+import contextlib
+import datetime
+import io
+import re
 import runpy
 import sys
+import traceback
 from pathlib import Path
+from typing import Any
 
 import egru
 
@@ -24,27 +30,166 @@ def bench(device: str, only: str | None, arguments: list[str]) -> int:
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("egru", description=egru.__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("info", help="which kernels are in use, and why")
-    bench_parser = commands.add_parser(
-        "bench", help="measure against dense rivals; unknown options go to the benchmark"
-    )
-    bench_parser.add_argument("device", choices=BENCHMARKS)
-    bench_parser.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    known, rest = parser.parse_known_args(arguments)
-    if known.command == "info":
-        if rest:
-            parser.error(f"info takes no options, got {' '.join(rest)}")
-        for name, standing in egru.kernels.info().items():
-            print(f"{name}: {standing}")
-        return 0
+def train(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Train a recipe, or go on with a run."""
+    from egru import recipes
+
+    if options.resume:
+        if options.recipe or options.smoke or options.out or arguments:
+            raise ValueError("--resume takes the run's own settings; leave the recipe and all other options out")
+        folder = Path(options.resume)
+        result = recipes.resume(folder)
+    else:
+        recipe = recipes.find(options.recipe)
+        config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
+        config = configured(config, arguments, f"egru train {options.recipe}")
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
+        print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
+        result = recipes.start(recipe.name, config, folder)
+    print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
+    print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
+    return 0
+
+
+def configured(config: Any, arguments: list[str], program: str) -> Any:
+    """``config`` with the options given; tyro knows them from its fields."""
+    if not arguments:
+        return config
     try:
-        return bench(known.device, known.only, rest)
-    except FileNotFoundError as error:
+        import tyro
+    except ImportError as error:
+        raise ImportError("options need tyro: pip install 'egru[train]'") from error
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(type(config), default=config, args=arguments, prog=program)
+    except SystemExit as stop:
+        if stop.code:  # a box of several lines: its first part is the error
+            said = re.split(r"─{5,}", errors.getvalue().split("\n", 1)[-1])[0]
+            raise UsageError(f"{' '.join(said.replace('│', ' ').split())}; see {program} --help") from None
+        raise
+
+
+class UsageError(Exception):
+    """Options that do not make sense."""
+
+
+def evaluate(run: str, split: str) -> int:
+    from egru import recipes
+
+    scores, activity, epoch = recipes.evaluate(Path(run), split)
+    print_scores(f"{split}, epoch {epoch}", scores, activity)
+    print(activity)
+    return 0
+
+
+def print_scores(what: str, scores: Any, activity: Any) -> None:
+    quality = f"accuracy {100 * scores.accuracy:.2f} %"
+    if scores.perplexity is not None:
+        quality = f"perplexity {scores.perplexity:.2f}, {quality}"
+    backward = activity.backward_sparsity
+    sparsity = f"{100 * activity.activity_sparsity:.1f} % silent"
+    sparsity += "" if backward is None else f", {100 * backward:.1f} % backward sparsity"
+    macs = f"{activity.forward_macs / 1e6:.3g} M of {activity.dense_forward_macs / 1e6:.3g} M MACs a step"
+    print(f"{what}: {quality}, {sparsity}, {macs}")
+
+
+def list_recipes() -> int:
+    from egru.recipes import RECIPES
+
+    width = max(map(len, RECIPES))
+    for name, recipe in RECIPES.items():
+        print(f"{name:{width}}  {recipe.summary} [{recipe.paper}]")
+    return 0
+
+
+def doctor() -> int:
+    from egru.doctor import lines
+
+    for line in lines():
+        print(line)
+    return 0
+
+
+def info() -> int:
+    for name, standing in egru.kernels.info().items():
+        print(f"{name}: {standing}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("egru", description=egru.__doc__)
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the trace of an error")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "train",
+        help="train a recipe of `egru list`, or go on with a run",
+        usage="egru train RECIPE [--smoke] [--out FOLDER] [--FIELD VALUE ...]\n       egru train --resume RUN",
+        description="Train a recipe. `egru train RECIPE --help` shows its fields; every one is an option.",
+        add_help=False,
+    )
+    run.add_argument("recipe", nargs="?", metavar="RECIPE", help="one of `egru list`")
+    run.add_argument("--smoke", action="store_true", help="in small: under a minute on a CPU")
+    run.add_argument("--out", metavar="FOLDER", help="where the run goes; runs/RECIPE-TIME by default")
+    run.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, with its own settings")
+    run.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this, or the recipe's fields")
+    score = commands.add_parser("evaluate", help="score the best epoch of a run")
+    score.add_argument("run", metavar="RUN", help="a run's folder")
+    score.add_argument("--split", choices=("test", "validation"), default="test")
+    commands.add_parser("list", help="all recipes, with the paper's numbers")
+    commands.add_parser("doctor", help="what is installed, which kernels are in use, which data are present")
+    commands.add_parser("info", help="which kernels are in use, and why")
+    run.set_defaults(parser=run)
+    measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
+    measure.add_argument("device", choices=BENCHMARKS)
+    measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
+    for command in (run, score):
+        command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentParser) -> int:
+    if rest and options.command not in ("train", "bench"):
+        root.error(f"{options.command} does not know {' '.join(rest)}")
+    match options.command:
+        case "train":
+            if options.wants_help and options.recipe is None:
+                options.parser.print_help()
+                return 0
+            if options.recipe is None and options.resume is None:
+                options.parser.error("name a RECIPE of `egru list`, or --resume RUN")
+            return train(options, rest + ["--help"] * options.wants_help)
+        case "evaluate":
+            return evaluate(options.run, options.split)
+        case "list":
+            return list_recipes()
+        case "doctor":
+            return doctor()
+        case "info":
+            return info()
+        case _:
+            return bench(options.device, options.only, rest)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Errors are one line: 2 where something is missing, 1 where it went wrong, 130 after Ctrl-C."""
+    root = parser()
+    options, rest = root.parse_known_args(arguments)
+    try:
+        return run(options, rest, root)
+    except KeyboardInterrupt:
+        print("egru: stopped; `egru train --resume RUN` goes on from the last epoch", file=sys.stderr)
+        return 130
+    except UsageError as error:
         print(f"egru: {error}", file=sys.stderr)
         return 2
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        if options.verbose:
+            traceback.print_exc()
+        else:
+            print(f"egru: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, FileNotFoundError) else 1
 
 
 if __name__ == "__main__":

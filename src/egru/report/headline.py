@@ -38,8 +38,12 @@ def numbers(run: RunReport, other: RunReport | None) -> list[Number]:
     """The row of large numbers."""
     activity = run.activity
     scores = f"{other.name} {format.percent(other.test_accuracy)}" if other is not None else "no dense model to compare"
+    quality = Number(format.percent(run.test_accuracy), "test accuracy", scores)
+    if run.test_perplexity is not None:
+        words = f"{format.percent(run.test_accuracy)} of next words guessed right"
+        quality = Number(f"{run.test_perplexity:.1f}", "test perplexity", words)
     return [
-        Number(format.percent(run.test_accuracy), "test accuracy", scores),
+        quality,
         Number(
             format.percent(activity.activity_sparsity, 0),
             "silent",

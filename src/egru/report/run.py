@@ -42,6 +42,7 @@ class RunReport:
         activity: from :meth:`egru.ActivityMonitor.summary`.
         seconds: of training, wall clock.
         seed: that the run can be repeated with.
+        test_perplexity: of a language model, whose accuracy counts next words guessed right; None for all others.
     """
 
     name: str
@@ -50,6 +51,7 @@ class RunReport:
     activity: ActivitySummary
     seconds: float
     seed: int
+    test_perplexity: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -61,6 +63,8 @@ class RunReport:
         if any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"{where}: the epochs of history must increase, got {epochs}")
         _fraction(where, "test_accuracy", self.test_accuracy)
+        if self.test_perplexity is not None and not (math.isfinite(self.test_perplexity) and self.test_perplexity >= 1):
+            raise ValueError(f"{where}: test_perplexity must be finite and at least 1, got {self.test_perplexity!r}")
         _duration(where, self.seconds)
 
     @property

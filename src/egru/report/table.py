@@ -47,7 +47,11 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
         "training time",
         "seed",
     )
-    return [(label, list(cells)) for label, cells in zip(labels, zip(*columns, strict=True), strict=True)]
+    rows = [(label, list(cells)) for label, cells in zip(labels, zip(*columns, strict=True), strict=True)]
+    perplexities = [run.test_perplexity for run in runs]
+    if any(value is not None for value in perplexities):
+        rows.insert(0, ("test perplexity", ["-" if value is None else f"{value:.1f}" for value in perplexities]))
+    return rows
 
 
 NOTE = (

@@ -1,0 +1,29 @@
+"""The paper's experiments: functions that return a config, each with the paper's number beside it.
+
+They live inside the package, so that ``egru train`` finds them in an installed wheel as in a checkout.
+"""
+
+from egru.recipes import gestures, images, language
+from egru.recipes.build import build, load, smoke
+from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
+from egru.recipes.registry import RECIPES, Paper, Recipe, find
+from egru.recipes.start import evaluate, resume, start
+
+__all__ = [
+    "RECIPES",
+    "ClassifierConfig",
+    "Config",
+    "LanguageConfig",
+    "Paper",
+    "Recipe",
+    "build",
+    "evaluate",
+    "find",
+    "gestures",
+    "images",
+    "language",
+    "load",
+    "resume",
+    "smoke",
+    "start",
+]

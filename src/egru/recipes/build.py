@@ -1,0 +1,115 @@
+"""From a config to what it describes: data, model, task."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from egru import data
+from egru.layers import EGRU
+from egru.models import LanguageModel, SequenceClassifier, gesture_network
+from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
+from egru.training import ClassifierTask, LanguageTask, Task
+
+
+def load(config: Config) -> data.Classification | data.Text:
+    """The data set, as much of it as the config wants."""
+    limit = config.limit
+    if isinstance(config, LanguageConfig):
+        text = {"ptb": data.penn_treebank, "wikitext2": data.wikitext2}[config.data](config.root)
+        return text._replace(train=text.train[:limit], validation=text.validation[:limit], test=text.test[:limit])
+    match config.data:
+        case "digits" | "permuted-digits":
+            whole = data.digits(permuted=config.data == "permuted-digits")
+        case "smnist" | "psmnist":
+            side = config.side or 28
+            whole = data.sequential_mnist(config.root, permuted=config.data == "psmnist", side=side)
+        case "dvs":
+            whole = data.dvs_gesture(config.root)
+        case "dvs-raw":
+            whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
+    splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
+    return data.Classification(whole.name, whole.classes, *splits, decode=whole.decode)
+
+
+def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
+    """Model and task, from the config's seed: the same every time."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu where torch sees no CUDA device, got {config.device!r}")
+    torch.manual_seed(config.seed)
+    if isinstance(config, LanguageConfig):
+        assert isinstance(data_set, data.Text)
+        model = _language_model(config, len(data_set.vocabulary)).to(config.device)
+        return model, LanguageTask(data_set, config)
+    assert isinstance(data_set, data.Classification)
+    model = _classifier(config, data_set).to(config.device)
+    if config.uniform_gates:
+        _spread_gates(model)
+    return model, ClassifierTask(data_set, config)
+
+
+def _language_model(config: LanguageConfig, vocabulary: int) -> nn.Module:
+    return LanguageModel(
+        vocabulary,
+        config.embedding,
+        config.hidden,
+        num_layers=config.layers,
+        cell=config.cell,
+        word_dropout=config.word_dropout,
+        embedding_dropout=config.embedding_dropout,
+        dropout=config.dropout,
+        output_dropout=config.output_dropout,
+        **config.layer_options(),
+    )
+
+
+def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.Module:
+    first = data_set.train.x[:1]
+    frame = (first if data_set.decode is None else data_set.decode(first)).shape[2:]
+    decay = math.exp(-1 / config.trace)
+    options = {
+        "num_layers": config.layers,
+        "cell": config.cell,
+        "readout": config.readout,
+        "decay": decay,
+        "gain": (1 - decay) / (1 - decay ** first.shape[1]) if config.normalise else 1.0,
+        "normalise": config.normalise,
+        "dropout": config.dropout,
+        "output_dropout": config.output_dropout,
+        **config.layer_options(),
+    }
+    if len(frame) > 1:
+        return gesture_network(
+            config.hidden, frame=tuple(frame), classes=data_set.classes, convolutional=config.convolutional, **options
+        )
+    return SequenceClassifier(frame[0], config.hidden, data_set.classes, **options)
+
+
+@torch.no_grad()
+def _spread_gates(model: nn.Module) -> None:
+    """Update-gate biases such that, at rest, the gates are uniform over (0, 1)."""
+    layers = [module for module in model.modules() if isinstance(module, EGRU)]
+    if not layers:
+        raise ValueError("uniform_gates needs cell egru")
+    for layer in layers:
+        H = layer.hidden_size
+        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)
+        for i in range(layer.num_layers):
+            layer.get_parameter(f"bias_ih_l{i}")[H : 2 * H] = torch.logit(gates)
+            layer.get_parameter(f"bias_hh_l{i}")[H : 2 * H] = 0
+
+
+def smoke(config: Config) -> Config:
+    """The same recipe in small: under a minute on a CPU, to see that everything works, not that it learns."""
+    short: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
+    if config.optimiser != "ntavsgd":
+        short["learning_rate"] = max(config.learning_rate, 5e-3)  # so that something moves in so few steps
+    if isinstance(config, LanguageConfig):
+        few = {"limit": 1_600, "batch": 8, "evaluation_batch": 8}
+        small = {"hidden": 8} if config.cell == "dense_indrnn" else {"embedding": min(config.embedding, 32)}
+        return dataclasses.replace(config, **short | few | small | {"bptt": min(config.bptt, 20)})
+    if config.convolutional:
+        return dataclasses.replace(config, **short | {"epochs": 2, "limit": 12, "batch": 4, "evaluation_batch": 12})
+    return dataclasses.replace(config, **short, limit=120, batch=20, evaluation_batch=120)

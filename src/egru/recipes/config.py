@@ -1,0 +1,120 @@
+"""What a recipe returns: one flat dataclass with the data, the network and its training. A field is an option."""
+
+import dataclasses
+from typing import Any, Literal
+
+from egru.events import Surrogate
+from egru.layers import Threshold
+from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
+
+EVENT_CELLS = ("egru", "elstm", "ernn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """The recurrent layers."""
+
+    hidden: int = 128
+    """Units in a layer; of a densely connected IndRNN, its growth."""
+    layers: int = 1
+    cell: Literal["egru", "elstm", "ernn", "gru", "lstm", "cornn", "indrnn", "dense_indrnn"] = "egru"
+    dropout: float = 0.0
+    """On what layers but the last put out; one mask a sequence."""
+    output_dropout: float = 0.0
+    """On what the last layer puts out."""
+    dropconnect: float = 0.0
+    """On recurrent weights (event cells, gru, lstm)."""
+    zoneout: float = 0.0
+    """On states (event cells)."""
+    reset: Literal["output", "threshold", "hard", "none"] = "output"
+    """How an event clears a state (event cells)."""
+    reset_gate: Literal["before", "after"] = "before"
+    """Before or after the recurrent product (egru)."""
+    threshold: Threshold = dataclasses.field(default_factory=Threshold)
+    surrogate: Surrogate = dataclasses.field(default_factory=Surrogate)
+    oscillators: tuple[float, float, float] = (0.042, 2.7, 4.7)
+    """Time step, stiffness and damping (cornn)."""
+
+    def layer_options(self) -> dict[str, Any]:
+        """What every layer is called with, beside its sizes."""
+        if self.cell in EVENT_CELLS:
+            options: dict[str, Any] = {
+                "dropconnect": self.dropconnect,
+                "zoneout": self.zoneout,
+                "reset": self.reset,
+                "threshold": self.threshold,
+                "surrogate": self.surrogate,
+            }
+            return options | ({"reset_gate": self.reset_gate} if self.cell == "egru" else {})
+        self._refuse("zoneout", *(() if self.cell in ("gru", "lstm") else ("dropconnect",)))
+        if self.cell in ("gru", "lstm"):
+            return {"dropconnect": self.dropconnect}
+        return dict(zip(("dt", "gamma", "epsilon"), self.oscillators, strict=True)) if self.cell == "cornn" else {}
+
+    def _refuse(self, *names: str) -> None:
+        for name in names:
+            if getattr(self, name):
+                raise ValueError(f"{name} must be 0 with cell {self.cell}, which has none; got {getattr(self, name)!r}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(Network, ClassifierTraining):
+    """A classifier of sequences, its data and its training."""
+
+    data: Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"] = "digits"
+    root: str | None = None
+    """Where the data lie; none: EGRU_DATA says."""
+    side: int | None = None
+    """Pixels along an image's side: 28 or 14 (smnist, psmnist), 32 or 128 (dvs-raw); none: the first."""
+    limit: int | None = None
+    """Use only the first so many sequences of each split."""
+    readout: Literal["trace", "mean", "last", "every"] = "trace"
+    trace: float = 10.0
+    """Time constant of the trace, in steps."""
+    normalise: bool = False
+    """Batch normalisation of what the readout sees; the trace is then a weighted mean."""
+    uniform_gates: bool = False
+    """Start with update gates spread over (0, 1): memories of every length (egru)."""
+    convolutional: bool = False
+    """Put the paper's convolutional head before the layers (dvs)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}.get(self.data, ())
+        if self.side is not None and self.side not in sides:
+            accepted = " or ".join(map(str, sides)) or "left out"
+            raise ValueError(f"side must be {accepted} with data {self.data}, got {self.side}")
+        if (self.convolutional or self.augment) and not self.data.startswith("dvs"):
+            raise ValueError(f"convolutional and augment are for frames (data dvs or dvs-raw), got data {self.data}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageConfig(Network, LanguageTraining):
+    """A word-level language model, its text and its training."""
+
+    data: Literal["ptb", "wikitext2"] = "ptb"
+    root: str | None = None
+    """Where the data lie; none: EGRU_DATA says."""
+    limit: int | None = None
+    """Use only the first so many words of each split."""
+    embedding: int = 400
+    """Size of a word's vector, and of the last layer."""
+    word_dropout: float = 0.0
+    """On whole words."""
+    embedding_dropout: float = 0.0
+    """On the words' vectors; one mask a sequence."""
+    layers: int = 3
+
+
+Config = ClassifierConfig | LanguageConfig
+
+
+def stored(recipe: str, config: Config) -> dict[str, Any]:
+    """What a run's config.json holds."""
+    return {"recipe": recipe, "kind": type(config).__name__, "config": to_plain(config)}
+
+
+def read(plain: dict[str, Any]) -> tuple[str, Config]:
+    """The recipe's name and the config that :func:`stored` wrote down."""
+    kinds = {kind.__name__: kind for kind in (ClassifierConfig, LanguageConfig)}
+    return plain["recipe"], from_plain(kinds[plain["kind"]], plain["config"])

@@ -1,0 +1,90 @@
+"""Runs of recipes: start one, go on with one, score one."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torch import nn
+
+from egru.activity import ActivitySummary
+from egru.recipes.build import build, load
+from egru.recipes.config import Config, read, stored
+from egru.report import Epoch, RunReport, write_report
+from egru.training import (
+    Result,
+    Run,
+    RunError,
+    Scores,
+    Task,
+    bar,
+    checkpoint,
+    score,
+    tensorboard,
+    train,
+)
+
+
+def start(recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print) -> Result:
+    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there."""
+    if config.root is not None:
+        config = dataclasses.replace(config, root=os.path.abspath(config.root))
+    model, task = build(config, load(config))
+    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say))
+
+
+def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
+    """Go on with the run in ``folder`` from its newest intact checkpoint."""
+    run = Run.open(folder, say)
+    if run.result() is not None:
+        raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
+    recipe, config = read(run.config())
+    return _go(recipe, config, *build(config, load(config)), run)
+
+
+def evaluate(
+    folder: Path, split: str = "test", say: Callable[[str], None] = print
+) -> tuple[Scores, ActivitySummary, int]:
+    """Score the best epoch of a run on a split: scores, activity and the epoch."""
+    run = Run.open(folder, say)
+    _, config = read(run.config())
+    model, task = build(config, load(config))
+    best = run.best()
+    checkpoint.load_weights(run.at(best), model)
+    scores, activity = score(model, task, split)
+    return scores, activity, best
+
+
+def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run) -> Result:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.alone())
+        progress = stack.enter_context(bar(recipe, config.epochs))
+        if config.tensorboard:
+            progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
+        result = train(model, task, config, run, progress)
+    _report(recipe, config, run, result)
+    return result
+
+
+def _report(recipe: str, config: Config, run: Run, result: Result) -> None:
+    """The run's page; a run without matplotlib is still a run."""
+    history = tuple(
+        Epoch(
+            line["epoch"],
+            line["train"]["loss"],
+            line["validation"]["accuracy"],
+            None if line["activity"]["backward_sparsity"] is None else line["activity"]["activity_sparsity"],
+            line["seconds"],
+        )
+        for line in run.metrics()
+    )
+    name = f"{config.cell.upper()} {config.hidden}"
+    report = RunReport(
+        name, history, result.test.accuracy, result.activity, result.seconds, config.seed, result.test.perplexity
+    )
+    folder, command = run.folder / "report", f"egru train {recipe}"
+    try:
+        write_report(folder, recipe, [report], [], command=command, config=dataclasses.asdict(config))
+    except ImportError as error:
+        run.say(f"no report page: {error}")

@@ -1,0 +1,175 @@
+"""The training loop."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary
+from egru.training import checkpoint
+from egru.training.config import Training
+from egru.training.optimise import (
+    AveragedSGD,
+    averaged,
+    gradient_norm,
+    learning_rate_factor,
+    make_optimiser,
+    set_learning_rate,
+)
+from egru.training.progress import Progress
+from egru.training.run import Run, RunError
+from egru.training.tasks import Scores, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run came to: the test scores of the epoch that validation chose, and its activity there."""
+
+    best_epoch: int
+    test: Scores
+    activity: ActivitySummary
+    seconds: float
+
+
+def train(model: nn.Module, task: Task, training: Training, run: Run, progress: Progress) -> Result:
+    """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once."""
+    device = torch.device(training.device)
+    optimiser = make_optimiser(model, training)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    regulariser = activity_loss(model, training)
+    run.sweep()
+    if run.epochs():
+        epoch, best = run.restore(model, optimiser, device)
+    else:
+        epoch, best = 0, 0
+        run.save(epoch, model, optimiser, device, best)
+    merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
+
+    while epoch < training.epochs:
+        start, state = time.perf_counter(), None
+        watch = Watch(epoch + 1, device)
+        model.train()
+        for batch in watch.loading(task.batches()):
+            set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
+            with regulariser as sparsity:
+                loss, extra, state = task.loss(model, batch, state)
+                objective = loss + extra + sparsity.value
+            optimiser.zero_grad()
+            objective.backward()
+            norm = gradient_norm(parameters, training.clip)
+            watch.step(loss, objective, norm, batch.y.numel())  # stops here before NaN reaches a weight
+            optimiser.step()
+            progress.step(epoch + batch.done)
+        epoch += 1
+        trained = watch.summary()
+        with averaged(optimiser):
+            scores, activity = score(model, task, "validation")
+        if isinstance(optimiser, AveragedSGD):
+            optimiser.epoch_done(scores.loss)
+        merits[epoch] = task.merit(scores)
+        best = epoch if best == 0 or merits[epoch] > merits[best] else best
+        line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
+        run.record(line)
+        run.save(epoch, model, optimiser, device, best)
+        progress.epoch(line)
+
+    best = run.best()
+    checkpoint.load_weights(run.at(best), model)
+    scores, activity = score(model, task, "test")
+    result = Result(best, scores, activity, sum(line["seconds"] for line in run.metrics()))
+    run.finish({**dataclasses.asdict(result), "activity": activity.to_dict()})
+    return result
+
+
+def score(model: nn.Module, task: Task, split: str) -> tuple[Scores, ActivitySummary]:
+    """How ``model`` does on a split, and how busy it is there."""
+    with ActivityMonitor(model) as activity:
+        scores = task.evaluate(model, split)
+    return scores, activity.summary()
+
+
+def activity_loss(model: nn.Module, training: Training) -> contextlib.AbstractContextManager[Any]:
+    """The regularisers the config asks for; adds nothing, and costs nothing, where it asks for none."""
+    if not training.rate_loss and not training.state_loss:
+        return contextlib.nullcontext(_Nothing)
+    return ActivityLoss(model, rate=training.rate_loss, state=training.state_loss, squared=training.squared_rate)
+
+
+class _Nothing:
+    value = 0.0
+
+
+class Watch:
+    """What one epoch of training shows: losses, gradient norms, time spent waiting for data; stops where it diverges.
+
+    Kept on the device. Read every step on the CPU, where reading is free, and now and then elsewhere.
+    """
+
+    def __init__(self, epoch: int, device: torch.device) -> None:
+        self.epoch, self.every = epoch, 1 if device.type == "cpu" else 50
+        self.losses: list[Tensor] = []
+        self.objectives: list[Tensor] = []
+        self.norms: list[Tensor] = []
+        self.counts: list[int] = []
+        self.checked, self.waited = 0, 0.0
+
+    def loading(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+
+    def step(self, loss: Tensor, objective: Tensor, norm: Tensor, count: int) -> None:
+        self.losses.append(loss.detach())
+        self.objectives.append(objective.detach())
+        self.norms.append(norm)
+        self.counts.append(count)
+        if len(self.losses) % self.every == 0:
+            self.check()
+
+    def check(self) -> None:
+        for name, values in (("loss", self.objectives), ("gradient norm", self.norms)):
+            new = torch.stack(values[self.checked :]) if self.checked < len(values) else torch.zeros(1)
+            bad = (~torch.isfinite(new)).nonzero()
+            if len(bad):
+                step = self.checked + int(bad[0])
+                value = float(values[step])
+                raise RunError(
+                    f"{name} is {value} in epoch {self.epoch}, step {step + 1}: training stopped, "
+                    f"the checkpoint of epoch {self.epoch - 1} is the last good state"
+                )
+        self.checked = len(self.losses)
+
+    def summary(self) -> dict[str, float]:
+        self.check()
+        losses, norms = torch.stack(self.losses).double().cpu(), torch.stack(self.norms).double().cpu()
+        counts = torch.tensor(self.counts, dtype=torch.float64)
+        return {
+            "loss": ((losses * counts).sum() / counts.sum()).item(),
+            "gradient_norm": norms.median().item(),
+            "gradient_norm_max": norms.max().item(),
+            "steps": len(self.losses),
+            "waited": self.waited,
+        }
+
+
+def metrics_line(
+    epoch: int, trained: dict[str, float], scores: Scores, activity: ActivitySummary, seconds: float
+) -> dict[str, Any]:
+    """One epoch as a line of metrics.jsonl."""
+    overall = activity.to_dict()["overall"]
+    kept = ("activity_sparsity", "backward_sparsity", "backward_skippable", "forward_macs", "backward_macs")
+    return {
+        "epoch": epoch,
+        "train": trained,
+        "validation": dataclasses.asdict(scores),
+        "activity": {name: overall[name] for name in kept},
+        "seconds": seconds,
+    }

@@ -1,0 +1,145 @@
+"""Optimisers, their parameter groups and the course of the learning rate."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from egru.layers import EventRNN
+from egru.training.config import Training
+
+
+def learning_rate_factor(training: Training, progress: float) -> float:
+    """What the learning rate is multiplied with after ``progress`` epochs, fractions included."""
+    match training.schedule:
+        case "cosine":
+            start = training.constant_share * training.epochs
+            if progress <= start:
+                return 1.0
+            fall = 0.5 * (1 + math.cos(math.pi * (progress - start) / (training.epochs - start)))
+            return training.final_factor + (1 - training.final_factor) * fall
+        case "step":
+            return training.step_factor ** int(progress // training.step_epochs)
+        case "one-cycle":  # up in the first tenth, then down to almost nothing
+            share = progress / training.epochs
+            low, high = (1 / 25, 1.0) if share < 0.1 else (1 / 25e4, 1.0)
+            phase = 1 - share / 0.1 if share < 0.1 else (share - 0.1) / 0.9
+            return low + (high - low) * 0.5 * (1 + math.cos(math.pi * phase))
+        case _:
+            return 1.0
+
+
+def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
+    """Thresholds apart: their own learning rate, no weight decay, left out when frozen."""
+    thresholds: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        if isinstance(module, EventRNN):
+            own = module.named_parameters(recurse=False)
+            thresholds |= {id(p): p for name, p in own if name.startswith("threshold")}
+    if training.freeze_thresholds:
+        for parameter in thresholds.values():
+            parameter.requires_grad_(False)
+    rate = training.learning_rate
+    others = [p for p in model.parameters() if p.requires_grad and id(p) not in thresholds]
+    groups: list[dict[str, Any]] = [{"params": others, "base_lr": rate, "weight_decay": training.weight_decay}]
+    learning = [p for p in thresholds.values() if p.requires_grad]
+    if learning:
+        own_rate = training.threshold_learning_rate or rate
+        groups.append({"params": learning, "base_lr": own_rate, "weight_decay": 0.0})
+    return groups
+
+
+def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    groups = parameter_groups(model, training)
+    match training.optimiser:
+        case "adam":
+            return torch.optim.Adam(groups, training.learning_rate, training.betas)
+        case "adamw":
+            return torch.optim.AdamW(groups, training.learning_rate, training.betas)
+        case _:
+            return AveragedSGD(groups, training.learning_rate, patience=training.patience)
+
+
+def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+class AveragedSGD(torch.optim.Optimizer):
+    """SGD that starts to average its iterates when validation stops improving (NT-AvSGD; Merity et al., 2018).
+
+    Call :meth:`epoch_done` with the validation loss: once it exceeds the best loss from more than ``patience`` epochs
+    before, averaging is on. From then on :meth:`averaged` puts the averages in place of the weights for as long as its
+    context lasts.
+    """
+
+    def __init__(self, params: Any, lr: float, *, weight_decay: float = 0.0, patience: int = 5) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "averaging": False})
+        self.param_groups[0] |= {"patience": patience, "losses": []}
+
+    @property
+    def averaging(self) -> bool:
+        return self.param_groups[0]["averaging"]
+
+    def epoch_done(self, validation_loss: float) -> None:
+        first = self.param_groups[0]
+        earlier = first["losses"][: -first["patience"]]
+        if not self.averaging and earlier and validation_loss > min(earlier):
+            for group in self.param_groups:
+                group["averaging"] = True
+        first["losses"] = [*first["losses"], validation_loss]
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if closure is not None:
+            raise TypeError("AveragedSGD.step: takes no closure; compute the loss before the step")
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if group["weight_decay"]:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+                if group["averaging"]:
+                    state = self.state[parameter]
+                    state["count"] = state.get("count", 0) + 1
+                    average = state.setdefault("average", torch.zeros_like(parameter))
+                    average.add_(parameter - average, alpha=1 / state["count"])
+
+    def averages(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Each parameter with the average of its iterates; empty before averaging starts."""
+        return [
+            (p, self.state[p]["average"]) for g in self.param_groups for p in g["params"] if "average" in self.state[p]
+        ]
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The averages in place of the weights."""
+        pairs = self.averages()
+        kept = [parameter.detach().clone() for parameter, _ in pairs]
+        with torch.no_grad():
+            for parameter, average in pairs:
+                parameter.copy_(average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for (parameter, _), value in zip(pairs, kept, strict=True):
+                    parameter.copy_(value)
+
+
+def averaged(optimiser: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
+    """The weights to judge a model by: the averages where the optimiser keeps them."""
+    return optimiser.averaged() if isinstance(optimiser, AveragedSGD) else contextlib.nullcontext()
+
+
+def gradient_norm(parameters: list[nn.Parameter], clip: float | None) -> Tensor:
+    """The norm of the whole gradient, before it is clipped in place to ``clip``."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+    return norm

@@ -1,0 +1,201 @@
+"""A run is a folder: config, environment, metrics, checkpoints, result and report page."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from egru.training import checkpoint
+
+CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; the message says why and what is left."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run's folder. ``say`` gets what a person should know, such as a damaged checkpoint."""
+
+    folder: Path
+    say: Callable[[str], None] = print
+
+    @classmethod
+    def create(cls, folder: Path, config: Mapping[str, Any], say: Callable[[str], None] = print) -> "Run":
+        """A new run in a folder that does not exist yet or is empty."""
+        folder = Path(folder)
+        if (folder / CONFIG).exists():
+            raise RunError(f"{folder} holds a run already: go on with --resume {folder}, or name another folder")
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{folder} exists and is not an empty folder; name another one")
+        (folder / "checkpoints").mkdir(parents=True)
+        checkpoint.replace_file(folder / ENVIRONMENT, _json(environment()))
+        checkpoint.replace_file(folder / CONFIG, _json(config))
+        return cls(folder, say)
+
+    @classmethod
+    def open(cls, folder: Path, say: Callable[[str], None] = print) -> "Run":
+        """A run that was started before."""
+        folder = Path(folder)
+        if not (folder / CONFIG).is_file():
+            raise RunError(f"{folder} is not a run: it has no {CONFIG}")
+        return cls(folder, say)
+
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from training in this folder; a killed one lets go by itself."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            yield
+            return
+        with (self.folder / CONFIG).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(f"another process trains in {self.folder}; wait for it or stop it") from error
+            yield
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(
+        self, epoch: int, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, best: int
+    ) -> None:
+        """Write the checkpoint of ``epoch``, then forget all but it, the one before and the best of either."""
+        earlier = [e for e in self.epochs() if e < epoch]
+        with self._writing():
+            checkpoint.save(self.at(epoch), model, optimiser, device, {"epoch": epoch, "best": best})
+        keep = {epoch, best, *earlier[-1:]} | {self._best_of(e) for e in earlier[-1:]}
+        for old in self.epochs():
+            if old not in keep:
+                checkpoint.discard(self.at(old))
+
+    def restore(self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[int, int]:
+        """Put back the newest intact checkpoint, reporting damaged ones; returns its epoch and the best one's.
+
+        What came after it, in checkpoints and metrics, is forgotten: it will be done again.
+        """
+        epoch = self.newest()
+        for later in [e for e in self.epochs() if e > epoch]:
+            checkpoint.discard(self.at(later))
+        facts = checkpoint.load(self.at(epoch), model, optimiser, device)
+        path = self.folder / METRICS
+        lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
+        kept = "".join(f"{line}\n" for line in lines).encode()
+        if not path.exists() or path.read_bytes() != kept:
+            with self._writing():
+                checkpoint.replace_file(path, kept)
+        return epoch, facts["best"]
+
+    def newest(self) -> int:
+        """The epoch of the newest intact checkpoint; damaged ones are reported."""
+        for epoch in reversed(self.epochs()):
+            try:
+                checkpoint.verify(self.at(epoch))
+            except checkpoint.Damaged as damage:
+                self.say(f"damaged checkpoint passed over: {damage}")
+            else:
+                return epoch
+        raise RunError(f"{self.folder} has no intact checkpoint; start it again in another folder")
+
+    def best(self) -> int:
+        """The epoch that validation chose; the newest intact one, with a word, where that is damaged."""
+        newest = self.newest()
+        best = self._best_of(newest)
+        try:
+            checkpoint.verify(self.at(best))
+        except checkpoint.Damaged as damage:
+            self.say(f"the best epoch's checkpoint is damaged, epoch {newest} stands in: {damage}")
+            return newest
+        return best
+
+    def epochs(self) -> list[int]:
+        return sorted(int(path.name[6:]) for path in (self.folder / "checkpoints").glob("epoch-*"))
+
+    def at(self, epoch: int) -> Path:
+        return self.folder / "checkpoints" / f"epoch-{epoch:05d}"
+
+    def _best_of(self, epoch: int) -> int:
+        try:
+            return int(checkpoint.load_facts(self.at(epoch))["best"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return epoch  # damaged: there is nothing to keep for it
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says what is left when the disk takes no more."""
+        try:
+            yield
+        except OSError as error:
+            last = f"the checkpoint of epoch {self.epochs()[-1]} is intact" if self.epochs() else "no checkpoint yet"
+            raise RunError(f"cannot write to {self.folder}: {error.strerror}; training stopped, {last}") from error
+
+    def sweep(self) -> None:
+        """Remove what an interrupted write left behind."""
+        for left in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+    # ---- numbers ----------------------------------------------------------------------------------------------------
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Add a line to the metrics."""
+        with self._writing(), (self.folder / METRICS).open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics so far; a last line that was cut short does not count."""
+        path = self.folder / METRICS
+        lines = []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                break
+        return lines
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        with self._writing():
+            checkpoint.replace_file(self.folder / RESULT, _json(result))
+
+    def result(self) -> dict[str, Any] | None:
+        """What the run came to, or None before its end."""
+        path = self.folder / RESULT
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers of a run depend on beside its config."""
+    from egru import kernels
+
+    versions = {"python": platform.python_version()}
+    for name in ("egru", "torch", "numpy", "safetensors"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "versions": versions,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "kernels": dict(kernels.info()),
+    }
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=2).encode() + b"\n"

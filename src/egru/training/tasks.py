@@ -1,0 +1,167 @@
+"""What is learnt: how a data set becomes batches, a batch a loss, and a split a score."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from egru.data import Batches, Classification, Text, augment, batchify
+from egru.models import detached
+from egru.training.config import ClassifierTraining, LanguageTraining, Training
+
+
+class Batch(NamedTuple):
+    """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it."""
+
+    x: Tensor
+    y: Tensor
+    scale: float
+    done: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What a split came to. ``perplexity`` for language only, where accuracy counts next words guessed right."""
+
+    loss: float
+    accuracy: float
+    perplexity: float | None = None
+
+
+class Task(Protocol):
+    """What the loop needs to know."""
+
+    def batches(self) -> Iterator[Batch]:
+        """One epoch of training, drawn from torch's generator."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
+        """The loss proper, what to add to it for training only, and the state for the next batch."""
+        ...
+
+    def evaluate(self, model: nn.Module, split: str) -> Scores: ...
+
+    def merit(self, scores: Scores) -> tuple[float, ...]:
+        """What validation decides by: larger is better."""
+        ...
+
+
+class Autocast:
+    """The precision of a run, as a context that can be entered again and again."""
+
+    def __init__(self, training: Training) -> None:
+        self.device = torch.device(training.device)
+        self.enabled = training.precision == "bfloat16"
+
+    def __call__(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.enabled)
+
+
+class ClassifierTask:
+    """Labelled sequences for a model like :class:`egru.models.SequenceClassifier`.
+
+    Scores at every step count by their mean over steps.
+    """
+
+    def __init__(self, data: Classification, training: ClassifierTraining) -> None:
+        self.training, self.autocast = training, Autocast(training)
+        decode = data.decode
+        if training.augment:
+            decode = (lambda x: augment(x)) if decode is None else (lambda x: augment(data.decode(x)))  # pyright: ignore
+        size, device = training.evaluation_batch, training.device
+        self.data = {
+            "train": Batches(data.train, training.batch, device=device, shuffle=True, decode=decode),
+            "validation": Batches(data.validation, size, device=device, decode=data.decode),
+            "test": Batches(data.test, size, device=device, decode=data.decode),
+        }
+
+    def batches(self) -> Iterator[Batch]:
+        data = self.data["train"]
+        for i, (x, y) in enumerate(data):
+            yield Batch(x, y, 1.0, i / len(data))
+
+    def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
+        with self.autocast():
+            scores = _of_sequence(model(batch.x)[0])
+            loss = F.cross_entropy(scores, batch.y, label_smoothing=self.training.label_smoothing)
+        return loss, loss.new_zeros(()), None
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, split: str) -> Scores:
+        model.eval()
+        losses, right, count = [], [], 0
+        for x, y in self.data[split]:
+            with self.autocast():
+                scores = _of_sequence(model(x)[0])
+            losses.append(F.cross_entropy(scores.double(), y, reduction="sum"))
+            right.append((scores.argmax(-1) == y).sum())
+            count += len(y)
+        return Scores(torch.stack(losses).sum().item() / count, torch.stack(right).sum().item() / count)
+
+    def merit(self, scores: Scores) -> tuple[float, ...]:
+        return (scores.accuracy, -scores.loss)
+
+
+def _of_sequence(scores: Tensor) -> Tensor:
+    return scores.mean(1) if scores.dim() == 3 else scores
+
+
+class LanguageTask:
+    """A text for a model like :class:`egru.models.LanguageModel`, its state carried from stretch to stretch."""
+
+    def __init__(self, data: Text, training: LanguageTraining) -> None:
+        self.training, self.autocast = training, Autocast(training)
+        self.data = {
+            "train": batchify(data.train, training.batch).to(training.device),
+            "validation": batchify(data.validation, training.evaluation_batch).to(training.device),
+            "test": batchify(data.test, training.evaluation_batch).to(training.device),
+        }
+        for name, text in self.data.items():
+            if len(text) < 2:
+                raise ValueError(f"LanguageTask: the {name} split is too short for a batch of {text.shape[1]}")
+
+    def batches(self) -> Iterator[Batch]:
+        text, bptt = self.data["train"], self.training.bptt
+        steps, start = len(text) - 1, 0
+        while start < steps:
+            length = self._length() if self.training.vary_bptt else bptt
+            stop = min(start + length, steps)
+            yield Batch(text[start:stop], text[start + 1 : stop + 1], length / bptt, start / steps)
+            start = stop
+
+    def _length(self) -> int:
+        mean = self.training.bptt * (1.0 if torch.rand(()).item() < 0.95 else 0.5)
+        return max(5, int(torch.normal(torch.tensor(mean), torch.tensor(5.0)).item()))
+
+    def loss(self, model: Any, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
+        with self.autocast():
+            output, dropped, state = model.features(batch.x, state)
+            logits = model.readout(dropped)
+            loss = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
+        extra = loss.new_zeros(())
+        if self.training.activity_decay:
+            extra = extra + self.training.activity_decay * dropped.square().mean()
+        if self.training.temporal_decay and len(output) > 1:
+            extra = extra + self.training.temporal_decay * output.diff(dim=0).square().mean()
+        return loss, extra, detached(state)
+
+    @torch.no_grad()
+    def evaluate(self, model: Any, split: str) -> Scores:
+        model.eval()
+        text, state = self.data[split], None
+        total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
+        for x, y in zip(text[:-1].split(self.training.bptt), text[1:].split(self.training.bptt), strict=True):
+            with self.autocast():
+                logits, state = model(x, state)
+            total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
+            right += (logits.argmax(-1) == y).sum()
+        targets = text[1:].numel()
+        loss = total.item() / targets
+        return Scores(loss, right.item() / targets, math.exp(loss) if loss < 700 else math.inf)
+
+    def merit(self, scores: Scores) -> tuple[float, ...]:
+        return (-scores.loss,)

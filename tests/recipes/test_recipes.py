@@ -1,0 +1,125 @@
+"""Every recipe in small, against the loss curve stored when it was last changed.
+
+``EGRU_WRITE_CURVES=1 pytest tests/recipes`` stores the curves anew, of the recipes whose data are there.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from egru.recipes import RECIPES, ClassifierConfig, build, find, load, smoke, start
+from egru.recipes.config import read, stored
+from egru.training import Run
+
+CURVES = Path(__file__).with_name("curves.json")
+HEADS = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)  # filling every fresh tensor costs more than these models
+
+
+def marked(name):
+    config = RECIPES[name].make()
+    marks = [] if config.data.endswith("digits") else [pytest.mark.data]
+    return pytest.param(name, marks=[*marks, *([] if name in HEADS else [pytest.mark.slow])])
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in RECIPES])
+def test_the_smoke_form_keeps_its_curve(name, tmp_path):
+    start(name, smoke(RECIPES[name].make()), tmp_path / "run")
+    lines = Run.open(tmp_path / "run").metrics()
+    assert sum(line["seconds"] for line in lines) < 60
+    losses = [line["train"]["loss"] for line in lines] + [lines[-1]["validation"]["loss"]]
+    curves = json.loads(CURVES.read_text()) if CURVES.exists() else {}
+    if os.environ.get("EGRU_WRITE_CURVES"):
+        curves[name] = [round(loss, 6) for loss in losses]
+        text = ",\n".join(f"  {json.dumps(key)}: {json.dumps(curves[key])}" for key in RECIPES if key in curves)
+        CURVES.write_text(f"{{\n{text}\n}}\n")
+    assert losses == pytest.approx(curves[name], rel=0.02)  # other machines round differently, and events amplify it
+    assert (tmp_path / "run" / "report" / "index.html").exists()
+
+
+def test_every_recipe_has_a_curve():
+    assert set(json.loads(CURVES.read_text())) == set(RECIPES)
+
+
+def test_names_and_numbers():
+    assert find("smnist").paper.accuracy == 98.3
+    assert str(find("ptb-egru-2000").paper).startswith("perplexity 57.0, 84.8 % silent")
+    assert len(RECIPES) > 60
+    assert all(recipe.summary for recipe in RECIPES.values())
+    with pytest.raises(ValueError, match="unknown recipe 'smnits'; did you mean smnist"):
+        find("smnits")
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_configs_survive_json(name):
+    config = RECIPES[name].make()
+    assert read(json.loads(json.dumps(stored(name, config)))) == (name, config)
+
+
+def parameters(name: str, inputs: int, classes: int) -> int:
+    """Of a classifier recipe at full size, on data of this shape."""
+    from egru.data import Classification, Split
+    from egru.recipes.build import _classifier
+
+    config = RECIPES[name].make()
+    assert isinstance(config, ClassifierConfig)
+    frame = (2, 32, 32) if inputs == 2048 else (inputs,)
+    split = Split(torch.zeros(1, 2, *frame), torch.zeros(1, dtype=torch.long))
+    model = _classifier(config, Classification("shape", classes, split, split, split))
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "classes", "millions"),
+    [
+        ("smnist-egru-590", 1, 10, 1.05),
+        ("smnist-egru-512", 1, 10, 0.79),
+        ("smnist-cornn-256", 1, 10, 0.134),
+        ("dvs-egru-512", 2048, 11, 5.5),
+        ("dvs-egru-1024", 2048, 11, 15.7),
+        ("dvs-lstm-867", 2048, 11, 16.3),
+        ("dvs-cnn-gru-136-da", 2048, 11, 2.0),
+        ("dvs-cnn-egru-256-da", 2048, 11, 2.7),
+        ("dvs-cnn-egru-795-da", 2048, 11, 4.8),
+    ],
+)
+def test_sizes_are_the_papers(name, inputs, classes, millions):
+    assert parameters(name, inputs, classes) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+def test_the_gates_are_spread():
+    config = RECIPES["digits"].make()
+    model, _ = build(config, load(config))
+    bias = model.get_parameter("layer0.bias_ih_l0")[128:256] + model.get_parameter("layer0.bias_hh_l0")[128:256]
+    gates = torch.sigmoid(bias).sort().values
+    assert (gates - torch.linspace(0, 1, 128)).abs().max() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"side": 14}, "side must be left out with data digits, got 14"),
+        ({"data": "smnist", "side": 16}, "side must be 28 or 14 with data smnist, got 16"),
+        ({"augment": True}, "for frames"),
+        ({"cell": "gru", "zoneout": 0.1}, "zoneout must be 0 with cell gru"),
+        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be 0 with cell cornn"),
+        ({"cell": "gru", "uniform_gates": True}, "uniform_gates needs cell egru"),
+        ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
+        pytest.param(
+            {"device": "cuda"},
+            "device must be cpu where torch sees no CUDA device, got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")

@@ -1,0 +1,182 @@
+"""``egru train``, ``evaluate``, ``list``, ``doctor``: what they print, and the codes they end with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from egru import cli, doctor
+from egru.recipes import RECIPES
+from egru.training import Run
+from egru.training.tasks import ClassifierTask
+
+PATH = [os.path.abspath(path) for path in sys.path]  # before a test changes the folder
+SMALL = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60"]
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground, monkeypatch, tmp_path):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.delenv("EGRU_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def egru(capsys, *arguments):
+    code = cli.main(list(arguments))
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_train_and_evaluate(capsys, tmp_path):
+    code, out, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--threshold.mean", "-2")
+    assert (code, err) == (0, "")
+    assert "epoch 2: loss" in out
+    assert "test, epoch" in out
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["recipe"] == "digits"
+    assert stored["config"]["threshold"]["mean"] == -2
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        "config.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints", "report"
+    }  # fmt: skip
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    code, out, _ = egru(capsys, "evaluate", "run")
+    assert code == 0
+    assert f"accuracy {100 * result['test']['accuracy']:.2f} %" in out
+    assert "layer0 (EGRU)" in out
+    assert egru(capsys, "evaluate", "run", "--split", "validation")[0] == 0
+
+
+def test_runs_get_a_name_of_their_own(capsys, tmp_path):
+    assert egru(capsys, "train", "digits-gru", *SMALL)[0] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("digits-gru-2")
+
+
+def test_resume(capsys, monkeypatch, tmp_path):
+    calls, original = 0, ClassifierTask.evaluate
+
+    def evaluate(self, model, split):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return original(self, model, split)
+
+    monkeypatch.setattr(ClassifierTask, "evaluate", evaluate)
+    code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run")
+    assert code == 130
+    assert "stopped" in err
+    assert err.count("\n") == 1
+    assert Run.open(tmp_path / "run").newest() == 1
+    code, out, _ = egru(capsys, "train", "--resume", "run")
+    assert code == 0
+    assert "epoch 2: loss" in out
+    assert "epoch 1: loss" not in out
+    code, _, err = egru(capsys, "train", "--resume", "run")
+    assert code == 1
+    assert "is finished" in err
+    assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith("egru: --resume takes the run's own")
+
+
+@pytest.mark.parametrize("name", ["smnist", "ptb", "wikitext2", "dvs"])
+def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
+    code, _, err = egru(capsys, "train", name, "--smoke", "--out", "run")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "http" in err
+    assert "EGRU_DATA" in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "smnits"], 1, "unknown recipe 'smnits'; did you mean smnist"),
+        (["train", "digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
+        (["train", "digits", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
+        (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
+        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be 0 with cell gru"),
+        (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
+        (["evaluate", "nowhere"], 1, "nowhere is not a run"),
+    ],
+)
+def test_errors_are_one_line(arguments, code, words, capsys):
+    got, _, err = egru(capsys, *arguments)
+    assert got == code
+    assert words in err
+    assert err.startswith("egru: ")
+    assert err.count("\n") == 1
+
+
+def test_verbose_shows_the_trace(capsys):
+    for arguments in (["-v", "evaluate", "nowhere"], ["evaluate", "nowhere", "-v"]):
+        code, _, err = egru(capsys, *arguments)
+        assert code == 1
+        assert "Traceback" in err
+
+
+def test_list_shows_every_recipe_with_its_number(capsys):
+    code, out, _ = egru(capsys, "list")
+    assert code == 0
+    assert len(out.splitlines()) == len(RECIPES)
+    assert "[98.3 %, 72.1 % silent" in out
+
+
+def test_doctor(capsys, monkeypatch, tmp_path):
+    code, out, _ = egru(capsys, "doctor")
+    assert code == 0
+    assert "kernel cpu" in out
+    assert "safetensors" in out
+    assert "data root: none" in out
+    assert "data MNIST: absent" in out
+    monkeypatch.setenv("EGRU_DATA", str(tmp_path))
+    (tmp_path / "ptb").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{name}.txt").write_text("no text\n")
+    monkeypatch.setattr(doctor, "SETS", {"Penn Treebank": doctor.SETS["Penn Treebank"], "none": list})
+    _, out, _ = egru(capsys, "doctor")
+    assert "data Penn Treebank: damaged" in out
+    assert "data none: present" in out
+
+
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "digits", "--help"]])
+def test_help(arguments, capsys):
+    try:
+        code = cli.main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    assert not code
+    out = capsys.readouterr().out
+    assert "egru train" in out
+    assert ("--learning-rate" in out) == ("digits" in arguments)
+
+
+def test_ctrl_c_stops_cleanly(tmp_path):
+    """In earnest: SIGINT to the process; it ends in good order, says how to go on, and goes on."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATH))}
+    options = ["--smoke", "--hidden", "8", "--limit", "40", "--out", "run", "--epochs", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "egru.cli", "train", "digits", *options],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.strip().splitlines()[-1].startswith("egru: stopped")
+    assert "Traceback" not in err
+    run = Run.open(tmp_path / "run", pytest.fail)
+    assert run.newest() >= len(run.metrics()) - 1

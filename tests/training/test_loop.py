@@ -1,0 +1,205 @@
+import json
+import math
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import egru
+from egru.training import (
+    ClassifierTask,
+    ClassifierTraining,
+    LanguageTask,
+    LanguageTraining,
+    Run,
+    Silent,
+    from_plain,
+    tensorboard,
+    to_plain,
+    train,
+)
+from egru.training import loop as loop_module
+from egru.training.progress import bar, words
+from tests.training.tiny import classifier_run, language_run, reader, sequences, speaker, text
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_classifier_learns(tmp_path):
+    result, _ = classifier_run(tmp_path / "run", epochs=25)
+    assert result.test.accuracy >= 0.85
+    lines = Run.open(tmp_path / "run").metrics()
+    assert [line["epoch"] for line in lines] == list(range(1, 26))
+    assert lines[-1]["train"]["loss"] < 0.6 * lines[0]["train"]["loss"]
+    for line in lines:
+        assert line["train"]["gradient_norm_max"] >= line["train"]["gradient_norm"] > 0
+        assert 0 < line["activity"]["activity_sparsity"] < 1
+        assert 0 < line["activity"]["backward_sparsity"] < 1
+        assert line["activity"]["forward_macs"] > 0
+    best = max(lines, key=lambda line: (line["validation"]["accuracy"], -line["validation"]["loss"]))
+    assert result.best_epoch == best["epoch"]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "ntavsgd"])
+def test_a_language_model_learns(optimiser, tmp_path):
+    rate = {"learning_rate": 10.0, "patience": 1} if optimiser == "ntavsgd" else {}
+    result, _ = language_run(tmp_path / "run", epochs=10, optimiser=optimiser, clip=0.5, **rate)
+    assert result.test.perplexity is not None
+    assert result.test.perplexity < 4  # 7 words; the best possible is 2
+    assert result.test.perplexity == pytest.approx(math.exp(result.test.loss))
+
+
+def test_the_test_split_is_touched_once_and_last(tmp_path, monkeypatch):
+    touched = []
+    score = loop_module.score
+    monkeypatch.setattr(loop_module, "score", lambda m, t, split: (touched.append(split), score(m, t, split))[1])
+    classifier_run(tmp_path / "run", epochs=3)
+    assert touched == ["validation"] * 3 + ["test"]
+
+
+def test_the_result_is_the_best_epochs(tmp_path):
+    result, model = classifier_run(tmp_path / "run", epochs=6, learning_rate=0.3)
+    training = ClassifierTraining()
+    line = Run.open(tmp_path / "run").metrics()[result.best_epoch - 1]
+    scores = ClassifierTask(sequences(), training).evaluate(model, "validation")
+    assert scores.loss == pytest.approx(line["validation"]["loss"])
+    assert scores.accuracy == line["validation"]["accuracy"]
+
+
+def test_regularisers_make_it_silent(tmp_path):
+    plain, _ = classifier_run(tmp_path / "plain", epochs=10)
+    pressed, _ = classifier_run(tmp_path / "pressed", epochs=10, rate_loss=3.0, state_loss=3.0)
+    assert pressed.activity.activity_sparsity > plain.activity.activity_sparsity + 0.1
+
+
+def test_frozen_thresholds_stay(tmp_path):
+    torch.manual_seed(0)
+    start = reader().layers[0].get_parameter("threshold_l0").detach().clone()
+    _, frozen = classifier_run(tmp_path / "frozen", epochs=2, freeze_thresholds=True)
+    _, free = classifier_run(tmp_path / "free", epochs=2)
+    assert torch.equal(frozen.layers[0].get_parameter("threshold_l0"), start)
+    assert not torch.equal(free.layers[0].get_parameter("threshold_l0"), start)
+
+
+def test_bfloat16(tmp_path):
+    result, model = classifier_run(tmp_path / "run", epochs=2, precision="bfloat16")
+    exact, _ = classifier_run(tmp_path / "exact", epochs=2)
+    assert result.test.loss == pytest.approx(exact.test.loss, rel=0.1)
+    assert result.test.loss != exact.test.loss
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_chunks_carry_both_halves_of_the_state():
+    """The loss over a text read in stretches is the loss over the whole of it."""
+    training = LanguageTraining(evaluation_batch=4, bptt=7)
+    task, model = LanguageTask(text(), training), speaker()
+    columns = task.data["validation"]
+    with torch.no_grad():
+        logits, state = model.eval()(columns[:-1])
+    assert all(bool((layer.c != 0).any()) for layer in state)
+    whole = F.cross_entropy(logits.flatten(0, 1), columns[1:].flatten()).item()
+    assert task.evaluate(model, "validation").loss == pytest.approx(whole, rel=1e-6)
+
+
+def test_training_carries_a_detached_state():
+    training = LanguageTraining(batch=8, evaluation_batch=4, bptt=20)
+    task, model = LanguageTask(text(), training), speaker()
+    batches = task.batches()
+    _, _, state = task.loss(model, next(batches), None)
+    for layer in state:
+        assert isinstance(layer, egru.EventState)
+        assert not layer.c.requires_grad
+        assert bool((layer.c != 0).any())
+        assert bool((layer.y != 0).any())
+    batch = next(batches)
+    carried, fresh = (task.loss(model, batch, s)[0].item() for s in (state, None))
+    assert carried != fresh
+
+
+def test_stretches_vary_and_the_learning_rate_follows():
+    task = LanguageTask(text(), LanguageTraining(batch=2, evaluation_batch=4, bptt=30))
+    batches = list(task.batches())
+    lengths = [len(b.x) for b in batches[:-1]]
+    assert len(set(lengths)) > 2
+    assert [b.scale for b in batches[:-1]] == pytest.approx([n / 30 for n in lengths])
+    assert all(torch.equal(b.x[1:], b.y[:-1]) for b in batches)
+    assert torch.cat([b.y for b in batches]).equal(task.data["train"][1:])
+    fixed = list(LanguageTask(text(), LanguageTraining(batch=2, bptt=30, vary_bptt=False)).batches())
+    assert {len(b.x) for b in fixed[:-1]} == {30}
+    assert {b.scale for b in fixed} == {1.0}
+
+
+def test_activity_decay_of_dense_baselines():
+    plain, decayed = (
+        LanguageTask(text(), LanguageTraining(batch=8, activity_decay=a, temporal_decay=t, vary_bptt=False))
+        for a, t in ((0.0, 0.0), (2.0, 3.0))
+    )
+    model = speaker("gru").eval()
+    batch = next(plain.batches())
+    assert plain.loss(model, batch, None)[1].item() == 0
+    output, _, _ = model.features(batch.x)
+    expected = 2 * (output**2).mean() + 3 * ((output[1:] - output[:-1]) ** 2).mean()
+    assert decayed.loss(model, batch, None)[1].item() == pytest.approx(expected.item())
+
+
+def test_scores_at_every_step_count_by_their_mean():
+    class EveryStep(nn.Module):
+        def forward(self, x):
+            return torch.cat([x, -x], -1), None
+
+    task = ClassifierTask(sequences(), ClassifierTraining())
+    x, y = sequences().test
+    right = (torch.stack([x.mean((1, 2)), -x.mean((1, 2))], -1).argmax(-1) == y).float().mean().item()
+    assert task.evaluate(EveryStep(), "test").accuracy == pytest.approx(right)
+
+
+def test_configs_go_through_json():
+    training = LanguageTraining(betas=(0.0, 0.9), clip=0.25, optimiser="adamw")
+    assert from_plain(LanguageTraining, json.loads(json.dumps(to_plain(training)))) == training
+    with pytest.raises(ValueError, match="unknown field 'speed'"):
+        from_plain(LanguageTraining, {"speed": 1})
+
+
+def test_what_a_person_sees(tmp_path, capsys):
+    training = ClassifierTraining(epochs=2, batch=16)
+    with bar("tiny", 2) as progress:
+        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+    printed = capsys.readouterr().out
+    assert "epoch 2: loss" in printed
+    assert "waiting for data" in printed
+    line = Run.open(tmp_path / "run").metrics()[0]
+    line["validation"]["perplexity"] = 12.34
+    assert "perplexity 12.3" in words(line)
+
+
+def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
+    seen = []
+
+    class Writer:
+        def __init__(self, folder):
+            seen.append(folder)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            seen.append("closed")
+
+        def add_scalar(self, name, value, epoch):
+            seen.append((name, epoch))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.__dict__["SummaryWriter"] = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    training = ClassifierTraining(epochs=2, batch=16)
+    with tensorboard(Silent(), tmp_path / "board") as progress:
+        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+    assert seen[0] == str(tmp_path / "board")
+    assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
+    assert seen[-1] == "closed"
