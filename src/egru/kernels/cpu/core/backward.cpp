@@ -392,8 +392,8 @@ private:
         const Lists<S>& lists = space.resets[team.index];
         for (int at = 0; at < layer.tiles_H; ++at)
             list_tile(Steps<S>{space.a_r, 0, H}, 0, B, B, H, at, lists);
-        for (int b = first_block; b < last_block; b += 3) {
-            const int some = last_block - b < 3 ? last_block - b : 3;
+        for (int b = first_block, some = 0; b < last_block; b += some) {
+            some = blocks_together(last_block - b);
             const S* panels[3];
             S* out[3];
             for (int j = 0; j < some; ++j) {
@@ -503,8 +503,8 @@ private:
         for (int at = team.begin(tiles); at < team.end(tiles); ++at)
             list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, reset_by_r);
         team.meet();
-        for (int b = first_block; b < last_block; b += 3) {
-            const int some = last_block - b < 3 ? last_block - b : 3;
+        for (int b = first_block, some = 0; b < last_block; b += some) {
+            some = blocks_together(last_block - b);
             const S* a[3];
             S* grad[3];
             for (int j = 0; j < some; ++j) {

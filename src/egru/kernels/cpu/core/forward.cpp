@@ -104,8 +104,8 @@ private:
         }
         team.meet();
         list_events(Steps<S>{space.reset, 0, H}, 0);
-        for (int b = first_block; b < last_block; b += 3) {
-            const int some = last_block - b < 3 ? last_block - b : 3;
+        for (int b = first_block, some = 0; b < last_block; b += some) {
+            some = blocks_together(last_block - b);
             const S* panels[3];
             S* out[3];
             for (int j = 0; j < some; ++j) {

@@ -134,6 +134,9 @@ void gather_tiles(const S* const* panel, int panels, int tiles, const Lists<S>& 
         gather_tiles<S, 1>(panel, tiles, lists, rows, out);
 }
 
+// How many of the `left` blocks of one gate to gather side by side: three fill the registers, one alone leaves them idle.
+inline int blocks_together(int left) { return left == 4 ? 2 : left < 3 ? left : 3; }
+
 // p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member; panel(gate, b) is a panel of W.
 template <class S, class Panel>
 void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, S* p, Panel panel) {
