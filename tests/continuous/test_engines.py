@@ -57,6 +57,18 @@ def test_events_against_scipy(engine, seeds):
     assert count >= 5 * len(seeds)
 
 
+def autograd(problem, events, weights, running) -> dict[str, torch.Tensor]:
+    """What torch makes of the same run and the same loss."""
+    outputs, leaves = differentiable(problem, events, running)
+    if weights.integral is None:
+        outputs.pop("integral")
+    total = sum((getattr(weights, name) * value).sum() for name, value in outputs.items())
+    assert isinstance(total, torch.Tensor)
+    assert abs(total.item() - loss(problem, events, weights)) < 1e-11 * (1 + abs(total.item()))
+    exact = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, exact, strict=True))
+
+
 @pytest.mark.parametrize("seeds", FEW_AND_MANY)
 def test_gradient_against_autograd(engine, options, seeds):
     """C: every parameter, every kind of loss, to 1e-10."""
@@ -68,14 +80,7 @@ def test_gradient_against_autograd(engine, options, seeds):
         count += len(events.times)
         weights = cotangents(events)
         found = engine.backward(problem, events, weights, running)
-        outputs, leaves = differentiable(problem, events, running)
-        if weights.integral is None:
-            outputs.pop("integral")
-        total = sum((getattr(weights, name) * value).sum() for name, value in outputs.items())
-        assert isinstance(total, torch.Tensor)
-        assert abs(total.item() - loss(problem, events, weights)) < 1e-11 * (1 + abs(total.item()))
-        exact = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-        errors = worst_gradient(found, dict(zip(leaves, exact, strict=True)))
+        errors = worst_gradient(found, autograd(problem, events, weights, running))
         assert reached("C", engine.name, max(errors.values())) < 1e-10, (seed, errors)
         assert not found.floored.any()
     assert count >= 20 * len(seeds)
@@ -192,13 +197,7 @@ def test_forced_event(engine):
         assert not (events.times[first + 1 : int(events.offsets[s + 1])] == 0).any()
     weights = cotangents(events)
     found = engine.backward(problem, events, weights, running)
-    outputs, leaves = differentiable(problem, events, running)
-    if weights.integral is None:
-        outputs.pop("integral")
-    total = sum((getattr(weights, name) * value).sum() for name, value in outputs.items())
-    assert isinstance(total, torch.Tensor)
-    exact = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    errors = worst_gradient(found, dict(zip(leaves, exact, strict=True)))
+    errors = worst_gradient(found, autograd(problem, events, weights, running))
     assert reached("C", engine.name, max(errors.values())) < 1e-10, errors
     assert (found.c0[:, 1] == 0).all()
     for name, index in (("theta", 1), ("theta", 2), ("V", 1)):
