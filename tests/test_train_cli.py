@@ -33,13 +33,16 @@ def egru(capsys, *arguments):
 
 
 def test_train_and_evaluate(capsys, tmp_path):
-    code, out, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--threshold.mean", "-2")
+    code, out, err = egru(
+        capsys, "train", "digits", *SMALL, "--out", "run", "--threshold.mean", "-2", "--input-dropout", "0.3"
+    )
     assert (code, err) == (0, "")
     assert "epoch 2: loss" in out
     assert "test, epoch" in out
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["recipe"] == "digits"
     assert stored["config"]["threshold"]["mean"] == -2
+    assert stored["config"]["input_dropout"] == 0.3
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints", "report"
     }  # fmt: skip

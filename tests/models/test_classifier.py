@@ -81,6 +81,32 @@ def test_dropout_is_variational_and_only_in_training():
     assert not (inputs[1] == 0).any()
 
 
+@pytest.mark.parametrize("head", [None, nn.Flatten()])
+def test_input_dropout_is_variational_rescaled_and_only_in_training(head):
+    frame = (30,) if head is None else (2, 3, 5)
+    model = SequenceClassifier(30, 8, 4, cell="gru", input_dropout=0.4, head=head)
+    inputs = []
+    model.layer0.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))  # pyright: ignore
+    x = torch.rand(5, 6, *frame) + 1
+    model(x)
+    given = x.flatten(2).transpose(0, 1)
+    kept = inputs[0] != 0
+    assert 0.2 < kept.double().mean() < 0.8
+    assert (kept == kept[:1]).all(), "the same features at every step"
+    assert (kept[0, 0] != kept[0, 1]).any(), "others in another row"
+    assert worst([inputs[0]], [given * kept / 0.6]) < 1e-12
+    model.eval()(x)
+    assert torch.equal(inputs[1], given)
+
+
+def test_no_input_dropout_draws_nothing():
+    model, x = classifier(), torch.randn(3, 6, 3)
+    before = torch.get_rng_state()
+    trained = model(x)[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(trained, model.eval()(x)[0])
+
+
 def test_options_reach_every_layer():
     model = SequenceClassifier(3, 8, 4, num_layers=2, zoneout=0.2, dropconnect=0.1, threshold=egru.Threshold("abs"))
     for layer in model.layers:
@@ -99,6 +125,7 @@ def test_options_reach_every_layer():
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"normalise": True, "readout": "every"}, "normalise=True needs one summary"),
         ({"output_dropout": 1.0}, "output_dropout must be a probability"),
+        ({"input_dropout": -0.1}, "input_dropout must be a probability"),
     ],
 )
 def test_bad_arguments(options, message):

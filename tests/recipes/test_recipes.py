@@ -95,6 +95,16 @@ def test_sizes_are_the_papers(name, inputs, classes, millions):
     assert parameters(name, inputs, classes) / 1e6 == pytest.approx(millions, rel=0.03)
 
 
+@pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
+def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
+    from egru.data import Classification, Split
+    from egru.recipes.build import _classifier
+
+    split = Split(torch.zeros(1, 2, *frame), torch.zeros(1, dtype=torch.long))
+    model = _classifier(ClassifierConfig(input_dropout=0.3), Classification("shape", 2, split, split, split))
+    assert model.input_dropout == 0.3
+
+
 def test_the_gates_are_spread():
     config = RECIPES["digits"].make()
     model, _ = build(config, load(config))

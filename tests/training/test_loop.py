@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import egru
+from egru.models import SequenceClassifier
 from egru.training import (
     ClassifierTask,
     ClassifierTraining,
@@ -148,15 +149,34 @@ def test_activity_decay_of_dense_baselines():
     assert decayed.loss(model, batch, None)[1].item() == pytest.approx(expected.item())
 
 
-def test_scores_at_every_step_count_by_their_mean():
+def test_scores_at_every_step_each_have_a_loss_and_count_by_their_mean_probability():
     class EveryStep(nn.Module):
         def forward(self, x):
-            return torch.cat([x, -x], -1), None
+            return torch.cat([4 * x, x * x + 1], -1), None
 
-    task = ClassifierTask(sequences(), ClassifierTraining())
-    x, y = sequences().test
-    right = (torch.stack([x.mean((1, 2)), -x.mean((1, 2))], -1).argmax(-1) == y).float().mean().item()
-    assert task.evaluate(EveryStep(), "test").accuracy == pytest.approx(right)
+    task = ClassifierTask(sequences(), ClassifierTraining(batch=16, label_smoothing=0.1))
+    x, y = (part.double() for part in sequences().test)
+    p = EveryStep()(x)[0].softmax(-1)
+    mean = p.mean(1)
+    assert (mean.argmax(-1) != p.log().mean(1).argmax(-1)).any(), "not the mean of the scores"
+    scores = task.evaluate(EveryStep(), "test")
+    assert scores.accuracy == pytest.approx((mean.argmax(-1) == y).double().mean().item())
+    assert scores.loss == pytest.approx(-mean.log().gather(1, y.long()[:, None]).mean().item(), rel=1e-6)
+    batch = next(task.batches())
+    log_p = EveryStep()(batch.x)[0].double().log_softmax(-1)
+    target = 0.9 * F.one_hot(batch.y, 2) + 0.05
+    expected = -(log_p * target[:, None]).sum(-1).mean().item()
+    assert task.loss(EveryStep(), batch, None)[0].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_classifier_learns_from_every_step(tmp_path):
+    training = ClassifierTraining(epochs=25, batch=16, learning_rate=4e-2, clip=1.0)
+    torch.manual_seed(0)
+    events = {"threshold": egru.Threshold(mean=-3.0), "surrogate": egru.Surrogate(width=0.3)}
+    model = SequenceClassifier(1, 12, 2, readout="every", **events)
+    run = Run.create(tmp_path / "run", {})
+    result = train(model, ClassifierTask(sequences(), training), training, run, Silent())
+    assert result.test.accuracy >= 0.85
 
 
 def test_configs_go_through_json():

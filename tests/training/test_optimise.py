@@ -112,6 +112,7 @@ def test_clipping_by_norm():
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
         ({"clip": 0.0}, "clip must be positive, or none"),
         ({"schedule": "linear"}, "schedule must be one of constant, cosine"),
+        ({"label_smoothing": 1.5}, "label_smoothing must be between 0 and 1"),
         ({"constant_share": 2.0}, "constant_share must be between 0 and 1"),
     ],
 )

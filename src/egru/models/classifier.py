@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from egru.layers import EGRU, checks
+from egru.layers.dropout import sequence_dropout
 from egru.models.stack import RecurrentStack
 from egru.trace import PAPER_DECAY, exponential_trace
 
@@ -32,6 +33,7 @@ class SequenceClassifier(RecurrentStack):
             the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
         decay, gain: of the trace.
         normalise: batch normalisation between summary and readout.
+        input_dropout: on what the first layer reads, the head's features where there is a head; variational.
         dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
         head: reads every frame, ``(T * B, ...)`` to ``(T * B, input_size)``, before the layers do.
         options: go to every layer: ``threshold``, ``surrogate``, ``reset``, ``dropconnect``, ``zoneout``, …
@@ -49,6 +51,7 @@ class SequenceClassifier(RecurrentStack):
         decay: float = PAPER_DECAY,
         gain: float = 1.0,
         normalise: bool = False,
+        input_dropout: float = 0.0,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
         head: nn.Module | None = None,
@@ -61,6 +64,7 @@ class SequenceClassifier(RecurrentStack):
         self.summary = checks.choice(me, "readout", readout, READOUTS)
         self.decay = checks.probability(me, "decay", decay)
         self.gain = checks.scale(me, "gain", gain)
+        self.input_dropout = checks.probability(me, "input_dropout", input_dropout)
         if normalise and readout == "every":
             raise ValueError(f"{me}: normalise=True needs one summary a sequence; got readout='every'")
         self.head = head
@@ -74,6 +78,7 @@ class SequenceClassifier(RecurrentStack):
         x = x.transpose(0, 1)
         T, B = x.shape[:2]
         x = x.flatten(2) if self.head is None else self.head(x.flatten(0, 1)).unflatten(0, (T, B))
+        x = sequence_dropout(x, self.input_dropout, "variational", self.training)
         _, y, layers = self._run_layers(x, None if state is None else state.layers)
         steps = T if state is None else T + state.steps
         if self.summary in ("last", "every"):

@@ -76,6 +76,7 @@ def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.M
         "decay": decay,
         "gain": (1 - decay) / (1 - decay ** first.shape[1]) if config.normalise else 1.0,
         "normalise": config.normalise,
+        "input_dropout": config.input_dropout,
         "dropout": config.dropout,
         "output_dropout": config.output_dropout,
         **config.layer_options(),

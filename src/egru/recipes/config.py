@@ -69,6 +69,9 @@ class ClassifierConfig(Network, ClassifierTraining):
     limit: int | None = None
     """Use only the first so many sequences of each split."""
     readout: Literal["trace", "mean", "last", "every"] = "trace"
+    """every: a loss at every step in training, the mean of the steps' probabilities in evaluation."""
+    input_dropout: float = 0.0
+    """On what the first layer reads: pixels, or the convolutional head's features; one mask a sequence."""
     trace: float = 10.0
     """Time constant of the trace, in steps."""
     normalise: bool = False

@@ -75,8 +75,13 @@ class ClassifierTraining(Training):
     """Labelled sequences, shuffled every epoch."""
 
     label_smoothing: float = 0.0
+    """Share of the target that goes to all classes alike."""
     augment: bool = False
     """Crop, shift and rotate the frames of every training batch at random."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "label_smoothing", 0 <= self.label_smoothing <= 1, "between 0 and 1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ class Autocast:
 class ClassifierTask:
     """Labelled sequences for a model like :class:`egru.models.SequenceClassifier`.
 
-    Scores at every step count by their mean over steps.
+    Scores at every step each have a loss in training; in evaluation the mean of their probabilities counts.
     """
 
     def __init__(self, data: Classification, training: ClassifierTraining) -> None:
@@ -86,8 +86,10 @@ class ClassifierTask:
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast():
-            scores = _of_sequence(model(batch.x)[0])
-            loss = F.cross_entropy(scores, batch.y, label_smoothing=self.training.label_smoothing)
+            scores, y = model(batch.x)[0], batch.y
+            if scores.dim() == 3:
+                scores, y = scores.flatten(0, 1), y.repeat_interleave(scores.shape[1])
+            loss = F.cross_entropy(scores, y, label_smoothing=self.training.label_smoothing)
         return loss, loss.new_zeros(()), None
 
     @torch.no_grad()
@@ -96,8 +98,8 @@ class ClassifierTask:
         losses, right, count = [], [], 0
         for x, y in self.data[split]:
             with self.autocast():
-                scores = _of_sequence(model(x)[0])
-            losses.append(F.cross_entropy(scores.double(), y, reduction="sum"))
+                scores = _of_sequence(model(x)[0].double())
+            losses.append(F.cross_entropy(scores, y, reduction="sum"))
             right.append((scores.argmax(-1) == y).sum())
             count += len(y)
         return Scores(torch.stack(losses).sum().item() / count, torch.stack(right).sum().item() / count)
@@ -107,7 +109,8 @@ class ClassifierTask:
 
 
 def _of_sequence(scores: Tensor) -> Tensor:
-    return scores.mean(1) if scores.dim() == 3 else scores
+    """``(B, classes)`` of double precision; the logarithm of the mean probability where every step has scores."""
+    return scores.log_softmax(-1).logsumexp(1) - math.log(scores.shape[1]) if scores.dim() == 3 else scores
 
 
 class LanguageTask:
