@@ -63,6 +63,51 @@ def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
         assert worst(expected, explicit) <= 1e-12
 
 
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("reset_gate", functional.RESET_GATES)
+@pytest.mark.parametrize("keep", KEEPS)
+def test_explicit_backward_equals_autograd_where_it_is_clipped(reset, reset_gate, keep):
+    for lengths in (None, torch.tensor([7, 1, 4])):
+        x, c0, y0, W, V, b, b_hh, theta = tensors()
+        state = EventState(c0, y0)
+        options: dict[str, Any] = {"reset": reset, "reset_gate": reset_gate, "surrogate": egru.Surrogate(0.8, 0.9)}
+        options |= {"reset_scale": 0.6, "keep": KEEPS[keep], "lengths": lengths}
+        result = functional.egru_sequence(x, state, W, V, b, b_hh, theta, recurrent_clip=0.3, **options)
+        outputs = (result.y, result.c, *result.state)
+        w_y, w_c, *w_last = grads = [torch.randn_like(out) for out in outputs]
+        loss = torch.stack([(w * out).sum() for w, out in zip(grads, outputs, strict=True)]).sum()
+        expected = torch.autograd.grad(loss, (x, c0, y0, W, V, b, b_hh, theta))
+        with torch.no_grad():
+            got, free = (
+                functional.egru_backward(
+                    w_y, w_c, EventState(*w_last), x, state, W, V, theta, result, recurrent_clip=clip, **options
+                )
+                for clip in (0.3, 0.0)
+            )
+        found = [got.input, *got.state, got.weight_ih, got.weight_hh, got.bias, got.bias_hh, got.theta]
+        assert worst(found, list(expected)) < 1e-12
+        assert worst([got.weight_hh], [free.weight_hh]) > 1e-3, "the case tests nothing if nothing is clipped"
+        if lengths is None:
+            assert max(half.abs().max() for half in got.state) == 0.3
+
+
+def test_clipping_inside_the_recursion_by_hand():
+    """One unit that fires always, reset "none", gates that do not depend on y: dc/dc' = 1 - u at every step."""
+    u, clip = torch.sigmoid(torch.tensor(-1.0)).item(), 0.7
+    W, V = torch.zeros(3, 1), torch.zeros(3, 1)
+    bias = torch.tensor([0.0, 1.0, 0.5])  # r, z = 1 - u, n
+    c0, y0, theta = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1), torch.full((1,), -9.0)
+    options: dict[str, Any] = {"reset": "none", "surrogate": egru.Surrogate(0.1, 1.0), "recurrent_clip": clip}
+    x = torch.zeros(4, 1, 1)
+    result = functional.egru_sequence(x, EventState(c0, y0), W, V, bias, None, theta, **options)
+    weights = [0.3, -2.0, 1.5, 3.0]  # of y at every step; y = c
+    (found,) = torch.autograd.grad((torch.tensor(weights)[:, None, None] * result.y).sum(), c0)
+    adjoint = 0.0
+    for w in reversed(weights):
+        adjoint = max(-clip, min(clip, (adjoint + w) * (1 - u)))
+    assert found.item() == pytest.approx(adjoint, rel=1e-12)
+
+
 def test_intermediates_are_those_of_autograd():
     x, c0, y0, W, V, b, b_hh, theta = tensors()
     p = functional.F.linear(x, W, b).detach().requires_grad_()

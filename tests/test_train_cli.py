@@ -103,7 +103,7 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
         (["train", "digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
         (["train", "digits", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
         (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
-        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be 0 with cell gru"),
+        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be left out with cell gru"),
         (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
         (["evaluate", "nowhere"], 1, "nowhere is not a run"),
     ],

@@ -7,7 +7,7 @@ and torch's ``n`` is the paper's ``z``. Shapes: ``T`` steps, ``B`` batch rows, `
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -122,6 +122,22 @@ def event_step(
     return Step(EventState(carried, y), e, c, proposal.gates)
 
 
+class _Bounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.clamp(-ctx.bound, ctx.bound), None
+
+
+def bounded_gradient(x: Tensor, bound: float) -> Tensor:
+    """``x``, whose gradient is clamped element-wise to ``[-bound, bound]`` on its way back."""
+    return _Bounded.apply(x, bound)  # pyright: ignore[reportReturnType]
+
+
 def event_sequence(
     update: Callable[[Tensor, Tensor, Tensor], CellUpdate],
     p: Tensor,
@@ -133,11 +149,13 @@ def event_sequence(
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     lengths: Tensor | None = None,
+    recurrent_clip: float = 0.0,
 ) -> Sequence:
     """Run :func:`event_step` over ``p`` of shape ``(T, B, gates*H)``.
 
     ``keep`` broadcasts to ``(T, B, H)``. Rows shorter than T (``lengths``, one per batch row) keep their state from
-    their last real step on, and show zeros in ``y`` and ``c`` afterwards.
+    their last real step on, and show zeros in ``y`` and ``c`` afterwards. ``recurrent_clip``, where it is not 0, bounds
+    every element of what a step sends back to the state it started from; gradients that enter at a step do so whole.
     """
     T = p.shape[0]
     if keep is not None:
@@ -147,10 +165,14 @@ def event_sequence(
     cs: list[Tensor] = []
     gates: list[tuple[Tensor, ...]] = []
     for t in range(T):
+        before = state
+        if recurrent_clip:
+            before = EventState(*(bounded_gradient(half, recurrent_clip) for half in state))
+            e = None if e is None else bounded_gradient(e, recurrent_clip)
         step = event_step(
             update,
             p[t],
-            state,
+            before,
             e,
             theta,
             reset=reset,
@@ -216,6 +238,7 @@ def egru_sequence(
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     lengths: Tensor | None = None,
+    recurrent_clip: float = 0.0,
 ) -> Sequence:
     """The event-based GRU over ``input`` of shape ``(T, B, I)``; differentiable by autograd through the surrogate.
 
@@ -233,6 +256,7 @@ def egru_sequence(
         reset_scale=reset_scale,
         keep=keep,
         lengths=lengths,
+        recurrent_clip=recurrent_clip,
     )
 
 
@@ -275,9 +299,10 @@ def egru_backward(
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     lengths: Tensor | None = None,
+    recurrent_clip: float = 0.0,
     input_gradient: bool = True,
 ) -> Gradients:
-    """Back-propagation through time, written out: exact for the surrogate.
+    """Back-propagation through time, written out: exact for the surrogate, but for ``recurrent_clip``.
 
     ``grad_y`` and ``grad_c`` are the gradients of ``forward.y`` and ``forward.c``, ``grad_state`` those of the final
     carried state; None stands for zero. Dense on purpose: kernels skip what this computes and multiplies by zero.
@@ -335,6 +360,10 @@ def egru_backward(
         dy_before = dy_before + a_r @ V_r - a_u @ V_u
         if reset == "output":
             dy_before = dy_before - rho * dc_new
+        if recurrent_clip:
+            dc_before, dy_before, de_before = (
+                g.clamp(-recurrent_clip, recurrent_clip) for g in (dc_before, dy_before, de_before)
+            )
         a_t = torch.cat([a_r, -a_u, a_z], -1)
         if lengths is None:
             dc, dy, de = dc_before, dy_before, de_before

@@ -190,6 +190,7 @@ def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
     [
         ({"surrogate": Surrogate(shape="rectangle")}, "triangle"),
         ({"precision": "float8_e4m3fn"}, "float8"),
+        ({"recurrent_clip": 0.1}, "does not clip"),
         ({"weight_hh": torch.zeros(12, 4, dtype=torch.float64)}, "float64"),
     ],
 )

@@ -12,6 +12,7 @@ OPTIONS = [
     pytest.param({"reset": "output", "reset_gate": "before"}, id="output before"),
     pytest.param({"reset": "threshold", "reset_gate": "after"}, id="threshold after"),
     pytest.param({"reset": "hard", "reset_gate": "before", "zoneout": 0.2}, id="hard zoneout"),
+    pytest.param({"recurrent_clip": 0.01}, id="clipped"),
 ]
 
 
@@ -22,7 +23,7 @@ def arguments(dtype=torch.float64, grad=True, backend="reference"):
         torch.randn(3 * H), torch.randn(3 * H), torch.rand(H),
     ]  # fmt: skip
     tensors = [x.to(dtype).requires_grad_(grad) for x in made]
-    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, backend, True)
+    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, 0.0, backend, True)
     return (*tensors, torch.ones((), dtype=dtype), None, torch.tensor([4, 2]), *options)
 
 

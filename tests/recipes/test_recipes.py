@@ -119,8 +119,9 @@ def test_the_gates_are_spread():
         ({"side": 14}, "side must be left out with data digits, got 14"),
         ({"data": "smnist", "side": 16}, "side must be 28 or 14 with data smnist, got 16"),
         ({"augment": True}, "for frames"),
-        ({"cell": "gru", "zoneout": 0.1}, "zoneout must be 0 with cell gru"),
-        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be 0 with cell cornn"),
+        ({"cell": "gru", "zoneout": 0.1}, "zoneout must be left out with cell gru"),
+        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be left out with cell cornn"),
+        ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip must be left out with cell gru"),
         ({"cell": "gru", "uniform_gates": True}, "uniform_gates needs cell egru"),
         ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
         pytest.param(

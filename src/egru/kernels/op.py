@@ -35,12 +35,13 @@ def sequence(
     shape: str,
     precision: str,
     lean: bool,
+    recurrent_clip: float,
     backend: str,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
     )  # fmt: skip
     check_finite(problem.input, problem.c0, problem.y0, problem.theta)
     with torch.autocast(input.device.type, enabled=False):
@@ -52,11 +53,12 @@ def sequence(
 @sequence.register_fake
 def _(
     input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-    reset, reset_gate, width, height, bounded, shape, precision, lean, backend, save,
+    reset, reset_gate, width, height, bounded, shape, precision, lean, recurrent_clip,
+    backend, save,
 ):  # fmt: skip
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
     )  # fmt: skip
     y = c0.new_empty(input.shape[0], *c0.shape)
     reserve = c0.new_empty(get(backend).reserve_shape(problem) if save else (0,))
@@ -91,12 +93,13 @@ def sequence_backward(
     shape: str,
     precision: str,
     lean: bool,
+    recurrent_clip: float,
     backend: str,
     input_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     problem = Problem(
         input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean,
+        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
     )  # fmt: skip
     with torch.autocast(input.device.type, enabled=False):
         grads = get(backend).backward(problem, y, c, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient)
@@ -107,8 +110,8 @@ def sequence_backward(
 @sequence_backward.register_fake
 def _(
     grad_y, grad_c, grad_c_last, grad_y_last, y, c, reserve, input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh,
-    theta, reset_scale, keep, lengths, reset, reset_gate, width, height, bounded, shape, precision, lean, backend,
-    input_gradient,
+    theta, reset_scale, keep, lengths, reset, reset_gate, width, height, bounded, shape, precision, lean,
+    recurrent_clip, backend, input_gradient,
 ):  # fmt: skip
     bias = weight_hh.new_empty(weight_hh.shape[0])
     return (

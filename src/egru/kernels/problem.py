@@ -17,6 +17,7 @@ class Problem:
     ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
     to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
     kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
+    ``recurrent_clip`` bounds the gradient from step to step (:func:`egru.functional.event_sequence`); 0 leaves it.
     ``started`` is what :func:`egru.kernels.begin_sequence` gave for these very tensors, for one forward pass.
     """
 
@@ -36,6 +37,7 @@ class Problem:
     surrogate: Surrogate
     precision: str
     lean: bool = False
+    recurrent_clip: float = 0.0
     started: object = None
 
     def tensors(self) -> "tuple[Tensor | None, ...]":
@@ -45,9 +47,9 @@ class Problem:
             self.reset_scale, self.keep, self.lengths,
         )  # fmt: skip
 
-    def options(self) -> "tuple[str, str, Surrogate, str, bool]":
+    def options(self) -> "tuple[str, str, Surrogate, str, bool, float]":
         """What the backward pass needs of the other fields."""
-        return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean
+        return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean, self.recurrent_clip
 
 
 TENSOR_FIELDS = 11

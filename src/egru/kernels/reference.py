@@ -93,6 +93,7 @@ class ReferenceKernel:
             reset_scale=problem.reset_scale,
             keep=problem.keep,
             lengths=problem.lengths,
+            recurrent_clip=problem.recurrent_clip,
             input_gradient=input_gradient,
         )
         return Backward(

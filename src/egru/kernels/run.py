@@ -1,5 +1,7 @@
 """From a :class:`~egru.kernels.problem.Problem` to the operator call that runs it."""
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,8 @@ def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tenso
     """Run ``problem`` on the kernel that ``backend`` names: ``(y, c, carried state)``, differentiable."""
     tensors = problem.tensors()
     save = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors[:8])
+    if not save and problem.recurrent_clip:  # there is no backward pass for it to change
+        problem = dataclasses.replace(problem, recurrent_clip=0.0)
     name = choose(backend, problem)
     if is_plain(problem.input):
         y, c, c_last, y_last = direct(problem, name, save)
@@ -43,6 +47,7 @@ def run_sequence(problem: Problem, backend: str = "auto") -> tuple[Tensor, Tenso
         surrogate.shape,
         problem.precision,
         problem.lean,
+        problem.recurrent_clip,
         name,
         save,
     )

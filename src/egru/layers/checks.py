@@ -47,6 +47,13 @@ def scale(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
+def bound(owner: str, name: str, value: Any) -> float | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or (number and 0 < value < math.inf):
+        return value
+    raise ValueError(f"{owner}: {name} must be a positive number or None, got {value!r}")
+
+
 def sequence_input(owner: str, x: Any, features: int, like: Tensor, dims: tuple[int, ...], layout: str) -> None:
     """Check an input tensor against the layer's parameters."""
     if not isinstance(x, Tensor):

@@ -39,6 +39,7 @@ class _EventGRU(EventRNN):
         dropout_mode: str = "variational",
         backend: str = "auto",
         lean: bool = False,
+        recurrent_clip: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -57,6 +58,7 @@ class _EventGRU(EventRNN):
             dropconnect=dropconnect,
             zoneout=zoneout,
             dropout_mode=dropout_mode,
+            recurrent_clip=recurrent_clip,
             device=device,
             dtype=dtype,
         )
@@ -65,6 +67,8 @@ class _EventGRU(EventRNN):
         self.lean = bool(lean)
 
     def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        if self.recurrent_clip and torch.is_grad_enabled():
+            return None  # no kernel runs it
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
     def _sequence(
@@ -86,6 +90,7 @@ class _EventGRU(EventRNN):
             self.surrogate,
             _autocast_precision(x),
             self.lean,
+            self.recurrent_clip or 0.0,
             weights.started,
         )
         return run_sequence(problem, self.backend)
@@ -118,6 +123,8 @@ class EGRU(_EventGRU):
         dropout_mode: "variational" (one mask per sequence, as in the paper) or "plain" (as in torch).
         backend: "auto" takes the fastest kernel that can run a call; see :func:`egru.kernels.info`.
         lean: save no gates for the backward pass and compute them again there: less memory, more time, same numbers.
+        recurrent_clip: bound on every element of the gradient that goes from a step to the state before it; None: no
+            bound. Trains on the reference backend, which is slow; evaluation is as fast as without.
     """
 
     @classmethod
@@ -177,6 +184,7 @@ class EGRUCell(_EventGRU):
         zoneout: float = 0.0,
         backend: str = "auto",
         lean: bool = False,
+        recurrent_clip: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -193,6 +201,7 @@ class EGRUCell(_EventGRU):
             zoneout=zoneout,
             backend=backend,
             lean=lean,
+            recurrent_clip=recurrent_clip,
             device=device,
             dtype=dtype,
         )

@@ -32,6 +32,7 @@ class _PlainEventRNN(EventRNN):
             reset_scale=self.reset_scale,
             keep=keep,
             lengths=lengths,
+            recurrent_clip=self.recurrent_clip or 0.0,
         )
         if watched:
             check_result(result.state.c)

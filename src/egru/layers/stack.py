@@ -73,6 +73,7 @@ class EventRNN(nn.Module):
         dropconnect: float = 0.0,
         zoneout: float = 0.0,
         dropout_mode: str = "variational",
+        recurrent_clip: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -89,6 +90,7 @@ class EventRNN(nn.Module):
         self.surrogate: Surrogate = checks.instance(me, "surrogate", surrogate or Surrogate(), Surrogate)
         self.dropconnect = checks.probability(me, "dropconnect", dropconnect)
         self.zoneout = checks.probability(me, "zoneout", zoneout)
+        self.recurrent_clip = checks.bound(me, "recurrent_clip", recurrent_clip)
         if dtype is not None and not dtype.is_floating_point:
             raise TypeError(f"{me}: dtype must be a floating type, got {dtype}")
         if dropout and num_layers == 1:
@@ -308,7 +310,11 @@ class EventRNN(nn.Module):
         if not self.bias:
             parts.append("bias=False")
         parts.append(f"reset={self.reset!r}")
-        parts += [f"{n}={getattr(self, n)}" for n in ("dropout", "dropconnect", "zoneout") if getattr(self, n)]
+        parts += [
+            f"{n}={getattr(self, n)}"
+            for n in ("dropout", "dropconnect", "zoneout", "recurrent_clip")
+            if getattr(self, n)
+        ]
         return ", ".join([*parts, repr(self.threshold_config), repr(self.surrogate)])
 
 

@@ -26,6 +26,8 @@ class Network:
     """On recurrent weights (event cells, gru, lstm)."""
     zoneout: float = 0.0
     """On states (event cells)."""
+    recurrent_clip: float | None = None
+    """Bound on every element of the gradient from a step to the state before it (event cells; slow: no kernel)."""
     reset: Literal["output", "threshold", "hard", "none"] = "output"
     """How an event clears a state (event cells)."""
     reset_gate: Literal["before", "after"] = "before"
@@ -41,12 +43,13 @@ class Network:
             options: dict[str, Any] = {
                 "dropconnect": self.dropconnect,
                 "zoneout": self.zoneout,
+                "recurrent_clip": self.recurrent_clip,
                 "reset": self.reset,
                 "threshold": self.threshold,
                 "surrogate": self.surrogate,
             }
             return options | ({"reset_gate": self.reset_gate} if self.cell == "egru" else {})
-        self._refuse("zoneout", *(() if self.cell in ("gru", "lstm") else ("dropconnect",)))
+        self._refuse("zoneout", "recurrent_clip", *(() if self.cell in ("gru", "lstm") else ("dropconnect",)))
         if self.cell in ("gru", "lstm"):
             return {"dropconnect": self.dropconnect}
         return dict(zip(("dt", "gamma", "epsilon"), self.oscillators, strict=True)) if self.cell == "cornn" else {}
@@ -54,7 +57,9 @@ class Network:
     def _refuse(self, *names: str) -> None:
         for name in names:
             if getattr(self, name):
-                raise ValueError(f"{name} must be 0 with cell {self.cell}, which has none; got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be left out with cell {self.cell}, which has none; got {getattr(self, name)!r}"
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,8 @@ class CPUKernel:
             return f"it knows float32 and float64, not {dtype}"
         if any(x.dtype != dtype for x in tensors):
             return "input, state, weights and thresholds differ in type"
+        if problem.recurrent_clip:
+            return "it does not clip gradients inside the recursion"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if 0 in problem.input.shape:

@@ -32,6 +32,8 @@ class CUDAKernel:
             return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
         if problem.precision not in ("", "bfloat16", "float16"):
             return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
+        if problem.recurrent_clip:
+            return "it does not clip gradients inside the recursion"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if min(problem.input.shape) == 0:
