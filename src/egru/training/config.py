@@ -48,8 +48,9 @@ class Training:
     """Weight of the loss that pulls states below their thresholds (the paper's w_v)."""
     squared_rate: bool = False
     """Square the loss on the rate, as EvNN does."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Of products: bfloat16 runs under autocast, with float32 weights and states."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of products: the short ones run under autocast, with float32 weights and states. float16 needs cuda; the loss is
+    scaled, and a step whose gradient overflows is left out."""
     device: str = "cpu"
     seed: int = 0
     tensorboard: bool = False
@@ -66,6 +67,8 @@ class Training:
         for name in ("optimiser", "schedule", "precision"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        fine = self.precision != "float16" or self.device.startswith("cuda")
+        _require(self, "precision", fine, f"float32 or bfloat16 on device {self.device} (float16 needs cuda)")
         rate = self.threshold_learning_rate
         _require(self, "threshold_learning_rate", rate is None or rate > 0, "positive, or none")
 

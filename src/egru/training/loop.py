@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from egru.training.optimise import (
     gradient_norm,
     learning_rate_factor,
     make_optimiser,
+    make_scaler,
     set_learning_rate,
 )
 from egru.training.progress import Progress
@@ -38,20 +39,20 @@ class Result:
 def train(model: nn.Module, task: Task, training: Training, run: Run, progress: Progress) -> Result:
     """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once."""
     device = torch.device(training.device)
-    optimiser = make_optimiser(model, training)
+    optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     parameters = [p for p in model.parameters() if p.requires_grad]
     regulariser = activity_loss(model, training)
     run.sweep()
     if run.epochs():
-        epoch, best = run.restore(model, optimiser, device)
+        epoch, best = run.restore(model, optimiser, device, scaler)
     else:
         epoch, best = 0, 0
-        run.save(epoch, model, optimiser, device, best)
+        run.save(epoch, model, optimiser, device, best, scaler)
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
         start, state = time.perf_counter(), None
-        watch = Watch(epoch + 1, device)
+        watch = Watch(epoch + 1, device, overflows=scaler.is_enabled())
         model.train()
         for batch in watch.loading(task.batches()):
             set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
@@ -59,10 +60,12 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
                 loss, extra, state = task.loss(model, batch, state)
                 objective = loss + extra + sparsity.value
             optimiser.zero_grad()
-            objective.backward()
+            scaler.scale(objective).backward()
+            scaler.unscale_(optimiser)
             norm = gradient_norm(parameters, training.clip)
             watch.step(loss, objective, norm, batch.y.numel())  # stops here before NaN reaches a weight
-            optimiser.step()
+            scaler.step(optimiser)
+            scaler.update()
             progress.step(epoch + batch.done)
         epoch += 1
         trained = watch.summary()
@@ -74,7 +77,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         best = epoch if best == 0 or merits[epoch] > merits[best] else best
         line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
         run.record(line)
-        run.save(epoch, model, optimiser, device, best)
+        run.save(epoch, model, optimiser, device, best, scaler)
         progress.epoch(line)
 
     best = run.best()
@@ -106,11 +109,15 @@ class _Nothing:
 class Watch:
     """What one epoch of training shows: losses, gradient norms, time spent waiting for data; stops where it diverges.
 
-    Kept on the device. Read every step on the CPU, where reading is free, and now and then elsewhere.
+    Kept on the device. Read every step on the CPU, where reading is free, and now and then elsewhere. Where gradients
+    may overflow (float16), steps with such a gradient are left out by the scaler; only many in a row are an error.
     """
 
-    def __init__(self, epoch: int, device: torch.device) -> None:
-        self.epoch, self.every = epoch, 1 if device.type == "cpu" else 50
+    patience = 30
+    """Overflows in a row that are one too many: by then the scale has fallen from 2^16 to 2^-14."""
+
+    def __init__(self, epoch: int, device: torch.device, overflows: bool = False) -> None:
+        self.epoch, self.every, self.overflows = epoch, 1 if device.type == "cpu" else 50, overflows
         self.losses: list[Tensor] = []
         self.objectives: list[Tensor] = []
         self.norms: list[Tensor] = []
@@ -135,27 +142,38 @@ class Watch:
             self.check()
 
     def check(self) -> None:
-        new = [*self.objectives[self.checked :], *self.norms[self.checked :]]
+        watched = {"loss": self.objectives} | ({} if self.overflows else {"gradient norm": self.norms})
+        new = [value for values in watched.values() for value in values[self.checked :]]
         if new and not torch.isfinite(torch.stack(new)).all():  # the only place where the host waits for the device
-            for name, values in (("loss", self.objectives), ("gradient norm", self.norms)):
+            for name, values in watched.items():
                 for step, value in enumerate(values[self.checked :], self.checked + 1):
                     if not torch.isfinite(value):
-                        raise RunError(
-                            f"{name} is {value.item()} in epoch {self.epoch}, step {step}: training stopped, "
-                            f"the checkpoint of epoch {self.epoch - 1} is the last good state"
-                        )
+                        self.stop(name, value, step)
+        last = self.norms[-self.patience :]
+        if self.overflows and len(last) == self.patience and not torch.isfinite(torch.stack(last)).any():
+            self.stop(f"gradient norm (for {self.patience} steps)", last[-1], len(self.norms))
         self.checked = len(self.losses)
+
+    def stop(self, name: str, value: Tensor, step: int) -> NoReturn:
+        raise RunError(
+            f"{name} is {value.item()} in epoch {self.epoch}, step {step}: training stopped, "
+            f"the checkpoint of epoch {self.epoch - 1} is the last good state"
+        )
 
     def summary(self) -> dict[str, float]:
         self.check()
         losses, norms = torch.stack(self.losses).double().cpu(), torch.stack(self.norms).double().cpu()
         counts = torch.tensor(self.counts, dtype=torch.float64)
+        taken = norms.isfinite()
+        norms = norms[taken] if taken.any() else norms.new_zeros(1)
+        skipped = {"skipped": int((~taken).sum())} if self.overflows else {}
         return {
             "loss": ((losses * counts).sum() / counts.sum()).item(),
             "gradient_norm": norms.median().item(),
             "gradient_norm_max": norms.max().item(),
             "steps": len(self.losses),
             "waited": self.waited,
+            **skipped,
         }
 
 

@@ -67,6 +67,11 @@ def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimize
             return AveragedSGD(groups, training.learning_rate, patience=training.patience)
 
 
+def make_scaler(training: Training) -> torch.amp.GradScaler:
+    """Scales the loss of float16 so that small gradients stay above zero; does nothing for other precisions."""
+    return torch.amp.GradScaler(torch.device(training.device).type, enabled=training.precision == "float16")
+
+
 def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
     for group in optimiser.param_groups:
         group["lr"] = group["base_lr"] * factor

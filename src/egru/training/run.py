@@ -72,18 +72,27 @@ class Run:
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def save(
-        self, epoch: int, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, best: int
+        self,
+        epoch: int,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        device: torch.device,
+        best: int,
+        scaler: torch.amp.GradScaler,
     ) -> None:
         """Write the checkpoint of ``epoch``, then forget all but it, the one before and the best of either."""
         earlier = [e for e in self.epochs() if e < epoch]
         with self._writing():
-            checkpoint.save(self.at(epoch), model, optimiser, device, {"epoch": epoch, "best": best})
+            facts = {"epoch": epoch, "best": best, "scaler": scaler.state_dict()}
+            checkpoint.save(self.at(epoch), model, optimiser, device, facts)
         keep = {epoch, best, *earlier[-1:]} | {self._best_of(e) for e in earlier[-1:]}
         for old in self.epochs():
             if old not in keep:
                 checkpoint.discard(self.at(old))
 
-    def restore(self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> tuple[int, int]:
+    def restore(
+        self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler
+    ) -> tuple[int, int]:
         """Put back the newest intact checkpoint, reporting damaged ones; returns its epoch and the best one's.
 
         What came after it, in checkpoints and metrics, is forgotten: it will be done again.
@@ -92,6 +101,8 @@ class Run:
         for later in [e for e in self.epochs() if e > epoch]:
             checkpoint.discard(self.at(later))
         facts = checkpoint.load(self.at(epoch), model, optimiser, device)
+        if facts.get("scaler"):
+            scaler.load_state_dict(facts["scaler"])
         path = self.folder / METRICS
         lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
         kept = "".join(f"{line}\n" for line in lines).encode()

@@ -53,7 +53,8 @@ class Task(Protocol):
 def autocast(training: Training) -> torch.autocast:
     """The precision of a run, as a context to enter again and again: making one takes longer than entering it."""
     device = torch.device(training.device).type
-    return torch.autocast(device, torch.bfloat16, enabled=training.precision == "bfloat16")
+    low = training.precision != "float32"
+    return torch.autocast(device, getattr(torch, training.precision) if low else torch.bfloat16, enabled=low)
 
 
 class ClassifierTask:
