@@ -15,7 +15,7 @@ EXTRAS = {
     "matplotlib": "demo",
     "scikit-learn": "demo",
     "tonic": "dvs",
-    "tensorboard": "",
+    "tensorboard": "tensorboard",
     "onnxruntime": "bench",
 }
 """Optional packages, and the extra of egru that brings each."""
@@ -34,7 +34,7 @@ def lines() -> Iterator[str]:
     for name in ("egru", "torch", "numpy"):
         yield f"{name} {_version(name) or 'source tree, not installed'}"
     for name, extra in EXTRAS.items():
-        wanted = f"egru[{extra}]" if extra else name
+        wanted = f"egru[{extra}]"
         yield f"{name} {_version(name) or f'not installed: pip install {wanted!r}'}"
     yield f"threads: {torch.get_num_threads()}"
     yield f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no device'}"

@@ -74,7 +74,7 @@ def tensorboard(inner: Progress, folder: Path) -> Iterator[Progress]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("--tensorboard needs tensorboard: pip install tensorboard") from error
+        raise ImportError("--tensorboard needs tensorboard: pip install 'egru[tensorboard]'") from error
     with SummaryWriter(str(folder)) as writer:
 
         class Both:
