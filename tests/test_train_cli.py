@@ -54,6 +54,47 @@ def test_train_and_evaluate(capsys, tmp_path):
     assert egru(capsys, "evaluate", "run", "--split", "validation")[0] == 0
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
+def test_tensorboard_reads_what_a_run_wrote(capsys, tmp_path):
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'egru[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+        EventAccumulator,
+    )
+
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run", "--tensorboard")[0] == 0
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    lines = Run.open(tmp_path / "run").metrics()
+    for group in ("train", "validation", "activity"):
+        for name, value in lines[0][group].items():
+            if value is None:
+                continue
+            read = events.Scalars(f"{group}/{name}")
+            assert [point.step for point in read] == [1, 2]
+            assert [point.value for point in read] == pytest.approx([line[group][name] for line in lines], rel=1e-6)
+
+
+def test_tensorboard_that_is_not_there(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--tensorboard")
+    assert code == 1
+    assert "pip install 'egru[tensorboard]'" in err
+
+
+@pytest.mark.parametrize("arguments", ["list", "--help", "train digits --help", "list unbuffered"])
+def test_a_reader_that_leaves_is_not_an_error(arguments):
+    """As in `egru list | head`; without a buffer it shows at the first line, with one at the end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH)}
+    if arguments.endswith("unbuffered"):
+        environment["PYTHONUNBUFFERED"] = "1"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "egru.cli", *arguments.removesuffix("unbuffered").split()]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == (0 if arguments == "--help" else 141)  # argparse does not mind
+
+
 def test_runs_get_a_name_of_their_own(capsys, tmp_path):
     assert egru(capsys, "train", "digits-gru", *SMALL)[0] == 0
     (folder,) = (tmp_path / "runs").iterdir()

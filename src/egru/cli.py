@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import datetime
 import io
+import os
 import re
 import runpy
 import sys
@@ -173,7 +174,21 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Errors are one line: 2 where something is missing, 1 where it went wrong, 130 after Ctrl-C."""
+    """Errors are one line: 2 where something is missing, 1 where it went wrong, 130 after Ctrl-C.
+
+    Where whoever reads the output has left (`egru list | head`), there is nobody to tell: 141 in silence.
+    """
+    try:
+        try:
+            return guarded(arguments)
+        finally:
+            sys.stdout.flush()  # here, not when Python ends
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        return 141
+
+
+def guarded(arguments: list[str] | None) -> int:
     root = parser()
     options, rest = root.parse_known_args(arguments)
     try:
@@ -181,6 +196,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("egru: stopped; `egru train --resume RUN` goes on from the last epoch", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
     except UsageError as error:
         print(f"egru: {error}", file=sys.stderr)
         return 2
