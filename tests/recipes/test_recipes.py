@@ -95,6 +95,28 @@ def test_sizes_are_the_papers(name, inputs, classes, millions):
     assert parameters(name, inputs, classes) / 1e6 == pytest.approx(millions, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("smnist-cornn-256", {"learning_rate": 0.0021, "oscillators": (0.042, 2.7, 4.7)}),
+        ("psmnist-cornn-256", {"learning_rate": 0.0054, "oscillators": (0.076, 0.4, 8.0)}),
+        ("ptb-awd-lstm", {"epochs": 500, "batch": 20, "embedding_dropout": 0.4, "dropout": 0.25}),
+        ("wikitext2-awd-lstm", {"epochs": 750, "batch": 80, "embedding_dropout": 0.65, "dropout": 0.2}),
+    ],
+)
+def test_baselines_have_their_authors_settings(name, settings):
+    """docs/training.md says where each value comes from."""
+    if "cornn" in name:
+        settings |= {"hidden": 256, "epochs": 120, "batch": 120, "readout": "last", "optimiser": "adam", "clip": None}
+        settings |= {"schedule": "step", "step_epochs": 100, "step_factor": 0.1}
+    else:
+        settings |= {"hidden": 1150, "embedding": 400, "layers": 3, "learning_rate": 30.0, "clip": 0.25, "bptt": 70}
+        settings |= {"optimiser": "ntavsgd", "patience": 5, "weight_decay": 1.2e-6, "dropconnect": 0.5}
+        settings |= {"output_dropout": 0.4, "word_dropout": 0.1, "activity_decay": 2.0, "temporal_decay": 1.0}
+    config = RECIPES[name].make()
+    assert {field: getattr(config, field) for field in settings} == settings
+
+
 @pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
 def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
     from egru.data import Classification, Split
