@@ -245,8 +245,11 @@ def progress(epochs: int) -> Iterator[Any]:
 
 
 def machine(device: str) -> dict[str, Any]:
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else model,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
@@ -261,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", help="of products; bfloat16 on cuda unless given, the recipe's elsewhere")
     for name in ("hidden", "embedding", "batch", "bptt"):
         parser.add_argument(f"--{name}", type=int, help="instead of the recipe's")
-    parser.add_argument("--steps", type=int, help="in a turn; 1, on cuda 50: one look at the losses is among them")
+    parser.add_argument("--steps", type=int, help="in a turn; 1, on cuda 60: a look at the losses is among them")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
@@ -281,18 +284,19 @@ def main(arguments: list[str] | None = None) -> int:
     config = dataclasses.replace(config, device=options.device, **changes)
     text = recipes.load(config)
     assert isinstance(text, Text)
-    steps = options.steps or (50 if options.device == "cuda" else 1)
+    steps = options.steps or (60 if options.device == "cuda" else 1)
     found = measure(config, text, steps, options.turns)
     sizes = {name: getattr(config, name) for name in ("cell", "hidden", "embedding", "layers", "batch", "precision")}
     record = {"command": " ".join(["python benchmarks/train_step.py", *given]), **machine(options.device), **sizes}
-    record |= found
+    profiled = options.device == "cuda" or options.profile is not None
+    record |= {name: value for name, value in found.items() if profiled or name not in ("profile", "ratio_to_kernels")}
     ms = found["milliseconds"]
     what = f"{config.cell} {config.hidden}, {config.layers} layers, batch {config.batch}, {found['lengths'][0]} steps"
     on = "the kernels" if options.device == "cuda" else "the bare model"
     ratio = found["ratio_to_kernels" if options.device == "cuda" else "ratio"]
     print(f"{options.recipe} ({what}): trainer {ms['trainer']:.2f} ms, bare {ms['bare']:.2f} ms a step", end="")
     print(f": {found['ratio']:.3f} x; host {ms['host']:.2f} ms; waiting for data {100 * found['data_share']:.2f} %")
-    if options.device == "cuda" or options.profile:
+    if profiled:
         print(profile_text(record), end="")
     print(f"within {LIMIT} x of {on}: {'yes' if ratio <= LIMIT else 'NO'}, {ratio:.3f} x")
     if options.out:
