@@ -33,8 +33,8 @@ class SequenceClassifier(RecurrentStack):
             the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
         decay, gain: of the trace.
         normalise: batch normalisation between summary and readout.
-        centre: subtract the buffer ``mean``, of ``input_size`` zeros to begin with, from every frame: set it to the mean
-            of the training frames. Pixels that are mostly on otherwise drown those that differ.
+        centre: subtract the buffer ``mean`` from every frame. It starts as zeros: set it to the mean training frame.
+            Pixels that are mostly on otherwise drown those that differ.
         input_dropout: on what the first layer reads, the head's features where there is a head; variational.
         dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
         head: reads every frame, ``(T * B, ...)`` to ``(T * B, input_size)``, before the layers do.
