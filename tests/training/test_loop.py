@@ -2,6 +2,7 @@ import json
 import math
 import sys
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -177,6 +178,40 @@ def test_a_classifier_learns_from_every_step(tmp_path):
     run = Run.create(tmp_path / "run", {})
     result = train(model, ClassifierTask(sequences(), training), training, run, Silent())
     assert result.test.accuracy >= 0.85
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["classifier", "language"])
+@pytest.mark.parametrize("optimiser", ["adam", "ntavsgd"])
+def test_a_step_on_a_gpu_never_waits(kind, optimiser, tmp_path):
+    """After the first, torch refuses whatever would make the host wait for the device."""
+    common: Any = {"batch": 8, "device": "cuda", "precision": "bfloat16", "clip": 1.0, "optimiser": optimiser}
+    if kind == "classifier":
+        training, model = ClassifierTraining(**common, rate_loss=0.1), reader().cuda()
+        task: Any = ClassifierTask(sequences(), training)
+    else:
+        training, model = LanguageTraining(**common, evaluation_batch=4, bptt=10), speaker().cuda()
+        task = LanguageTask(text(), training)
+    taken, batches = [], task.batches
+
+    class Done(Exception):
+        pass
+
+    def watched():
+        for i, batch in enumerate(batches()):
+            torch.cuda.set_sync_debug_mode("error" if i else "default")
+            if i == 4:
+                raise Done
+            taken.append(i)
+            yield batch
+
+    task.batches = watched
+    try:
+        with pytest.raises(Done):
+            train(model, task, training, Run.create(tmp_path / "run", {}), Silent())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert taken == [0, 1, 2, 3]
 
 
 def test_configs_go_through_json():

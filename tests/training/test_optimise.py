@@ -50,8 +50,9 @@ def test_adam_steps_as_torchs(name):
     one, two = nn.Linear(2, 1), nn.Linear(2, 1)
     two.load_state_dict(one.state_dict())
     mine = make_optimiser(one, Training(optimiser=name, betas=(0.0, 0.999), weight_decay=0.1, learning_rate=0.02))
+    assert mine.defaults["fused"]
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    theirs = kind(two.parameters(), 0.02, (0.0, 0.999), weight_decay=0.1)
+    theirs = kind(two.parameters(), 0.02, (0.0, 0.999), weight_decay=0.1, fused=True)
     for model, optimiser in ((one, mine), (two, theirs)):
         for _ in range(3):
             optimiser.zero_grad()

@@ -135,16 +135,15 @@ class Watch:
             self.check()
 
     def check(self) -> None:
-        for name, values in (("loss", self.objectives), ("gradient norm", self.norms)):
-            new = torch.stack(values[self.checked :]) if self.checked < len(values) else torch.zeros(1)
-            bad = (~torch.isfinite(new)).nonzero()
-            if len(bad):
-                step = self.checked + int(bad[0])
-                value = float(values[step])
-                raise RunError(
-                    f"{name} is {value} in epoch {self.epoch}, step {step + 1}: training stopped, "
-                    f"the checkpoint of epoch {self.epoch - 1} is the last good state"
-                )
+        new = [*self.objectives[self.checked :], *self.norms[self.checked :]]
+        if new and not torch.isfinite(torch.stack(new)).all():  # the only place where the host waits for the device
+            for name, values in (("loss", self.objectives), ("gradient norm", self.norms)):
+                for step, value in enumerate(values[self.checked :], self.checked + 1):
+                    if not torch.isfinite(value):
+                        raise RunError(
+                            f"{name} is {value.item()} in epoch {self.epoch}, step {step}: training stopped, "
+                            f"the checkpoint of epoch {self.epoch - 1} is the last good state"
+                        )
         self.checked = len(self.losses)
 
     def summary(self) -> dict[str, float]:

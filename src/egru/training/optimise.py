@@ -1,5 +1,8 @@
 """Optimisers, their parameter groups and the course of the learning rate."""
 
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_*: one launch for a list of tensors, as in torch.optim; there is no public name for them.
+
 import contextlib
 import math
 from collections.abc import Callable, Iterator
@@ -53,12 +56,13 @@ def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any
 
 
 def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimizer:
+    """Fused: one pass over the parameters, and nothing the host would wait for."""
     groups = parameter_groups(model, training)
     match training.optimiser:
         case "adam":
-            return torch.optim.Adam(groups, training.learning_rate, training.betas)
+            return torch.optim.Adam(groups, training.learning_rate, training.betas, fused=True)
         case "adamw":
-            return torch.optim.AdamW(groups, training.learning_rate, training.betas)
+            return torch.optim.AdamW(groups, training.learning_rate, training.betas, fused=True)
         case _:
             return AveragedSGD(groups, training.learning_rate, patience=training.patience)
 
@@ -97,17 +101,21 @@ class AveragedSGD(torch.optim.Optimizer):
         if closure is not None:
             raise TypeError("AveragedSGD.step: takes no closure; compute the loss before the step")
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if group["weight_decay"]:
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(parameter.grad, alpha=-group["lr"])
-                if group["averaging"]:
-                    state = self.state[parameter]
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-group["lr"])
+            if group["averaging"]:
+                states = [self.state[p] for p in parameters]
+                for parameter, state in zip(parameters, states, strict=True):
                     state["count"] = state.get("count", 0) + 1
-                    average = state.setdefault("average", torch.zeros_like(parameter))
-                    average.add_(parameter - average, alpha=1 / state["count"])
+                    state.setdefault("average", torch.zeros_like(parameter))
+                averages = [state["average"] for state in states]
+                steps = torch._foreach_sub(parameters, averages)
+                torch._foreach_mul_(steps, [1 / state["count"] for state in states])
+                torch._foreach_add_(averages, steps)
 
     def averages(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Each parameter with the average of its iterates; empty before averaging starts."""

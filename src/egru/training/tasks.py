@@ -50,15 +50,10 @@ class Task(Protocol):
         ...
 
 
-class Autocast:
-    """The precision of a run, as a context that can be entered again and again."""
-
-    def __init__(self, training: Training) -> None:
-        self.device = torch.device(training.device)
-        self.enabled = training.precision == "bfloat16"
-
-    def __call__(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.enabled)
+def autocast(training: Training) -> torch.autocast:
+    """The precision of a run, as a context to enter again and again: making one takes longer than entering it."""
+    device = torch.device(training.device).type
+    return torch.autocast(device, torch.bfloat16, enabled=training.precision == "bfloat16")
 
 
 class ClassifierTask:
@@ -68,7 +63,7 @@ class ClassifierTask:
     """
 
     def __init__(self, data: Classification, training: ClassifierTraining) -> None:
-        self.training, self.autocast = training, Autocast(training)
+        self.training, self.autocast = training, autocast(training)
         decode = data.decode
         if training.augment:
             decode = (lambda x: augment(x)) if decode is None else (lambda x: augment(data.decode(x)))  # pyright: ignore
@@ -85,7 +80,7 @@ class ClassifierTask:
             yield Batch(x, y, 1.0, i / len(data))
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
-        with self.autocast():
+        with self.autocast:
             scores, y = model(batch.x)[0], batch.y
             if scores.dim() == 3:
                 scores, y = scores.flatten(0, 1), y.repeat_interleave(scores.shape[1])
@@ -97,7 +92,7 @@ class ClassifierTask:
         model.eval()
         losses, right, count = [], [], 0
         for x, y in self.data[split]:
-            with self.autocast():
+            with self.autocast:
                 scores = _of_sequence(model(x)[0].double())
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
             right.append((scores.argmax(-1) == y).sum())
@@ -117,7 +112,7 @@ class LanguageTask:
     """A text for a model like :class:`egru.models.LanguageModel`, its state carried from stretch to stretch."""
 
     def __init__(self, data: Text, training: LanguageTraining) -> None:
-        self.training, self.autocast = training, Autocast(training)
+        self.training, self.autocast = training, autocast(training)
         self.data = {
             "train": batchify(data.train, training.batch).to(training.device),
             "validation": batchify(data.validation, training.evaluation_batch).to(training.device),
@@ -141,7 +136,7 @@ class LanguageTask:
         return max(5, int(torch.normal(torch.tensor(mean), torch.tensor(5.0)).item()))
 
     def loss(self, model: Any, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
-        with self.autocast():
+        with self.autocast:
             output, dropped, state = model.features(batch.x, state)
             logits = model.readout(dropped)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
@@ -158,7 +153,7 @@ class LanguageTask:
         text, state = self.data[split], None
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
         for x, y in zip(text[:-1].split(self.training.bptt), text[1:].split(self.training.bptt), strict=True):
-            with self.autocast():
+            with self.autocast:
                 logits, state = model(x, state)
             total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
             right += (logits.argmax(-1) == y).sum()
