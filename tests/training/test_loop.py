@@ -74,6 +74,17 @@ def test_the_result_is_the_best_epochs(tmp_path):
     assert scores.accuracy == line["validation"]["accuracy"]
 
 
+def test_checkpoints_now_and_then(tmp_path, monkeypatch):
+    saved = []
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda run, epoch, *rest: (saved.append(epoch), save(run, epoch, *rest))[1])
+    result, _ = classifier_run(tmp_path / "run", epochs=8, save_every=3)
+    assert saved == [0, 3, 6, 8]
+    merit = {line["epoch"]: -line["validation"]["loss"] for line in Run.open(tmp_path / "run").metrics()}
+    assert len(merit) == 8
+    assert result.best_epoch in saved[1:]
+
+
 def test_regularisers_make_it_silent(tmp_path):
     plain, _ = classifier_run(tmp_path / "plain", epochs=10)
     pressed, _ = classifier_run(tmp_path / "pressed", epochs=10, rate_loss=3.0, state_loss=3.0)

@@ -52,11 +52,13 @@ class Training:
     """Of products: bfloat16 runs under autocast, with float32 weights and states."""
     device: str = "cpu"
     seed: int = 0
+    save_every: int = 1
+    """Epochs between two checkpoints: what a kill may cost. Validation chooses among the epochs that were saved."""
     tensorboard: bool = False
     """Also write the metrics where TensorBoard finds them, in the run's folder."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs"):
+        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs", "save_every"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         _require(self, "learning_rate", self.learning_rate > 0, "positive")
         _require(self, "weight_decay", self.weight_decay >= 0, "zero or more")
