@@ -91,6 +91,8 @@ class LanguageTraining(Training):
     """One long text, read in parallel columns, a stretch at a time."""
 
     evaluation_batch: int = 10
+    test_batch: int = 1
+    """Columns the test split is read in: one, so that every word is judged by all that came before it."""
     bptt: int = 70
     """Steps in a stretch, and so of back-propagation."""
     vary_bptt: bool = True
@@ -102,7 +104,8 @@ class LanguageTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "bptt", self.bptt >= 1, "at least 1")
+        for name in ("bptt", "test_batch"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
 def _require(config: Any, name: str, fine: bool, accepted: str) -> None:
