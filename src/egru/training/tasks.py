@@ -13,7 +13,6 @@ from egru.data import Batches, Classification, Text, augment, batchify
 from egru.models import detached
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
-
 _EVALUATED = 2048
 """Words scored in one call, where that is more than a stretch of training: fewer calls, the same scores."""
 
