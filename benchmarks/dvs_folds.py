@@ -100,9 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
             variant, fold = jobs[job]
             found[variant][fold] = job.result()
             if len(found[variant]) == len(options.folds):
-                mean = {key: statistics.mean(f[key] for f in found[variant].values()) for key in ("accuracy", "silent")}
-                folds = " ".join(f"{100 * found[variant][f]['accuracy']:.1f}" for f in options.folds)
-                print(f"{variant:26s} {100 * mean['accuracy']:7.1f}% {100 * mean['silent']:7.1f}%   {folds}", flush=True)
+                folds = [found[variant][fold] for fold in options.folds]
+                accuracy, silent = (100 * statistics.mean(f[key] for f in folds) for key in ("accuracy", "silent"))
+                each = " ".join(f"{100 * f['accuracy']:.1f}" for f in folds)
+                print(f"{variant:26s} {accuracy:7.1f}% {silent:7.1f}%   {each}", flush=True)
     if options.out:
         record = {
             "command": "python benchmarks/dvs_folds.py " + " ".join(given),
