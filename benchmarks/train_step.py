@@ -71,7 +71,7 @@ class Bare:
     def step(self, batch: Batch) -> torch.Tensor:
         with self.autocast:
             _, dropped, state = self.model.features(batch.x, self.state)
-            loss = F.cross_entropy(self.model.readout(dropped).flatten(0, 1), batch.y.flatten())
+            loss = F.cross_entropy(self.model.decode(dropped).flatten(0, 1), batch.y.flatten())
         self.state = detached(state)
         self.optimiser.zero_grad()
         loss.backward()

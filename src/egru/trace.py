@@ -40,7 +40,7 @@ def exponential_trace(
     if batch_first:
         y = y.transpose(0, 1)
     T = y.shape[0]
-    a = torch.as_tensor(decay, dtype=y.dtype, device=y.device)
+    a = decay.to(y) if isinstance(decay, Tensor) else y.new_full((), decay)  # made there: a copy would be waited for
     steps = torch.arange(T, device=y.device).reshape(-1, *[1] * (y.dim() - 1))
     if last:
         age = T - 1 - steps if lengths is None else lengths.to(y.device)[:, None] - 1 - steps

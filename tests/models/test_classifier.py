@@ -107,6 +107,14 @@ def test_no_input_dropout_draws_nothing():
     assert torch.equal(trained, model.eval()(x)[0])
 
 
+def test_the_mean_is_subtracted_and_kept_with_the_weights():
+    plain, centred, x = classifier(), classifier(centre=True), torch.randn(3, 6, 3)
+    assert "mean" not in plain.state_dict()
+    centred.load_state_dict(plain.state_dict() | {"mean": torch.tensor([0.5, -1.0, 2.0])})
+    assert torch.equal(centred(x)[0], plain(x - centred.mean)[0])
+    assert worst([centred(x)[0]], [plain(x)[0]]) > 1e-3
+
+
 def test_options_reach_every_layer():
     model = SequenceClassifier(3, 8, 4, num_layers=2, zoneout=0.2, dropconnect=0.1, threshold=egru.Threshold("abs"))
     for layer in model.layers:
@@ -125,6 +133,7 @@ def test_options_reach_every_layer():
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
         ({"normalise": True, "readout": "every"}, "normalise=True needs one summary"),
         ({"output_dropout": 1.0}, "output_dropout must be a probability"),
+        ({"centre": True, "head": nn.Flatten()}, "centre=True is for layers that read the frames"),
         ({"input_dropout": -0.1}, "input_dropout must be a probability"),
     ],
 )
@@ -141,12 +150,15 @@ def test_a_state_of_another_model_is_refused():
 
 
 @pytest.mark.parametrize(
-    "options", [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}]
+    "options",
+    [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}],
 )
 def test_the_engine_gives_the_same_scores(options):
     torch.set_default_dtype(torch.float32)
     model = classifier(num_layers=2, **options)
     x = torch.randn(5, 12, 3)
+    if model.mean is not None:
+        model.mean.copy_(torch.tensor([0.5, -1.0, 2.0]))
     for _ in range(3):
         model(x)  # running statistics
     model.eval()

@@ -4,6 +4,7 @@ from torch import nn
 
 import egru
 from egru.models import LanguageModel, detached
+from egru.models.language import aligned_linear
 from tests.helpers import lively, worst
 
 CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
@@ -124,6 +125,16 @@ def test_bad_arguments():
         language("dense_indrnn", num_layers=3)
     with pytest.raises(ValueError, match="vocabulary must be at least 1"):
         LanguageModel(0, 2, 3)
+
+
+@pytest.mark.parametrize("features", [5, 8])
+def test_padding_the_readout_changes_nothing(features):
+    x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, features), (4, features), (4,)))
+    pairs = []
+    for linear in (aligned_linear, torch.nn.functional.linear):
+        scores = linear(x, weight, bias)
+        pairs.append([scores, *torch.autograd.grad(scores.square().sum(), (x, weight, bias))])
+    assert worst(*pairs) < 1e-12
 
 
 @pytest.mark.cuda

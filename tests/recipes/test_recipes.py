@@ -6,6 +6,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,6 +126,15 @@ def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
     split = Split(torch.zeros(1, 2, *frame), torch.zeros(1, dtype=torch.long))
     model = _classifier(ClassifierConfig(input_dropout=0.3), Classification("shape", 2, split, split, split))
     assert model.input_dropout == 0.3
+
+
+def test_centring_takes_the_mean_of_the_training_frames():
+    config = ClassifierConfig(data="digits", hidden=4, centre=True)
+    whole: Any = load(config)
+    model, _ = build(config, whole)
+    assert torch.allclose(model.get_buffer("mean"), whole.train.x.mean((0, 1)))
+    with pytest.raises(ValueError, match="centre is for layers that read the frames themselves"):
+        ClassifierConfig(data="dvs", centre=True, convolutional=True)
 
 
 def test_the_gates_are_spread():

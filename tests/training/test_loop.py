@@ -74,6 +74,17 @@ def test_the_result_is_the_best_epochs(tmp_path):
     assert scores.accuracy == line["validation"]["accuracy"]
 
 
+def test_checkpoints_now_and_then(tmp_path, monkeypatch):
+    saved = []
+    save = Run.save
+    monkeypatch.setattr(Run, "save", lambda run, epoch, *rest: (saved.append(epoch), save(run, epoch, *rest))[1])
+    result, _ = classifier_run(tmp_path / "run", epochs=8, save_every=3)
+    assert saved == [0, 3, 6, 8]
+    merit = {line["epoch"]: -line["validation"]["loss"] for line in Run.open(tmp_path / "run").metrics()}
+    assert len(merit) == 8
+    assert result.best_epoch in saved[1:]
+
+
 def test_regularisers_make_it_silent(tmp_path):
     plain, _ = classifier_run(tmp_path / "plain", epochs=10)
     pressed, _ = classifier_run(tmp_path / "pressed", epochs=10, rate_loss=3.0, state_loss=3.0)
@@ -97,8 +108,9 @@ def test_bfloat16(tmp_path):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_chunks_carry_both_halves_of_the_state():
+def test_chunks_carry_both_halves_of_the_state(monkeypatch):
     """The loss over a text read in stretches is the loss over the whole of it."""
+    monkeypatch.setattr("egru.training.tasks._EVALUATED", 0)
     training = LanguageTraining(evaluation_batch=4, bptt=7)
     task, model = LanguageTask(text(), training), speaker()
     columns = task.data["validation"]
@@ -107,6 +119,11 @@ def test_chunks_carry_both_halves_of_the_state():
     assert all(bool((layer.c != 0).any()) for layer in state)
     whole = F.cross_entropy(logits.flatten(0, 1), columns[1:].flatten()).item()
     assert task.evaluate(model, "validation").loss == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_test_split_is_read_in_one_column():
+    task = LanguageTask(text(), LanguageTraining(evaluation_batch=4))
+    assert [task.data[split].shape[1] for split in ("validation", "test")] == [4, 1]
 
 
 def test_training_carries_a_detached_state():

@@ -33,6 +33,8 @@ class SequenceClassifier(RecurrentStack):
             the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
         decay, gain: of the trace.
         normalise: batch normalisation between summary and readout.
+        centre: subtract the buffer ``mean`` from every frame. It starts as zeros: set it to the mean training frame.
+            Pixels that are mostly on otherwise drown those that differ.
         input_dropout: on what the first layer reads, the head's features where there is a head; variational.
         dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
         head: reads every frame, ``(T * B, ...)`` to ``(T * B, input_size)``, before the layers do.
@@ -51,6 +53,7 @@ class SequenceClassifier(RecurrentStack):
         decay: float = PAPER_DECAY,
         gain: float = 1.0,
         normalise: bool = False,
+        centre: bool = False,
         input_dropout: float = 0.0,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
@@ -67,7 +70,11 @@ class SequenceClassifier(RecurrentStack):
         self.input_dropout = checks.probability(me, "input_dropout", input_dropout)
         if normalise and readout == "every":
             raise ValueError(f"{me}: normalise=True needs one summary a sequence; got readout='every'")
+        if centre and head is not None:
+            raise ValueError(f"{me}: centre=True is for layers that read the frames themselves; got a head")
         self.head = head
+        self.mean: Tensor | None
+        self.register_buffer("mean", torch.zeros(input_size) if centre else None)
         self.input_size = input_size
         self._add_layers([input_size, *[hidden_size] * num_layers], cell, dropout, output_dropout, options)
         self.normalise = nn.BatchNorm1d(hidden_size) if normalise else None
@@ -78,6 +85,8 @@ class SequenceClassifier(RecurrentStack):
         x = x.transpose(0, 1)
         T, B = x.shape[:2]
         x = x.flatten(2) if self.head is None else self.head(x.flatten(0, 1)).unflatten(0, (T, B))
+        if self.mean is not None:
+            x = x - self.mean
         x = sequence_dropout(x, self.input_dropout, "variational", self.training)
         _, y, layers = self._run_layers(x, None if state is None else state.layers)
         steps = T if state is None else T + state.steps
@@ -98,7 +107,8 @@ class SequenceClassifier(RecurrentStack):
         """Arguments of :class:`egru.EventEngine` for this model: ``EventEngine(**model.streaming())``.
 
         At every step the engine gives the scores this model gives for the sequence up to there. Gain and normalisation
-        are folded into a copy of the readout.
+        are folded into a copy of the readout, the mean that is subtracted into the biases of a copy of the first layer:
+        the engine reads the frames as they are, zeros and all.
         """
         me = type(self).__name__
         if self.summary == "mean":
@@ -118,4 +128,9 @@ class SequenceClassifier(RecurrentStack):
         readout.weight.copy_(weight * (self.gain if self.summary == "trace" else 1.0))
         readout.bias.copy_(bias)
         trace = self.decay if self.summary == "trace" else None
-        return {"module": nn.Sequential(*self.layers), "readout": readout, "trace": trace}
+        layers = self.layers
+        if self.mean is not None:
+            layers[0] = copy.deepcopy(layers[0])
+            weight, bias = (layers[0].get_parameter(name) for name in ("weight_ih_l0", "bias_ih_l0"))
+            bias -= (weight.double() @ self.mean.double()).to(bias.dtype)
+        return {"module": nn.Sequential(*layers), "readout": readout, "trace": trace}

@@ -45,6 +45,8 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
         return model, LanguageTask(data_set, config)
     assert isinstance(data_set, data.Classification)
     model = _classifier(config, data_set).to(config.device)
+    if config.centre:
+        model.get_buffer("mean").copy_(_mean_frame(data_set))
     if config.uniform_gates:
         _spread_gates(model)
     return model, ClassifierTask(data_set, config)
@@ -76,6 +78,7 @@ def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.M
         "decay": decay,
         "gain": (1 - decay) / (1 - decay ** first.shape[1]) if config.normalise else 1.0,
         "normalise": config.normalise,
+        "centre": config.centre,
         "input_dropout": config.input_dropout,
         "dropout": config.dropout,
         "output_dropout": config.output_dropout,
@@ -86,6 +89,14 @@ def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.M
             config.hidden, frame=tuple(frame), classes=data_set.classes, convolutional=config.convolutional, **options
         )
     return SequenceClassifier(frame[0], config.hidden, data_set.classes, **options)
+
+
+def _mean_frame(data_set: data.Classification) -> torch.Tensor:
+    """Of the training split, flat; a few sequences at a time, since frames may be packed."""
+    decode = data_set.decode or (lambda x: x)
+    pieces = data_set.train.x.split(64)
+    total = sum(decode(piece).flatten(2).sum((0, 1), dtype=torch.float64) for piece in pieces)
+    return total / math.prod(data_set.train.x.shape[:2])  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()

@@ -75,6 +75,8 @@ class ClassifierConfig(Network, ClassifierTraining):
     """Use only the first so many sequences of each split."""
     readout: Literal["trace", "mean", "last", "every"] = "trace"
     """every: a loss at every step in training, the mean of the steps' probabilities in evaluation."""
+    centre: bool = False
+    """Subtract the mean of the training frames from every frame."""
     input_dropout: float = 0.0
     """On what the first layer reads: pixels, or the convolutional head's features; one mask a sequence."""
     trace: float = 10.0
@@ -92,6 +94,8 @@ class ClassifierConfig(Network, ClassifierTraining):
         if self.side is not None and self.side not in sides:
             accepted = " or ".join(map(str, sides)) or "left out"
             raise ValueError(f"side must be {accepted} with data {self.data}, got {self.side}")
+        if self.centre and self.convolutional:
+            raise ValueError("centre is for layers that read the frames themselves: leave it out with convolutional")
         if (self.convolutional or self.augment) and not self.data.startswith("dvs"):
             raise ValueError(f"convolutional and augment are for frames (data dvs or dvs-raw), got data {self.data}")
 

@@ -53,11 +53,13 @@ class Training:
     scaled, and a step whose gradient overflows is left out."""
     device: str = "cpu"
     seed: int = 0
+    save_every: int = 1
+    """Epochs between two checkpoints: what a kill may cost. Validation chooses among the epochs that were saved."""
     tensorboard: bool = False
     """Also write the metrics where TensorBoard finds them, in the run's folder."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs"):
+        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs", "save_every"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         _require(self, "learning_rate", self.learning_rate > 0, "positive")
         _require(self, "weight_decay", self.weight_decay >= 0, "zero or more")
@@ -92,6 +94,8 @@ class LanguageTraining(Training):
     """One long text, read in parallel columns, a stretch at a time."""
 
     evaluation_batch: int = 10
+    test_batch: int = 1
+    """Columns the test split is read in: one, so that every word is judged by all that came before it."""
     bptt: int = 70
     """Steps in a stretch, and so of back-propagation."""
     vary_bptt: bool = True
@@ -103,7 +107,8 @@ class LanguageTraining(Training):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "bptt", self.bptt >= 1, "at least 1")
+        for name in ("bptt", "test_batch"):
+            _require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
 def _require(config: Any, name: str, fine: bool, accepted: str) -> None:

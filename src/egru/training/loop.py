@@ -74,10 +74,12 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
-        best = epoch if best == 0 or merits[epoch] > merits[best] else best
+        saved = epoch % training.save_every == 0 or epoch == training.epochs
+        best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
         line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
         run.record(line)
-        run.save(epoch, model, optimiser, device, best, scaler)
+        if saved:
+            run.save(epoch, model, optimiser, device, best, scaler)
         progress.epoch(line)
 
     best = run.best()

@@ -13,6 +13,9 @@ from egru.data import Batches, Classification, Text, augment, batchify
 from egru.models import detached
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
+_EVALUATED = 2048
+"""Words scored in one call, where that is more than a stretch of training: fewer calls, the same scores."""
+
 
 class Batch(NamedTuple):
     """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it."""
@@ -117,7 +120,7 @@ class LanguageTask:
         self.data = {
             "train": batchify(data.train, training.batch).to(training.device),
             "validation": batchify(data.validation, training.evaluation_batch).to(training.device),
-            "test": batchify(data.test, training.evaluation_batch).to(training.device),
+            "test": batchify(data.test, training.test_batch).to(training.device),
         }
         for name, text in self.data.items():
             if len(text) < 2:
@@ -139,7 +142,7 @@ class LanguageTask:
     def loss(self, model: Any, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast:
             output, dropped, state = model.features(batch.x, state)
-            logits = model.readout(dropped)
+            logits = model.decode(dropped)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten())
         extra = loss.new_zeros(())
         if self.training.activity_decay:
@@ -152,8 +155,9 @@ class LanguageTask:
     def evaluate(self, model: Any, split: str) -> Scores:
         model.eval()
         text, state = self.data[split], None
+        stretch = max(self.training.bptt, _EVALUATED // text.shape[1])
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
-        for x, y in zip(text[:-1].split(self.training.bptt), text[1:].split(self.training.bptt), strict=True):
+        for x, y in zip(text[:-1].split(stretch), text[1:].split(stretch), strict=True):
             with self.autocast:
                 logits, state = model(x, state)
             total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
