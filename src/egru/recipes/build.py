@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from egru import data
+from egru.data.gestures import smooth_frames
 from egru.layers import EGRU
 from egru.models import LanguageModel, SequenceClassifier, gesture_network
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
@@ -31,7 +32,10 @@ def load(config: Config) -> data.Classification | data.Text:
         case "dvs-raw":
             whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
-    return data.Classification(whole.name, whole.classes, *splits, decode=whole.decode)
+    decode = whole.decode
+    if config.smooth:
+        decode = lambda x: smooth_frames(whole.decode(x))  # noqa: E731  # pyright: ignore[reportOptionalCall]
+    return data.Classification(whole.name, whole.classes, *splits, decode=decode)
 
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
