@@ -1,7 +1,9 @@
 """From a config to what it describes: data, model, task."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,9 +35,13 @@ def load(config: Config) -> data.Classification | data.Text:
             whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
     decode = whole.decode
-    if config.smooth:
-        decode = lambda x: smooth_frames(whole.decode(x))  # noqa: E731  # pyright: ignore[reportOptionalCall]
+    if config.smooth and decode is not None:
+        decode = functools.partial(_smoothed, decode)
     return data.Classification(whole.name, whole.classes, *splits, decode=decode)
+
+
+def _smoothed(decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return smooth_frames(decode(x))
 
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
