@@ -32,7 +32,9 @@ from egru.training import Run, Silent, train
 LAST = 5
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "recipe": ("dvs", {}),
+    "not smoothed": ("dvs", {"smooth": False}),
     "not centred": ("dvs", {"centre": False}),
+    "neither": ("dvs", {"smooth": False, "centre": False}),
     "no input dropout": ("dvs", {"input_dropout": 0.0}),
     "readout of the trace": ("dvs", {"readout": "trace"}),
     "no batch normalisation": ("dvs", {"normalise": False}),
@@ -42,7 +44,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no loss on the rate": ("dvs", {"rate_loss": 0.0}),
     "one layer": ("dvs", {"layers": 1}),
     "GRU": ("dvs-gru", {}),
-    "GRU, not centred": ("dvs-gru", {"centre": False}),
+    "GRU, neither": ("dvs-gru", {"smooth": False, "centre": False}),
 }
 
 

@@ -168,3 +168,11 @@ def test_the_published_frames():
 def test_unpacking_on_the_device():
     packed = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 5, 4), np.uint8))
     assert torch.equal(unpack_frames(packed.cuda()).cpu(), unpack_frames(packed))
+
+
+def test_smoothing_is_a_mean_over_nine_pixels():
+    frames = torch.rand(2, 3, 2, 5, 7)
+    smooth = gestures.smooth_frames(frames)
+    assert smooth.shape == frames.shape
+    assert smooth[1, 2, 1, 2, 3] == pytest.approx(frames[1, 2, 1, 1:4, 2:5].mean().item())
+    assert smooth[0, 0, 0, 0, 0] == pytest.approx(frames[0, 0, 0, :2, :2].sum().item() / 9)

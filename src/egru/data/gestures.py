@@ -43,6 +43,11 @@ def scale_frames(counts: Tensor) -> Tensor:
     return counts.to(torch.float32) / 255
 
 
+def smooth_frames(frames: Tensor) -> Tensor:
+    """Every pixel the mean of itself and its eight neighbours, ``(..., H, W)``; black beyond the edge."""
+    return F.avg_pool2d(frames.flatten(0, -3).unsqueeze(1), 3, stride=1, padding=1).reshape(frames.shape)
+
+
 def dvs_gesture(root: str | os.PathLike[str] | None = None) -> Classification:
     """1,077 + 264 recordings as 32 frames, binary, 32 by 32 pixels, two polarities; kept packed, 8 pixels a byte.
 

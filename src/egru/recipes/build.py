@@ -1,13 +1,16 @@
 """From a config to what it describes: data, model, task."""
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from egru import data
+from egru.data.gestures import smooth_frames
 from egru.layers import EGRU
 from egru.models import LanguageModel, SequenceClassifier, gesture_network
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
@@ -31,7 +34,14 @@ def load(config: Config) -> data.Classification | data.Text:
         case "dvs-raw":
             whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
-    return data.Classification(whole.name, whole.classes, *splits, decode=whole.decode)
+    decode = whole.decode
+    if config.smooth and decode is not None:
+        decode = functools.partial(_smoothed, decode)
+    return data.Classification(whole.name, whole.classes, *splits, decode=decode)
+
+
+def _smoothed(decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return smooth_frames(decode(x))
 
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:

@@ -75,6 +75,8 @@ class ClassifierConfig(Network, ClassifierTraining):
     """Use only the first so many sequences of each split."""
     readout: Literal["trace", "mean", "last", "every"] = "trace"
     """every: a loss at every step in training, the mean of the steps' probabilities in evaluation."""
+    smooth: bool = False
+    """Take every pixel together with its eight neighbours (dvs)."""
     centre: bool = False
     """Subtract the mean of the training frames from every frame."""
     input_dropout: float = 0.0
@@ -96,8 +98,9 @@ class ClassifierConfig(Network, ClassifierTraining):
             raise ValueError(f"side must be {accepted} with data {self.data}, got {self.side}")
         if self.centre and self.convolutional:
             raise ValueError("centre is for layers that read the frames themselves: leave it out with convolutional")
-        if (self.convolutional or self.augment) and not self.data.startswith("dvs"):
-            raise ValueError(f"convolutional and augment are for frames (data dvs or dvs-raw), got data {self.data}")
+        if (self.convolutional or self.augment or self.smooth) and not self.data.startswith("dvs"):
+            names = "convolutional, augment and smooth"
+            raise ValueError(f"{names} are for frames (data dvs or dvs-raw), got data {self.data}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

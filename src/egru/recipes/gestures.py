@@ -21,6 +21,7 @@ def frames(cell: str = "egru") -> ClassifierConfig:
         hidden=512,
         layers=2,
         readout="mean",
+        smooth=True,
         centre=True,
         input_dropout=0.3,
         dropout=0.3,
