@@ -109,7 +109,7 @@ def test_source_for_few_rows_states_every_constant(precision: str) -> None:
     assert f"#define STRIDE {136 if precision else 130}\n" in text, "float32 is not padded"
     assert ("#define ACCURATE" in text) == (precision == "")
     names = {word for line in text.splitlines() if line.startswith("#define") for word in line.split()[1:2]}
-    assert {"H", "HP", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
+    assert {"H", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
 
 
 def as_operand(packed: torch.Tensor, plan: Plan, columns: int) -> torch.Tensor:
@@ -171,9 +171,10 @@ def test_a_product_names_every_register() -> None:
     assert text.count('"+f"') == 12
 
 
-def test_reserve_depends_on_the_precision_alone() -> None:
-    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 16, 2)
-    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 16, 4)
+def test_a_reserve_holds_three_halves_a_unit_two_before_and_four_floats() -> None:
+    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 15)
+    assert stepwise.reserve_shape(problem(H=9, reset_gate="before")) == (2, 3, 10)
+    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 9, 4)
 
 
 def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
@@ -278,7 +279,7 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
     assert result.reserve.shape == stepwise.reserve_shape(given)
     assert stepwise.forward(given, save=False).reserve.numel() == 0
     launches.clear()
-    forward = (torch.zeros(T, B, H), torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
+    forward = (torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
     grads = stepwise.backward(given, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
     a_step = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
     assert launches == [(name, t, -(-B * 104 // 256)) for t in reversed(range(T)) for name in a_step]
@@ -346,7 +347,7 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(few, "find_few", lambda *given: None)
     monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
     monkeypatch.setattr(stepwise, "forward", forward)
-    monkeypatch.setattr(stepwise, "backward", lambda given, y, c, reserve, *rest: seen.append(reserve))
+    monkeypatch.setattr(stepwise, "backward", lambda given, c, reserve, *rest: seen.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)
     assert kernel.forward(lean, True).reserve.numel() == 0
     kernel.backward(lean, full, full, torch.empty(0), None, None, None, None, True)

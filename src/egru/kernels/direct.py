@@ -52,7 +52,8 @@ class _Sequence(torch.autograd.Function):
         result = _forward(problem, backend, save=True)
         ctx.set_materialize_grads(False)
         input = tensors[0] if result.input is None else result.input
-        ctx.save_for_backward(result.y, result.c, result.reserve, input, *tensors[1:])
+        y = result.y if get(backend).reads_y else None
+        ctx.save_for_backward(y, result.c, result.reserve, input, *tensors[1:])
         ctx.options, ctx.backend = problem.options(), backend
         return result.y, result.c, result.c_last, result.y_last
 

@@ -85,6 +85,8 @@ class Kernel(Protocol):
     """One implementation of the sequence operation."""
 
     name: str
+    reads_y: bool
+    """Whether :meth:`backward` wants ``y``; a graph need not hold it otherwise."""
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this kernel cannot run ``problem``, or None if it can. Looks at options, types and devices only."""
@@ -105,7 +107,7 @@ class Kernel(Protocol):
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,

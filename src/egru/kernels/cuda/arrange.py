@@ -35,7 +35,8 @@ class _Gather(ctypes.Structure):
 
 
 def kernel_source(low: torch.dtype) -> str:
-    return f"#define LOW {1 if low == torch.bfloat16 else 2}\n" + (driver.SOURCE / "arrange.cu").read_text()
+    texts = [(driver.SOURCE / name).read_text() for name in ("operand.cuh", "arrange.cu")]
+    return "".join([f"#define LOW {1 if low == torch.bfloat16 else 2}\n", *texts])
 
 
 @functools.cache

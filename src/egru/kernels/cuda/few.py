@@ -16,7 +16,17 @@ from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import architecture, chip, error_address, raise_if_stalled
 from egru.kernels.cuda.persistent import ForwardArgs
 from egru.kernels.cuda.plan import Chip, ceil_to
-from egru.kernels.cuda.stepwise import aligned, keep_argument, on_device, pointer, ready, reserve_shape, start_state
+from egru.kernels.cuda.stepwise import (
+    PRECISIONS,
+    SHARED_SOURCE,
+    aligned,
+    keep_argument,
+    on_device,
+    pointer,
+    ready,
+    reserve_shape,
+    start_state,
+)
 from egru.kernels.problem import Forward, Problem
 
 MOST_ROWS = 8
@@ -97,17 +107,16 @@ def kernel_source(
     plan: FewPlan, reset: str, reset_gate: str, precision: str, inline: bool, keep: bool, ragged: bool
 ) -> str:
     """CUDA C++ of one kernel: sizes as constants, then the source files."""
-    padded = ceil_to(plan.units, 8)
     sizes = {
-        "H": plan.units, "HP": padded, "STRIDE": padded if precision else plan.units, "UNITS": plan.own,
-        "BLOCKS": plan.blocks, "R": plan.rows, "WARPS": plan.warps, "LOW": ("", "bfloat16", "float16").index(precision),
+        "H": plan.units, "STRIDE": ceil_to(plan.units, 8) if precision else plan.units, "UNITS": plan.own,
+        "BLOCKS": plan.blocks, "R": plan.rows, "WARPS": plan.warps, "LOW": PRECISIONS.index(precision),
         "RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"), "INLINE": int(inline), "KEEP": int(keep),
         "RAGGED": int(ragged),
     }  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
     if not precision:
         texts.append("#define ACCURATE\n")
-    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "few.cu")]
+    texts += [(driver.SOURCE / name).read_text() for name in (*SHARED_SOURCE, "few.cu")]
     return "".join(texts)
 
 

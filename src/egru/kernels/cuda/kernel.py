@@ -13,6 +13,7 @@ class CUDAKernel:
     """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
 
     name = "cuda"
+    reads_y = False
 
     def describe(self) -> str:
         """What it runs on here, or why it runs nowhere."""
@@ -80,7 +81,7 @@ class CUDAKernel:
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,
@@ -95,5 +96,5 @@ class CUDAKernel:
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
         plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
         if plan is None:
-            return stepwise.backward(problem, y, c, reserve, *grads, input_gradient)
+            return stepwise.backward(problem, c, reserve, *grads, input_gradient)
         return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

@@ -11,6 +11,8 @@ from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import chip, error_address, is_hopper, raise_if_stalled
 from egru.kernels.cuda.plan import Layout, Plan, ceil_to, choose_plan
 from egru.kernels.cuda.stepwise import (
+    PRECISIONS,
+    SHARED_SOURCE,
     Keep,
     aligned,
     keep_argument,
@@ -92,11 +94,11 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
         "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
         "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
         "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
-        "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
+        "LOW": PRECISIONS.index(variant.precision), "INLINE": int(variant.inline),
         **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
     }  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
-    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "sm90.cuh")]
+    texts += [(driver.SOURCE / name).read_text() for name in (*SHARED_SOURCE, "sm90.cuh")]
     texts += [wgmma_overload(width, variant.precision) for width in widths]
     texts += [(driver.SOURCE / name).read_text() for name in ("group.cuh", f"{variant.direction}.cu")]
     return "".join(texts)

@@ -20,6 +20,9 @@ from egru.kernels.problem import Backward, Forward, Problem
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _BLOCK = 256
 
+PRECISIONS = ("", "bfloat16", "float16")  # LOW in the sources
+SHARED_SOURCE = ("operand.cuh", "element.cuh", "reserve.cuh")  # of all kernels of the recursion
+
 
 class Keep(ctypes.Structure):
     """Zoneout as the kernels see it: a ``(T, B, H)`` array by strides, or null."""
@@ -41,7 +44,7 @@ class _ForwardArgs(ctypes.Structure):  # struct Forward of stepwise.cu
         ("keep", Keep),
         *[(n, _P) for n in ("lengths", "c_last", "y_last", "fired", "operand", "y", "c", "gate_r", "gate_u")],
         ("reserve", _P),
-        *[(n, _I) for n in ("t", "B", "H", "HP")],
+        *[(n, _I) for n in ("T", "t", "B", "H", "HP")],
     ]  # fmt: skip
 
 
@@ -51,16 +54,16 @@ class _BackwardArgs(ctypes.Structure):  # struct Backward of stepwise.cu
         ("keep", Keep),
         *[(n, _P) for n in ("lengths", "dc", "dy", "de", "dtheta", "gates", "source", "source_z")],
         *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
-        *[(n, _I) for n in ("bounded", "t", "B", "H", "HP")],
+        *[(n, _I) for n in ("bounded", "T", "t", "B", "H", "HP")],
     ]  # fmt: skip
 
 
 def kernel_source(reset: str, reset_gate: str, precision: str) -> str:
     """CUDA C++ of the step kernels: sizes are arguments, only the kind of problem is compiled in."""
     sizes = {"RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"),
-             "LOW": ("", "bfloat16", "float16").index(precision)}  # fmt: skip
+             "LOW": PRECISIONS.index(precision)}  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()] + ["#define ACCURATE\n"]
-    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "stepwise.cu")]
+    texts += [(driver.SOURCE / name).read_text() for name in (*SHARED_SOURCE, "stepwise.cu")]
     return "".join(texts)
 
 
@@ -72,9 +75,12 @@ def _functions(reset: str, reset_gate: str, precision: str, device: int) -> dict
 
 
 def reserve_shape(problem: Problem) -> tuple[int, ...]:
-    """Four gates a unit, in float32 or (under autocast) in fp16."""
+    """What all forms save, in float32 words: see ``source/reserve.cuh``."""
     T, B, _ = problem.input.shape
-    return (T, B, ceil_to(problem.theta.shape[0], 8), 4 if problem.precision == "" else 2)
+    H = problem.theta.shape[0]
+    if not problem.precision:
+        return (T, B, H, 4)
+    return (T, B, ceil_to(H, 2) * (3 if problem.reset_gate == "after" else 2) // 2)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -136,7 +142,7 @@ def forward(problem: Problem, save: bool) -> Forward:
         args = _ForwardArgs(
             projected.data_ptr(), None, *[pointer(t) for t in held[:4]], keep, pointer(held[4]),
             *[t.data_ptr() for t in (c_last, y_last, fired, operand, y, c, gate_r, gate_u)],
-            reserve.data_ptr() if save else None, 0, B, H, HP,
+            reserve.data_ptr() if save else None, T, 0, B, H, HP,
         )  # fmt: skip
         args_any: Any = args
         for t in range(T):
@@ -156,7 +162,6 @@ def forward(problem: Problem, save: bool) -> Forward:
 
 def backward(
     problem: Problem,
-    y: Tensor,
     c: Tensor,
     reserve: Tensor,
     grad_y: Tensor | None,
@@ -194,7 +199,7 @@ def backward(
         args = _BackwardArgs(
             *[pointer(t) for t in held], None, *[pointer(t) for t in constants], keep, pointer(lengths),
             *[t.data_ptr() for t in (dc, dy, de, dtheta, gates, source, source_z)],
-            1 / surrogate.width, surrogate.height, int(surrogate.bounded), 0, B, H, HP,
+            1 / surrogate.width, surrogate.height, int(surrogate.bounded), T, 0, B, H, HP,
         )  # fmt: skip
         args_any: Any = args
         v: Tensor | None = None
