@@ -46,8 +46,8 @@ def test_zoneout_and_lengths(reset: str, reset_gate: str, precision: str) -> Non
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", ""])
 @pytest.mark.parametrize("reset", RESETS)
 def test_candidates_from_states(reset: str, precision: str, B: int) -> None:
-    """Low precision saves no z: update gates near 0 and near 1, and zoneout that mixes, must not spoil it."""
-    for shift in (-9.0, 9.0):
+    """Low precision saves no z: neither update gates near 0 nor zoneout that mixes may spoil it."""
+    for shift in (0.0, 4.0, 9.0):
         problem = make_problem(8, B, 6, 51, reset=reset, precision=precision)
         assert problem.bias_ih is not None
         problem.bias_ih[51:102] += shift

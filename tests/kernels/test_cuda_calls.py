@@ -1,7 +1,7 @@
 """The CUDA kernels as they are called: layers, compilers, graphs, streams, failures, many calls. On the device."""
 
-import ctypes
 import pathlib
+import threading
 
 import pytest
 import torch
@@ -111,6 +111,16 @@ def test_two_streams_at_once(B: int) -> None:
             assert torch.equal(a.c, b.c)
 
 
+def test_a_thread_that_has_not_used_cuda() -> None:
+    kernel, problem = get("cuda"), make_problem(4, 20, 6, 50)
+    want = kernel.forward(problem, False).c.clone()  # everything is compiled, and memory is there
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(kernel.forward(problem, False).c))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], want)
+
+
 def test_the_layer_under_autocast() -> None:
     torch.manual_seed(0)
     layer = egru.EGRU(20, 70, num_layers=2, device="cuda")
@@ -169,7 +179,7 @@ def test_a_stalled_group_gives_up_and_the_next_call_raises(B: int, monkeypatch: 
     want = kernel.forward(problem, False)
     launch = driver.Function.__call__
 
-    def one_block_missing(self: driver.Function, grid: int, args: ctypes.Structure) -> None:
+    def one_block_missing(self: driver.Function, grid: int, args: bytes) -> None:
         launch(self, grid - 1 if self.shared else grid, args)  # only persistent kernels ask for shared memory
 
     monkeypatch.setattr(driver.Function, "__call__", one_block_missing)

@@ -146,10 +146,11 @@ def test_data_parallel(tmp_path):
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS)
 def test_cuda_runs_the_same_function(options):
-    layer = lively(egru.EGRU(3, 8, 2, **options)).eval()
+    layer = lively(egru.EGRU(3, 8, 2, backend="reference", **options)).eval()  # the compiled core may be absent here
     x = torch.randn(6, 2, 3)
     expected, state = layer(x)
     grads = torch.autograd.grad(expected.sum(), list(layer.parameters()))
+    layer.backend = "auto"
     layer.cuda()
     got, got_state = layer(x.cuda())
     assert got.is_cuda

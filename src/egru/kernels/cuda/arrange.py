@@ -4,7 +4,6 @@ The same as :mod:`egru.kernels.cuda.pack` and :mod:`egru.kernels.cuda.products` 
 spend more time in launching those than in computing.
 """
 
-import ctypes
 import functools
 import struct
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import Plan, ceil_to
 from egru.kernels.problem import Problem
 
-_P, _I = ctypes.c_void_p, ctypes.c_int
 _BLOCK = 256
 _GRID = 132 * 8
 
@@ -25,13 +23,7 @@ _GRID = 132 * 8
 # struct Prepare of arrange.cu: Pack, Pad of the input, Pad of weight_ih, workspace, words, backward
 _PREPARE = struct.Struct("PP6i" + "PP5i4x" * 2 + "Pqi4x")
 _NO_PAD = (0,) * 7
-
-
-class _Gather(ctypes.Structure):
-    _fields_ = [
-        *[(n, _P) for n in ("hh", "hh_z", "ih", "sums", "weight_hh", "weight_ih", "bias_ih", "bias_hh", "theta")],
-        *[(n, _I) for n in ("H", "HP", "I", "IP", "kinds", "parts", "after")],
-    ]
+_GATHER = struct.Struct("9P7i4x")  # struct Gather
 
 
 def kernel_source(low: torch.dtype) -> str:
@@ -58,6 +50,7 @@ class Prepared(NamedTuple):
 class Started(NamedTuple):
     """A forward pass under way: operands arranged and ``x W`` asked for, which needs input and weights alone."""
 
+    plan: object  # the partition of the kernel that goes on from here
     buffer: Tensor  # packed weights at its start, where the kernel wants them packed
     workspace: int  # address of the zeroed bytes, which ``buffer`` owns
     input: Tensor | None  # as the operand of products
@@ -125,11 +118,9 @@ class Prepare:
             pad_input = (input.data_ptr(), operand.data_ptr(), 1, rows, columns, rows, across)
         self._function(
             _GRID,
-            ctypes.create_string_buffer(
-                _PREPARE.pack(
-                    weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, address + self._packed,
-                    self._words, self._backward,
-                )
+            _PREPARE.pack(
+                weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, address + self._packed,
+                self._words, self._backward,
             ),
         )  # fmt: skip
         weight = None if weight_ih is None else buffer.as_strided((3 * units, width), (width, 1), first)
@@ -170,8 +161,8 @@ def gather(
         hh.new_empty((3 * H,)),
         hh.new_empty((H,)),
     )
-    args = _Gather(
-        hh.data_ptr(), None if hh_z is None else hh_z.data_ptr(), None if ih is None or done else ih.data_ptr(), sums,
+    args = _GATHER.pack(
+        hh.data_ptr(), 0 if hh_z is None else hh_z.data_ptr(), 0 if ih is None or done else ih.data_ptr(), sums,
         *[t.data_ptr() for t in outs],
         H, HP, inputs, 0 if ih is None else ih.shape[1], 3 if ih is None else 2, parts,
         int(problem.reset_gate == "after"),

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from egru.kernels.cuda import arrange, few, persistent, stepwise
+from egru.kernels.cuda.plan import Plan
 from egru.kernels.problem import Backward, Forward, Problem
 
 
@@ -51,15 +52,14 @@ class CUDAKernel:
             started = self.begin(
                 problem.input, problem.weight_ih, problem.weight_hh, problem.reset_gate, problem.precision
             )
-        if not isinstance(started, arrange.Started):
-            return stepwise.forward(problem, save)
-        kind = problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision
-        partition = few.find_few(*kind)
-        if partition is not None:
-            return few.forward(problem, partition, started, save)
-        plan = persistent.find_plan(*kind)
-        assert plan is not None
-        return persistent.forward(problem, plan, started, save)
+        with stepwise.on_device(problem.input.device.index):
+            if not isinstance(started, arrange.Started):
+                return stepwise.forward(problem, save)
+            plan = started.plan
+            if isinstance(plan, few.FewPlan):
+                return few.forward(problem, plan, started, save)
+            assert isinstance(plan, Plan)
+            return persistent.forward(problem, plan, started, save)
 
     def begin(
         self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
@@ -73,10 +73,11 @@ class CUDAKernel:
             return None
         kind = input, weight_hh.shape[1], reset_gate, precision
         partition = few.find_few(*kind)
-        if partition is not None:
-            return few.begin(partition, input, weight_ih, weight_hh, precision)
-        plan = persistent.find_plan(*kind)
-        return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
+        plan = None if partition is not None else persistent.find_plan(*kind)
+        with stepwise.on_device(input.device.index):
+            if partition is not None:
+                return few.begin(partition, input, weight_ih, weight_hh, precision)
+            return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
 
     def backward(
         self,
@@ -95,6 +96,7 @@ class CUDAKernel:
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
         plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
-        if plan is None:
-            return stepwise.backward(problem, c, reserve, *grads, input_gradient)
-        return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)
+        with stepwise.on_device(problem.input.device.index):
+            if plan is None:
+                return stepwise.backward(problem, c, reserve, *grads, input_gradient)
+            return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)
