@@ -178,7 +178,8 @@ def forward(problem: Problem, plan: FewPlan, started: arrange.Started, save: boo
         0 if projected is None else projected.data_ptr(),
         *[address(t, held) for t in (problem.input, problem.weight_ih, problem.weight_hh)],
         *[address(t, held) for t in (problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)],
-        c0.data_ptr(), y0.data_ptr(), *keep_argument(problem, held), address(problem.lengths, held), started.workspace, 0,
+        c0.data_ptr(), y0.data_ptr(), *keep_argument(problem, held), address(problem.lengths, held),
+        started.workspace, 0,
         y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else 0,
         error_address(), T, B, 0, stride,
     )  # fmt: skip
