@@ -139,7 +139,7 @@ def test_packed_weights_equal_the_plain_version(H: int, B: int, reset_gate: str)
     assert plan is not None
     weight = torch.randn(3 * H, H, device="cuda")
     for direction, plain in (("forward", pack.pack_forward), ("backward", pack.pack_backward)):
-        prepare = arrange.Prepare(torch.bfloat16, 0, plan.padded, 16, 0, plan, reset_gate, direction)
+        prepare = arrange.Prepare(torch.bfloat16, 0, H, 1, 16, 0, plan, reset_gate, direction)
         size = arrange.packed_bytes(plan, reset_gate, direction)
         packed = prepare(weight, None, None).buffer[: size // 2]
         assert torch.equal(packed, plain(weight, plan, reset_gate, torch.bfloat16).flatten()), direction

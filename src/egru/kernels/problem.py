@@ -8,7 +8,7 @@ from torch import Tensor
 from egru.events import Surrogate
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that makes it several times slower to build
 class Problem:
     """The arguments of the sequence operation, in torch's layouts (see :mod:`egru.functional` for the meaning).
 

@@ -138,8 +138,8 @@ def _function(
 
 
 @functools.cache
-def _prepare(units: int, workspace: int, precision: str, device: int) -> arrange.Prepare:
-    return arrange.Prepare(products.OPERANDS[precision], device, ceil_to(units, 8), workspace)
+def _prepare(units: int, inputs: int, workspace: int, precision: str, device: int) -> arrange.Prepare:
+    return arrange.Prepare(products.OPERANDS[precision], device, units, inputs, workspace)
 
 
 def begin(plan: FewPlan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, precision: str) -> arrange.Started:
@@ -153,10 +153,10 @@ def begin(plan: FewPlan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, pr
             projected = products.product(input.detach().reshape(-1, inputs), weight_ih.detach().T)
         return arrange.Started(plan, buffer, buffer.data_ptr(), None, projected)
     operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
-    prepare = _prepare(plan.units, plan.workspace, precision, device.index)
+    prepare = _prepare(plan.units, inputs, plan.workspace, precision, device.index)
     buffer, workspace, operand, weight = prepare(weight_hh, *operands)
     if operand is not None and weight is not None:
-        projected = products.product(operand, weight.T)
+        projected = products.product(operand, weight)
     return arrange.Started(plan, buffer, workspace, operand, projected)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import arrange, few, persistent, stepwise
+from egru.kernels.cuda import arrange, few, persistent, products, stepwise
 from egru.kernels.cuda.plan import Plan
 from egru.kernels.problem import Backward, Forward, Problem
 
@@ -32,7 +32,7 @@ class CUDAKernel:
             return "it needs NVIDIA's CUDA, not ROCm"
         if problem.weight_hh.dtype != torch.float32:
             return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
-        if problem.precision not in ("", "bfloat16", "float16"):
+        if problem.precision not in products.OPERANDS:
             return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
@@ -65,11 +65,11 @@ class CUDAKernel:
         self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
     ) -> arrange.Started | None:
         """Ask the device for what a forward pass does before its kernel; None where no kernel runs a whole sequence."""
-        if torch.version.hip is not None or 0 in input.shape or input.dim() != 3:
+        if torch.version.hip is not None or input.dim() != 3 or input.numel() == 0:
             return None
-        if not input.dtype == weight_ih.dtype == weight_hh.dtype == torch.float32:
+        if not input.dtype is weight_ih.dtype is weight_hh.dtype is torch.float32:
             return None
-        if precision not in ("", "bfloat16", "float16"):
+        if precision not in products.OPERANDS:
             return None
         kind = input, weight_hh.shape[1], reset_gate, precision
         partition = few.find_few(*kind)

@@ -117,9 +117,7 @@ class _Space:
 
 
 @functools.cache
-def _space(
-    units: int, batch: int, reset_gate: str, precision: str, direction: str, inline: bool, device: int
-) -> _Space:
+def _space(units: int, batch: int, inputs: int, reset_gate: str, precision: str, direction: str, device: int) -> _Space:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
     forward = direction == "forward"
@@ -127,9 +125,9 @@ def _space(
     piece = plan.forward.piece if forward else plan.backward.piece
     exchange = 2 * plan.groups * ceil_to(tiles, piece) * 32 * plan.rows
     wave = exchange + plan.groups * 128
-    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inline else 2) * plan.padded * 4
+    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inputs == 1 else 2) * plan.padded * 4
     prepare = arrange.Prepare(
-        products.OPERANDS[precision], device, plan.padded, plan.waves * wave, sums, plan, reset_gate, direction
+        products.OPERANDS[precision], device, units, inputs, plan.waves * wave, sums, plan, reset_gate, direction
     )
     return _Space(prepare, exchange, wave, plan.waves * wave)
 
@@ -152,9 +150,8 @@ def _call(
 ) -> _Call:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
-    inline = inputs == 1
-    variant = Variant(direction, reset, reset_gate, precision, inline, keep, ragged, grad_y, grad_c, grad_input)
-    space = _space(units, batch, reset_gate, precision, direction, inline, device)
+    variant = Variant(direction, reset, reset_gate, precision, inputs == 1, keep, ragged, grad_y, grad_c, grad_input)
+    space = _space(units, batch, inputs, reset_gate, precision, direction, device)
     return _Call(_function(plan, variant, device), space)
 
 
@@ -172,10 +169,10 @@ def begin(
     """What a forward pass does before its kernel."""
     raise_if_stalled()
     _, batch, inputs = input.shape
-    prepare = _space(plan.units, batch, reset_gate, precision, "forward", inputs == 1, input.device.index).prepare
+    prepare = _space(plan.units, batch, inputs, reset_gate, precision, "forward", input.device.index).prepare
     operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
     buffer, workspace, operand, weight = prepare(aligned(weight_hh), *operands)
-    projected = None if operand is None or weight is None else products.product(operand, weight.T)
+    projected = None if operand is None or weight is None else products.product(operand, weight)
     return arrange.Started(plan, buffer, workspace, operand, projected)
 
 
@@ -237,10 +234,11 @@ def backward(
     operand = padded if operand is None else operand
     held: list[Tensor] = []
     c0, y0, stride = start_state(problem)
-    gates = c.new_empty((T * B, 4 * HP), dtype=low)
-    source = c.new_empty((T * B, HP + 8), dtype=low)
-    source_z = source if after else c.new_empty((T * B, HP), dtype=low)
-    dc0 = c.new_empty((B, plan.units))
+    # One allocation, cut up once the kernel is on its way: gates, what multiplied V_r and V_u, what multiplied V_z.
+    rows = T * B
+    at_source, at_source_z = rows * 4 * HP, rows * (5 * HP + 8)
+    wide = c.new_empty((at_source_z + (0 if after else rows * HP),), dtype=low)
+    gates, dc0 = wide.data_ptr(), c.new_empty((B, plan.units))
     dy0 = torch.empty_like(dc0)
     sums = workspace + call.space.sums
     surrogate = problem.surrogate
@@ -251,7 +249,7 @@ def backward(
         address(problem.reset_scale, held), *keep_argument(problem, held), address(problem.lengths, held),
     )  # fmt: skip
     tail = (
-        gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(), sums, error_address(),
+        gates, gates + 2 * at_source, gates + 2 * at_source_z, dc0.data_ptr(), dy0.data_ptr(), sums, error_address(),
         1 / surrogate.width, surrogate.height, surrogate.bounded, T, B,
     )  # fmt: skip
     for wave in range(plan.waves):
@@ -259,17 +257,22 @@ def backward(
         place = group * plan.rows, group, stride
         call.function(plan.grid, _BACKWARD_ARGS.pack(*head, start, start + call.space.exchange, *tail, *place))
 
+    def transposed(first: int, last: int) -> Tensor:
+        """Blocks of the gates' gradients, ``(units, steps and rows)``."""
+        return wide.as_strided(((last - first) * HP, rows), (1, 4 * HP), first * HP)
+
+    source = wide.as_strided((rows, HP + 8), (HP + 8, 1), at_source)
     hh_z = None
     if after:
-        hh = products.product(gates[:, : 3 * HP].T, source)
+        hh = products.product(transposed(0, 3), source)
     else:
-        hh = products.product(gates[:, HP : 3 * HP].T, source)
-        hh_z = products.product(gates[:, :HP].T, source_z)
+        hh = products.product(transposed(1, 3), source)
+        hh_z = products.product(transposed(0, 1), wide.as_strided((rows, HP), (HP, 1), at_source_z))
     ih = grad_input = None
     if operand is not None:
-        ih = products.product(gates[:, HP:].T, operand)
+        ih = products.product(transposed(1, 4), operand)
     if weight_ih is not None:
-        grad_input = products.product(gates[:, HP:], weight_ih)
+        grad_input = products.product(wide.as_strided((rows, 3 * HP), (4 * HP, 1), HP), weight_ih)
         grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
     parts = plan.waves * plan.groups * 8
     return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums, parts))
