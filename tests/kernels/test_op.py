@@ -123,6 +123,13 @@ def test_gradients_need_saving():
         sequence(*arguments()[:-1], False)
 
 
+def test_no_second_derivatives():
+    layer, x = egru.EGRU(2, 3, backend="reference"), torch.randn(3, 1, 2, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x)[0].square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.sum().backward()
+
+
 def test_backends():
     assert egru.kernels.backends()[0] == "auto"
     assert "reference" in egru.kernels.info()
