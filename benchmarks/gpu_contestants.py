@@ -16,7 +16,7 @@ CUDNN = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class Contestant:
-    """A layer on random input, its parameters float32 and rounded by autocast, or (``native``) of the precision itself."""
+    """A layer on random input: float32 parameters under autocast, or (``native``) of the precision themselves."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ def make_egru(inputs: int, H: int, reset_gate: str, lean: bool = False) -> egru.
 def cudnn(
     kind: str, precision: str, T: int, B: int, inputs: int, H: int, train: bool, input_gradient: bool
 ) -> Iterator[tuple[str, Contestant]]:
-    """cuDNN's layer at the exact and, where that is another one, at the aligned size; the exact one under autocast too."""
+    """cuDNN's layer at the exact and, where that is another one, at the aligned size; the exact one under autocast."""
     sizes = {"exact": (inputs, H), "aligned": (aligned(inputs), aligned(H))}
     if sizes["aligned"] == sizes["exact"]:
         del sizes["aligned"]
