@@ -16,13 +16,18 @@ CUDNN = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class Contestant:
-    """A layer on random input. cuDNN's run on parameters of the precision itself, ours on float32 under autocast."""
+    """A layer on random input: float32 parameters under autocast, or (``native``) of the precision themselves."""
 
     def __init__(
-        self, layer: nn.Module, shape: tuple[int, int, int], precision: str, train: bool, input_gradient: bool
+        self,
+        layer: nn.Module,
+        shape: tuple[int, int, int],
+        precision: str,
+        train: bool,
+        input_gradient: bool,
+        native: bool = False,
     ) -> None:
         self.precision, self.train = precision, train
-        native = isinstance(layer, nn.RNNBase)
         dtype = gpu_check.low_type(precision) if native else torch.float32
         self.layer = layer.to("cuda", dtype)
         if isinstance(self.layer, nn.RNNBase):
@@ -99,13 +104,15 @@ def make_egru(inputs: int, H: int, reset_gate: str, lean: bool = False) -> egru.
 def cudnn(
     kind: str, precision: str, T: int, B: int, inputs: int, H: int, train: bool, input_gradient: bool
 ) -> Iterator[tuple[str, Contestant]]:
-    """cuDNN's layer at the exact and, where that is another one, at the aligned size."""
+    """cuDNN's layer at the exact and, where that is another one, at the aligned size; the exact one under autocast."""
     sizes = {"exact": (inputs, H), "aligned": (aligned(inputs), aligned(H))}
     if sizes["aligned"] == sizes["exact"]:
         del sizes["aligned"]
+    if gpu_check.low_type(precision) != torch.float32:
+        sizes["autocast"] = sizes["exact"]
     for name, (features, units) in sizes.items():
         layer = CUDNN[kind](features, units)
         yield (
             f"cudnn {kind} {precision} {name}",
-            Contestant(layer, (T, B, features), precision, train, input_gradient),
+            Contestant(layer, (T, B, features), precision, train, input_gradient, native=name != "autocast"),
         )

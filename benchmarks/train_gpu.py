@@ -128,7 +128,7 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
         print(f"  left out: {name}: {reason}")
     memory = {name: one.memory() for name, one in found.items()}
     timed: dict[str, Callable[[], None]] = {
-        name: one for name, one in found.items() if options.time_lean or not name.endswith("lean")
+        name: one for name, one in found.items() if options.time_all or not name.endswith(("lean", "autocast"))
     }
     if options.graph:
         timed = {name: graphed(run) for name, run in timed.items()}
@@ -157,7 +157,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=5, help="rounds in a turn, without waiting in between")
     parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
-    parser.add_argument("--time-lean", action="store_true", help="time lean layers too, not only weigh them")
+    parser.add_argument(
+        "--time-all", action="store_true", help="time lean layers and rivals under autocast too, not only weigh them"
+    )
     parser.add_argument("--no-input-gradient", action="store_true", help="the input is data, as in a first layer")
     parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
     given = sys.argv[1:] if arguments is None else arguments

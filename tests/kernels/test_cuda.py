@@ -42,6 +42,27 @@ def test_zoneout_and_lengths(reset: str, reset_gate: str, precision: str) -> Non
     check(make_problem(8, 21, 6, 51, reset=reset, reset_gate=reset_gate, precision=precision, keep=True, ragged=True))
 
 
+@pytest.mark.parametrize("B", [3, 21])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", ""])
+@pytest.mark.parametrize("reset", RESETS)
+def test_candidates_from_states(reset: str, precision: str, B: int) -> None:
+    """Low precision saves no z: neither update gates near 0 nor zoneout that mixes may spoil it."""
+    for shift in (0.0, 4.0, 9.0):
+        problem = make_problem(8, B, 6, 51, reset=reset, precision=precision)
+        assert problem.bias_ih is not None
+        problem.bias_ih[51:102] += shift
+        check(problem)
+        check(dataclasses.replace(problem, keep=torch.tensor(0.3, device="cuda")))
+
+
+def test_large_layers_and_chips_without_persistent_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused steps in low precision, which save as the others do."""
+    monkeypatch.setattr(persistent, "find_plan", lambda *_: None)
+    monkeypatch.setattr(few, "find_few", lambda *_: None)
+    for reset_gate in GATES:
+        check(make_problem(8, 21, 6, 51, reset_gate=reset_gate, keep=True, ragged=True))
+
+
 def test_no_bias_and_bounded_surrogate() -> None:
     check(make_problem(8, 21, 6, 50, bias=False, bounded=True))
 
@@ -118,7 +139,7 @@ def test_packed_weights_equal_the_plain_version(H: int, B: int, reset_gate: str)
     assert plan is not None
     weight = torch.randn(3 * H, H, device="cuda")
     for direction, plain in (("forward", pack.pack_forward), ("backward", pack.pack_backward)):
-        prepare = arrange.Prepare(torch.bfloat16, 0, plan.padded, 16, 0, plan, reset_gate, direction)
+        prepare = arrange.Prepare(torch.bfloat16, 0, H, 1, 16, 0, plan, reset_gate, direction)
         size = arrange.packed_bytes(plan, reset_gate, direction)
         packed = prepare(weight, None, None).buffer[: size // 2]
         assert torch.equal(packed, plain(weight, plan, reset_gate, torch.bfloat16).flatten()), direction

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_source_for_few_rows_states_every_constant(precision: str) -> None:
     assert f"#define STRIDE {136 if precision else 130}\n" in text, "float32 is not padded"
     assert ("#define ACCURATE" in text) == (precision == "")
     names = {word for line in text.splitlines() if line.startswith("#define") for word in line.split()[1:2]}
-    assert {"H", "HP", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
+    assert {"H", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
 
 
 def as_operand(packed: torch.Tensor, plan: Plan, columns: int) -> torch.Tensor:
@@ -171,9 +172,10 @@ def test_a_product_names_every_register() -> None:
     assert text.count('"+f"') == 12
 
 
-def test_reserve_depends_on_the_precision_alone() -> None:
-    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 16, 2)
-    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 16, 4)
+def test_a_reserve_holds_three_halves_a_unit_two_before_and_four_floats() -> None:
+    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 15)
+    assert stepwise.reserve_shape(problem(H=9, reset_gate="before")) == (2, 3, 10)
+    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 9, 4)
 
 
 def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
@@ -255,34 +257,30 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
     launches: list[tuple[str, int, int]] = []
     shapes: list[int] = []
 
-    def function(name: str):
-        def launch(blocks: int, args: object) -> None:
-            launches.append((name, args.t, blocks))  # pyright: ignore[reportAttributeAccessIssue]
-            shapes.append(args.HP)  # pyright: ignore[reportAttributeAccessIssue]
-            assert (args.keep.p is None) == (keep is None)  # pyright: ignore[reportAttributeAccessIssue]
-
-        return launch
+    def launch(name: str, threads: int, args: Any) -> None:
+        launches.append((name, args.t, threads))
+        shapes.append(args.HP)
+        assert (args.keep.p is None) == (keep is None)
 
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
-    monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: function(name) for name in names})
-    monkeypatch.setattr(stepwise, "on_device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
+    monkeypatch.setattr(stepwise, "_launch", launch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     given = dataclasses.replace(
         random_problem(reset_gate, H=100), keep=None if keep is None else torch.full((1, 1, 1), keep)
     )
     T, B, H = 4, 3, 100
     result = stepwise.forward(given, save=True)
-    blocks = -(-B * H // 256)
     a_step = ["forward_state"] if reset_gate == "after" else ["forward_gates", "forward_state"]
-    assert launches == [(name, t, blocks) for t in range(T) for name in a_step]
+    assert launches == [(name, t, B * H) for t in range(T) for name in a_step]
     assert result.y.shape == result.c.shape == (T, B, H)
     assert result.reserve.shape == stepwise.reserve_shape(given)
     assert stepwise.forward(given, save=False).reserve.numel() == 0
     launches.clear()
-    forward = (torch.zeros(T, B, H), torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
+    forward = (torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
     grads = stepwise.backward(given, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
     a_step = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
-    assert launches == [(name, t, -(-B * 104 // 256)) for t in reversed(range(T)) for name in a_step]
+    assert launches == [(name, t, B * 104) for t in reversed(range(T)) for name in a_step]
     assert set(shapes) == {104}, "units padded to a multiple of eight"
     for name, grad in grads._asdict().items():
         mine = getattr(given, name)
@@ -292,14 +290,18 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
 
 def test_addresses_are_aligned_and_contiguous() -> None:
     base = torch.arange(40.0)
-    shifted, strided, absent = stepwise.ready(base[1:9], base.view(8, 5)[:, ::2], None)
-    assert absent is None
-    for tensor in (shifted, strided):
-        assert tensor is not None
-        assert tensor.is_contiguous()
-        assert tensor.data_ptr() % 16 == 0
-    assert stepwise.pointer(None) is None
-    assert stepwise.pointer(base) == base.data_ptr()
+    held: list[torch.Tensor] = []
+    assert stepwise.address(None, held) == 0
+    assert stepwise.address(base, held) == base.data_ptr()
+    assert held == []
+    for given in (base[1:9], base.view(8, 5)[:, ::2]):
+        found = stepwise.address(given, held)
+        for tensor in (held[-1], stepwise.aligned(given)):
+            assert torch.equal(tensor, given)
+            assert tensor.is_contiguous()
+            assert tensor.data_ptr() % 16 == 0
+        assert found == held[-1].data_ptr()
+    assert len(held) == 2
 
 
 def test_nothing_starts_early_without_a_gpu() -> None:
@@ -346,8 +348,9 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
     seen: list[torch.Tensor] = []
     monkeypatch.setattr(few, "find_few", lambda *given: None)
     monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
+    monkeypatch.setattr(stepwise, "on_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(stepwise, "forward", forward)
-    monkeypatch.setattr(stepwise, "backward", lambda given, y, c, reserve, *rest: seen.append(reserve))
+    monkeypatch.setattr(stepwise, "backward", lambda given, c, reserve, *rest: seen.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)
     assert kernel.forward(lean, True).reserve.numel() == 0
     kernel.backward(lean, full, full, torch.empty(0), None, None, None, None, True)

@@ -145,7 +145,12 @@ def test_on_the_device(cell):
     model = language(cell, word_dropout=0.1, embedding_dropout=0.2, output_dropout=0.2, **options)
     tokens = torch.randint(11, (8, 3))
     model.eval()
+    events = [layer for layer in model.layers if isinstance(layer, egru.EGRU)]
+    for layer in events:
+        layer.backend = "reference"  # the compiled core may be absent here, which warns
     expected, _ = model(tokens)
+    for layer in events:
+        layer.backend = "auto"
     model.cuda()
     scores, state = model(tokens.cuda())
     torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)

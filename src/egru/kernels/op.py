@@ -71,7 +71,7 @@ def sequence_backward(
     grad_c: Tensor | None,
     grad_c_last: Tensor | None,
     grad_y_last: Tensor | None,
-    y: Tensor,
+    y: Tensor | None,
     c: Tensor,
     reserve: Tensor,
     input: Tensor,
@@ -131,7 +131,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
         raise RuntimeError("egru::sequence: gradients need save=True")
     ctx.set_materialize_grads(False)
     y, c, _, _, reserve = output
-    ctx.save_for_backward(y, c, reserve, *inputs[:TENSOR_FIELDS])
+    ctx.save_for_backward(y if get(inputs[-2]).reads_y else None, c, reserve, *inputs[:TENSOR_FIELDS])
     ctx.options = inputs[TENSOR_FIELDS:-1]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from egru.events import Surrogate
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that makes it several times slower to build
 class Problem:
     """The arguments of the sequence operation, in torch's layouts (see :mod:`egru.functional` for the meaning).
 
@@ -87,6 +87,8 @@ class Kernel(Protocol):
     """One implementation of the sequence operation."""
 
     name: str
+    reads_y: bool
+    """Whether :meth:`backward` wants ``y``; a graph need not hold it otherwise."""
 
     def unsupported(self, problem: Problem) -> str | None:
         """Why this kernel cannot run ``problem``, or None if it can. Looks at options, types and devices only."""
@@ -107,7 +109,7 @@ class Kernel(Protocol):
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,

@@ -25,6 +25,7 @@ class ReferenceKernel:
     """Plain torch, dense, with the explicit backward of the specification."""
 
     name = "reference"
+    reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
         return None
@@ -63,7 +64,7 @@ class ReferenceKernel:
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,
@@ -72,6 +73,7 @@ class ReferenceKernel:
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
+        assert y is not None
         if problem.lean:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve

@@ -123,7 +123,12 @@ class EventRNN(nn.Module):
     @property
     def _weight(self) -> Tensor:
         """A parameter whose type and device stand for all."""
-        return getattr(self, "weight_hh" + self._suffixes(0)[0])
+        return self._parameter("weight_hh" + self._suffixes(0)[0])
+
+    def _parameter(self, name: str) -> Tensor:
+        """The attribute of that name; ``nn.Module`` takes its time to find one that is not parametrised."""
+        found = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
@@ -193,12 +198,22 @@ class EventRNN(nn.Module):
         return (y.transpose(0, 1) if self.batch_first else y), state
 
     def _check_input(self, x: Any) -> None:
+        weight = self._weight
+        if (
+            isinstance(x, Tensor)
+            and x.dtype is weight.dtype
+            and x.device == weight.device
+            and x.dim() == 3
+            and x.shape[2] == self.input_size
+            and x.numel() > 0
+        ):
+            return  # as nearly always: no need to look at it in detail
         layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
         checks.sequence_input(
             type(self).__name__,
             x,
             self.input_size,
-            self._weight,
+            weight,
             (2, 3),
             f"{layout} or (time, features)",
         )
@@ -208,10 +223,8 @@ class EventRNN(nn.Module):
         weight = self._weight
         if x.dtype != weight.dtype:
             x = x.to(weight.dtype)
-        if state is None:
-            rest = self._rest.expand(B, self.hidden_size)
-            starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
-        else:
+        starts: list[EventState] = []
+        if state is not None:
             shape = (self.num_layers * self.num_directions, B, self.hidden_size)
             state = checks.event_state(type(self).__name__, state, shape, weight)
             starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
@@ -221,7 +234,10 @@ class EventRNN(nn.Module):
             for suffix in self._suffixes(layer):
                 reverse = suffix.endswith("_reverse")
                 given = _reversed(x, lengths) if reverse else x
-                weights = self._weights(suffix, given)
+                weights = self._weights(suffix, given)  # first of all: on a GPU it starts the work
+                if not starts:
+                    rest = self._rest.expand(B, self.hidden_size)
+                    starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
                 start = starts[len(last)]
                 keep = zoneout_keep(start.c, T, self.zoneout, self.training)
                 y, c, end = self._sequence(given, start, weights, keep, lengths)
@@ -240,16 +256,16 @@ class EventRNN(nn.Module):
         return x, EventState(_stacked([s.c for s in last]), _stacked([s.y for s in last]))
 
     def _weights(self, suffix: str, x: Tensor) -> Weights:
-        ih, hh = getattr(self, "weight_ih" + suffix), getattr(self, "weight_hh" + suffix)
+        ih, hh = self._parameter("weight_ih" + suffix), self._parameter("weight_hh" + suffix)
         if self.dropconnect and self.training:
             hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
         started = self._begin(x, ih, hh)  # before anything small is asked of the device
         return Weights(
             ih,
             hh,
-            getattr(self, "bias_ih" + suffix) if self.bias else None,
-            getattr(self, "bias_hh" + suffix) if self.bias else None,
-            self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size),
+            self._parameter("bias_ih" + suffix) if self.bias else None,
+            self._parameter("bias_hh" + suffix) if self.bias else None,
+            self.threshold_config.constrain(self._parameter("threshold" + suffix), self.hidden_size),
             started,
         )
 

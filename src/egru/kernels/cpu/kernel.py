@@ -27,6 +27,7 @@ class CPUKernel:
     """Compiled, event-driven, for float32 and float64 on the CPU."""
 
     name = "cpu"
+    reads_y = True
 
     def __init__(self) -> None:
         self._warned = False
@@ -94,7 +95,7 @@ class CPUKernel:
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,

@@ -4,7 +4,6 @@ The same as :mod:`egru.kernels.cuda.pack` and :mod:`egru.kernels.cuda.products` 
 spend more time in launching those than in computing.
 """
 
-import ctypes
 import functools
 import struct
 from typing import NamedTuple
@@ -17,7 +16,6 @@ from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import Plan, ceil_to
 from egru.kernels.problem import Problem
 
-_P, _I = ctypes.c_void_p, ctypes.c_int
 _BLOCK = 256
 _GRID = 132 * 8
 
@@ -25,17 +23,12 @@ _GRID = 132 * 8
 # struct Prepare of arrange.cu: Pack, Pad of the input, Pad of weight_ih, workspace, words, backward
 _PREPARE = struct.Struct("PP6i" + "PP5i4x" * 2 + "Pqi4x")
 _NO_PAD = (0,) * 7
-
-
-class _Gather(ctypes.Structure):
-    _fields_ = [
-        *[(n, _P) for n in ("hh", "hh_z", "ih", "sums", "weight_hh", "weight_ih", "bias_ih", "bias_hh", "theta")],
-        *[(n, _I) for n in ("H", "HP", "I", "IP", "kinds", "parts", "after")],
-    ]
+_GATHER = struct.Struct("9P7i4x")  # struct Gather
 
 
 def kernel_source(low: torch.dtype) -> str:
-    return f"#define LOW {1 if low == torch.bfloat16 else 2}\n" + (driver.SOURCE / "arrange.cu").read_text()
+    texts = [(driver.SOURCE / name).read_text() for name in ("operand.cuh", "arrange.cu")]
+    return "".join([f"#define LOW {1 if low == torch.bfloat16 else 2}\n", *texts])
 
 
 @functools.cache
@@ -46,7 +39,10 @@ def _functions(low: torch.dtype, device: int) -> dict[str, driver.Function]:
 
 
 class Prepared(NamedTuple):
-    """What :class:`Prepare` leaves: ``input`` and ``weight_ih`` padded, in low precision, where they were asked for."""
+    """What :class:`Prepare` leaves: ``input`` and ``weight_ih`` padded, in low precision, where they were asked for.
+
+    ``weight_ih`` is transposed for the forward pass, which multiplies with it from the right.
+    """
 
     buffer: Tensor  # packed weights at its start
     workspace: int  # address of the zeroed bytes, which live behind the weights
@@ -57,6 +53,7 @@ class Prepared(NamedTuple):
 class Started(NamedTuple):
     """A forward pass under way: operands arranged and ``x W`` asked for, which needs input and weights alone."""
 
+    plan: object  # the partition of the kernel that goes on from here
     buffer: Tensor  # packed weights at its start, where the kernel wants them packed
     workspace: int  # address of the zeroed bytes, which ``buffer`` owns
     input: Tensor | None  # as the operand of products
@@ -77,8 +74,8 @@ def packed_bytes(plan: Plan, reset_gate: str, direction: str) -> int:
 class Prepare:
     """Everything a recurrent kernel finds ready, in one launch: packed weights, padded operands, a zeroed workspace.
 
-    ``workspace`` bytes are zeroed and ``extra`` bytes lie behind them, as they come. Without a ``plan`` the weights are
-    left as they are. ``units`` are those of one gate of the padded ``weight_ih``.
+    For a layer of ``units`` and ``inputs``. ``workspace`` bytes are zeroed and ``extra`` bytes lie behind them, as they
+    come. Without a ``plan`` the recurrent weights are left as they are.
     """
 
     def __init__(
@@ -86,53 +83,50 @@ class Prepare:
         low: torch.dtype,
         device: int,
         units: int,
+        inputs: int,
         workspace: int,
         extra: int = 0,
         plan: Plan | None = None,
         reset_gate: str = "after",
         direction: str = "forward",
     ):
-        self._low, self._units = low, units
-        self._function = _functions(low, device)["prepare"]
+        padded, width = ceil_to(units, 8), ceil_to(inputs, 8)
+        self._low, self._function = low, _functions(low, device)["prepare"]
         self._packed, self._pack = 0, (0,) * 6
         if plan is not None:
             self._packed = packed_bytes(plan, reset_gate, direction)
             piece = 2 * (plan.forward.piece if direction == "forward" else plan.backward.piece)
             self._pack = (plan.units, 2 * plan.k_tiles, piece, plan.tiles, plan.blocks, int(reset_gate == "after"))
-        self._words, self._backward = workspace // 16, int(direction == "backward")
-        self._bytes = ceil_to(self._packed + workspace + extra, 16)
+        self._end = workspace // 16, int(direction == "backward")
+        self._size = ceil_to(self._packed + workspace + extra, 16) // 2  # elements
+        self._inputs, self._width, self._pad_weight = inputs, width, (3, units, inputs, padded, width)
+        self._layout = (
+            ((width, 3 * padded), (1, width)) if direction == "forward" else ((3 * padded, width), (width, 1))
+        )
 
     def __call__(self, weight_hh: Tensor, input: Tensor | None, weight_ih: Tensor | None) -> Prepared:
         """``input`` and ``weight_ih`` are padded where they are given."""
         # Few allocations, and nothing more than needed before the launch: the device waits for it.
-        low, device, units = self._low, weight_hh.device, self._units
-        first, size, width = self._bytes // 2, self._bytes // 2, 0  # in elements
-        if weight_ih is not None:
-            width = ceil_to(weight_ih.shape[1], 8)
-            size += 3 * units * width
-        buffer = torch.empty((size,), dtype=low, device=device)
+        low, device, width = self._low, weight_hh.device, self._width
+        buffer = torch.empty((self._size,), dtype=low, device=device)
         address = buffer.data_ptr()
         pad_input = pad_weight = _NO_PAD
-        operand = None
+        weight = operand = None
         if weight_ih is not None:
-            rows, columns = weight_ih.shape
-            pad_weight = (weight_ih.data_ptr(), address + 2 * first, 3, rows // 3, columns, units, width)
+            weight = torch.empty_strided(*self._layout, dtype=low, device=device)
+            pad_weight = (weight_ih.data_ptr(), weight.data_ptr(), *self._pad_weight)
         if input is not None:  # in memory of its own: the backward pass may want it
-            columns = input.shape[-1]
-            rows, across = input.numel() // columns, ceil_to(columns, 8)
-            operand = torch.empty((rows, across), dtype=low, device=device)
-            pad_input = (input.data_ptr(), operand.data_ptr(), 1, rows, columns, rows, across)
+            rows = input.numel() // self._inputs
+            operand = torch.empty((rows, width), dtype=low, device=device)
+            pad_input = (input.data_ptr(), operand.data_ptr(), 1, rows, self._inputs, rows, width)
+        workspace = address + self._packed
         self._function(
             _GRID,
-            ctypes.create_string_buffer(
-                _PREPARE.pack(
-                    weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, address + self._packed,
-                    self._words, self._backward,
-                )
+            _PREPARE.pack(
+                weight_hh.data_ptr(), address, *self._pack, *pad_input, *pad_weight, workspace, *self._end
             ),
         )  # fmt: skip
-        weight = None if weight_ih is None else buffer.as_strided((3 * units, width), (width, 1), first)
-        return Prepared(buffer, address + self._packed, operand, weight)
+        return Prepared(buffer, workspace, operand, weight)
 
 
 def unpadded(operand: Tensor, shape: torch.Size) -> Tensor:
@@ -169,8 +163,8 @@ def gather(
         hh.new_empty((3 * H,)),
         hh.new_empty((H,)),
     )
-    args = _Gather(
-        hh.data_ptr(), None if hh_z is None else hh_z.data_ptr(), None if ih is None or done else ih.data_ptr(), sums,
+    args = _GATHER.pack(
+        hh.data_ptr(), 0 if hh_z is None else hh_z.data_ptr(), 0 if ih is None or done else ih.data_ptr(), sums,
         *[t.data_ptr() for t in outs],
         H, HP, inputs, 0 if ih is None else ih.shape[1], 3 if ih is None else 2, parts,
         int(problem.reset_gate == "after"),

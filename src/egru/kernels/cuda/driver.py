@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import struct
 import tempfile
 from collections.abc import Sequence
 
@@ -101,25 +102,20 @@ class _Attribute(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
 
 
-class _LaunchConfig(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")],
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    ]
-
-
+_CONFIG = struct.Struct("7I4xPPI4x")  # CUlaunchConfig: grid, block, shared bytes, stream, attributes and their number
 _COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+_Arguments = ctypes.c_char_p * 1
 
 
 class Function:
-    """One kernel, loaded on one device, with its launch shape."""
+    """One kernel, loaded on the current device, with its launch shape."""
 
     def __init__(self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False):
         driver = _driver()
         torch.cuda.synchronize()  # makes torch's context current
+        self._device = torch.cuda.current_device()
         self._context = ctypes.c_void_p()
         _check(driver.cuCtxGetCurrent(ctypes.byref(self._context)), "cuCtxGetCurrent")
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -129,20 +125,19 @@ class Function:
         )
         if shared:
             _check(driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared), "cuFuncSetAttribute")
-        attributes: list[_Attribute] = []
-        if cooperative:
-            attributes.append(_Attribute(_COOPERATIVE, 0, (ctypes.c_uint * 16)(1)))
-        self._attributes = (_Attribute * max(1, len(attributes)))(*attributes)
-        self._count = len(attributes)
+        self._attribute = _Attribute(_COOPERATIVE, 0, (ctypes.c_uint * 16)(1))
+        self._tail = (ctypes.addressof(self._attribute), 1) if cooperative else (0, 0)
+        self._launch = driver.cuLaunchKernelEx
         self.block, self.shared = block, shared
 
-    def __call__(self, grid: int, args: "ctypes.Structure | ctypes.Array[ctypes.c_char]") -> None:
-        driver = _driver()
-        driver.cuCtxSetCurrent(self._context)  # autograd's threads may not have used CUDA before
-        # No Stream object: making one costs as much as a launch.
-        stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        config = _LaunchConfig(grid, 1, 1, self.block, 1, 1, self.shared, stream, self._attributes, self._count)
-        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        status = driver.cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None)
+    def __call__(self, grid: int, args: bytes) -> None:
+        """Launch on torch's current stream of the device. ``args`` is the kernel's one argument, a struct."""
+        # No Stream object and no ctypes structures: making them takes as long as the launch.
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        config = _CONFIG.pack(grid, 1, 1, self.block, 1, 1, self.shared, stream, *self._tail)
+        status = self._launch(config, self._function, _Arguments(args), None)
+        if status == _NO_CONTEXT:  # a thread that has not used CUDA before
+            _check(_driver().cuCtxSetCurrent(self._context), "cuCtxSetCurrent")
+            status = self._launch(config, self._function, _Arguments(args), None)
         if status:
             _check(status, "cuLaunchKernelEx")

@@ -14,9 +14,17 @@ from torch import Tensor
 from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import architecture, chip, error_address, raise_if_stalled
-from egru.kernels.cuda.persistent import ForwardArgs
+from egru.kernels.cuda.persistent import FORWARD_ARGS
 from egru.kernels.cuda.plan import Chip, ceil_to
-from egru.kernels.cuda.stepwise import aligned, keep_argument, on_device, pointer, ready, reserve_shape, start_state
+from egru.kernels.cuda.stepwise import (
+    PRECISIONS,
+    SHARED_SOURCE,
+    address,
+    aligned,
+    keep_argument,
+    reserve_shape,
+    start_state,
+)
 from egru.kernels.problem import Forward, Problem
 
 MOST_ROWS = 8
@@ -97,17 +105,16 @@ def kernel_source(
     plan: FewPlan, reset: str, reset_gate: str, precision: str, inline: bool, keep: bool, ragged: bool
 ) -> str:
     """CUDA C++ of one kernel: sizes as constants, then the source files."""
-    padded = ceil_to(plan.units, 8)
     sizes = {
-        "H": plan.units, "HP": padded, "STRIDE": padded if precision else plan.units, "UNITS": plan.own,
-        "BLOCKS": plan.blocks, "R": plan.rows, "WARPS": plan.warps, "LOW": ("", "bfloat16", "float16").index(precision),
+        "H": plan.units, "STRIDE": ceil_to(plan.units, 8) if precision else plan.units, "UNITS": plan.own,
+        "BLOCKS": plan.blocks, "R": plan.rows, "WARPS": plan.warps, "LOW": PRECISIONS.index(precision),
         "RESET": RESETS.index(reset), "AFTER": int(reset_gate == "after"), "INLINE": int(inline), "KEEP": int(keep),
         "RAGGED": int(ragged),
     }  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
     if not precision:
         texts.append("#define ACCURATE\n")
-    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "operand.cuh", "few.cu")]
+    texts += [(driver.SOURCE / name).read_text() for name in (*SHARED_SOURCE, "few.cu")]
     return "".join(texts)
 
 
@@ -131,52 +138,51 @@ def _function(
 
 
 @functools.cache
-def _prepare(units: int, workspace: int, precision: str, device: int) -> arrange.Prepare:
-    return arrange.Prepare(products.OPERANDS[precision], device, ceil_to(units, 8), workspace)
+def _prepare(units: int, inputs: int, workspace: int, precision: str, device: int) -> arrange.Prepare:
+    return arrange.Prepare(products.OPERANDS[precision], device, units, inputs, workspace)
 
 
 def begin(plan: FewPlan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, precision: str) -> arrange.Started:
     """What a forward pass does before its kernel."""
     raise_if_stalled()
     inputs, device = input.shape[2], input.device
-    with on_device(device.index):
-        if not precision:
-            buffer = torch.zeros(plan.workspace, dtype=torch.uint8, device=device)
-            projected = None
-            if inputs > 1:
-                projected = products.product(input.detach().reshape(-1, inputs), weight_ih.detach().T)
-            return arrange.Started(buffer, buffer.data_ptr(), None, projected)
-        operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
-        prepared = _prepare(plan.units, plan.workspace, precision, device.index)(weight_hh, *operands)
-        projected = None
-        if prepared.input is not None and prepared.weight_ih is not None:
-            projected = products.product(prepared.input, prepared.weight_ih.T)
-        return arrange.Started(prepared.buffer, prepared.workspace, prepared.input, projected)
+    projected = None
+    if not precision:
+        buffer = torch.zeros(plan.workspace, dtype=torch.uint8, device=device)
+        if inputs > 1:
+            projected = products.product(input.detach().reshape(-1, inputs), weight_ih.detach().T)
+        return arrange.Started(plan, buffer, buffer.data_ptr(), None, projected)
+    operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
+    prepare = _prepare(plan.units, inputs, plan.workspace, precision, device.index)
+    buffer, workspace, operand, weight = prepare(weight_hh, *operands)
+    if operand is not None and weight is not None:
+        projected = products.product(operand, weight)
+    return arrange.Started(plan, buffer, workspace, operand, projected)
 
 
 def forward(problem: Problem, plan: FewPlan, started: arrange.Started, save: bool) -> Forward:
     T, B, inputs = problem.input.shape
     H, device = plan.units, problem.input.device.index
-    with on_device(device):
-        input, weight_ih, weight_hh = aligned(problem.input), aligned(problem.weight_ih), aligned(problem.weight_hh)
-        kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
-        y, c = input.new_empty((T, B, H)), input.new_empty((T, B, H))
-        c_last, y_last = input.new_empty((B, H)), input.new_empty((B, H))
-        reserve = input.new_empty(reserve_shape(problem) if save else (0,))
-        keep, keep_alive = keep_argument(problem)
-        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
-        c0, y0, stride = start_state(problem)
-        (lengths,) = ready(problem.lengths)
-        function = _function(
-            H, B, problem.reset_gate, problem.precision, device, problem.reset, inputs == 1, problem.keep is not None,
-            lengths is not None,
-        )  # fmt: skip
-        args = ForwardArgs(
-            pointer(started.projected), input.data_ptr(), weight_ih.data_ptr(), weight_hh.data_ptr(),
-            *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), started.workspace, None,
-            y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else None,
-            error_address(), T, B, 0, stride,
-        )  # fmt: skip
-        function(plan.grid, args)
-        del keep_alive
+    function = _function(
+        H, B, problem.reset_gate, problem.precision, device, problem.reset, inputs == 1, problem.keep is not None,
+        problem.lengths is not None,
+    )  # fmt: skip
+    held: list[Tensor] = []
+    c0, y0, stride = start_state(problem)
+    y = problem.input.new_empty((T, B, H))
+    c, c_last = torch.empty_like(y), y.new_empty((B, H))
+    y_last = torch.empty_like(c_last)
+    reserve = y.new_empty(reserve_shape(problem) if save else (0,))
+    projected = started.projected
+    args = FORWARD_ARGS.pack(
+        0 if projected is None else projected.data_ptr(),
+        *[address(t, held) for t in (problem.input, problem.weight_ih, problem.weight_hh)],
+        *[address(t, held) for t in (problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)],
+        c0.data_ptr(), y0.data_ptr(), *keep_argument(problem, held), address(problem.lengths, held),
+        started.workspace, 0,
+        y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else 0,
+        error_address(), T, B, 0, stride,
+    )  # fmt: skip
+    function(plan.grid, args)
+    kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
     return Forward(y, c, c_last, y_last, reserve, kept)

@@ -5,7 +5,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import arrange, few, persistent, stepwise
+from egru.kernels.cuda import arrange, few, persistent, products, stepwise
+from egru.kernels.cuda.plan import Plan
 from egru.kernels.problem import Backward, Forward, Problem
 
 
@@ -13,6 +14,7 @@ class CUDAKernel:
     """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
 
     name = "cuda"
+    reads_y = False
 
     def describe(self) -> str:
         """What it runs on here, or why it runs nowhere."""
@@ -30,7 +32,7 @@ class CUDAKernel:
             return "it needs NVIDIA's CUDA, not ROCm"
         if problem.weight_hh.dtype != torch.float32:
             return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
-        if problem.precision not in ("", "bfloat16", "float16"):
+        if problem.precision not in products.OPERANDS:
             return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
         if problem.recurrent_clip:
             return "it does not clip gradients inside the recursion"
@@ -52,37 +54,37 @@ class CUDAKernel:
             started = self.begin(
                 problem.input, problem.weight_ih, problem.weight_hh, problem.reset_gate, problem.precision
             )
-        if not isinstance(started, arrange.Started):
-            return stepwise.forward(problem, save)
-        kind = problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision
-        partition = few.find_few(*kind)
-        if partition is not None:
-            return few.forward(problem, partition, started, save)
-        plan = persistent.find_plan(*kind)
-        assert plan is not None
-        return persistent.forward(problem, plan, started, save)
+        with stepwise.on_device(problem.input.device.index):
+            if not isinstance(started, arrange.Started):
+                return stepwise.forward(problem, save)
+            plan = started.plan
+            if isinstance(plan, few.FewPlan):
+                return few.forward(problem, plan, started, save)
+            assert isinstance(plan, Plan)
+            return persistent.forward(problem, plan, started, save)
 
     def begin(
         self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
     ) -> arrange.Started | None:
         """Ask the device for what a forward pass does before its kernel; None where no kernel runs a whole sequence."""
-        if torch.version.hip is not None or 0 in input.shape or input.dim() != 3:
+        if torch.version.hip is not None or input.dim() != 3 or input.numel() == 0:
             return None
-        if not input.dtype == weight_ih.dtype == weight_hh.dtype == torch.float32:
+        if not input.dtype is weight_ih.dtype is weight_hh.dtype is torch.float32:
             return None
-        if precision not in ("", "bfloat16", "float16"):
+        if precision not in products.OPERANDS:
             return None
         kind = input, weight_hh.shape[1], reset_gate, precision
         partition = few.find_few(*kind)
-        if partition is not None:
-            return few.begin(partition, input, weight_ih, weight_hh, precision)
-        plan = persistent.find_plan(*kind)
-        return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
+        plan = None if partition is not None else persistent.find_plan(*kind)
+        with stepwise.on_device(input.device.index):
+            if partition is not None:
+                return few.begin(partition, input, weight_ih, weight_hh, precision)
+            return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
 
     def backward(
         self,
         problem: Problem,
-        y: Tensor,
+        y: Tensor | None,
         c: Tensor,
         reserve: Tensor,
         grad_y: Tensor | None,
@@ -96,6 +98,7 @@ class CUDAKernel:
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
         plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
-        if plan is None:
-            return stepwise.backward(problem, y, c, reserve, *grads, input_gradient)
-        return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)
+        with stepwise.on_device(problem.input.device.index):
+            if plan is None:
+                return stepwise.backward(problem, c, reserve, *grads, input_gradient)
+            return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

@@ -1,9 +1,10 @@
 """Host side of the persistent kernels: build one for a plan, hand it its tensors, do the large products around it."""
 
-import ctypes
 import dataclasses
 import functools
+import struct
 
+import torch
 from torch import Tensor
 
 from egru.events import RESETS
@@ -11,12 +12,11 @@ from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import chip, error_address, is_hopper, raise_if_stalled
 from egru.kernels.cuda.plan import Layout, Plan, ceil_to, choose_plan
 from egru.kernels.cuda.stepwise import (
-    Keep,
+    PRECISIONS,
+    SHARED_SOURCE,
+    address,
     aligned,
     keep_argument,
-    on_device,
-    pointer,
-    ready,
     reserve_shape,
     start_state,
 )
@@ -24,29 +24,8 @@ from egru.kernels.problem import Backward, Forward, Problem
 
 THREADS = 384
 
-_P, _I = ctypes.c_void_p, ctypes.c_int
-
-
-class ForwardArgs(ctypes.Structure):  # struct Args of forward.cu and of few.cu
-    _fields_ = [
-        *[(n, _P) for n in ("projected", "input", "weight_ih", "weights", "bias_ih", "bias_hh", "theta", "rho")],
-        *[(n, _P) for n in ("c0", "y0")],
-        ("keep", Keep),
-        *[(n, _P) for n in ("lengths", "exchange", "counter", "y", "c", "c_last", "y_last", "reserve", "error")],
-        *[(n, _I) for n in ("T", "B", "b0", "state_stride")],
-    ]  # fmt: skip
-
-
-class _BackwardArgs(ctypes.Structure):  # struct Args of backward.cu
-    _fields_ = [
-        *[(n, _P) for n in ("c", "c0", "y0", "reserve", "grad_y", "grad_c", "grad_c_last", "grad_y_last", "input")],
-        *[(n, _P) for n in ("weights", "theta", "rho")],
-        ("keep", Keep),
-        *[(n, _P) for n in ("lengths", "exchange", "counter", "gates", "source", "source_z", "dc0", "dy0")],
-        *[(n, _P) for n in ("sums", "error")],
-        *[(n, ctypes.c_float) for n in ("inverse_width", "height")],
-        *[(n, _I) for n in ("bounded", "T", "B", "b0", "group0", "state_stride")],
-    ]  # fmt: skip
+FORWARD_ARGS = struct.Struct("10P P3q 9P 4i")  # struct Args of forward.cu and of few.cu
+_BACKWARD_ARGS = struct.Struct("12P P3q 10P 2f 6i")  # struct Args of backward.cu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +71,11 @@ def kernel_source(plan: Plan, variant: Variant) -> str:
         "H": plan.units, "HP": plan.padded, "KT": plan.k_tiles, "UT": plan.tiles, "CPG": plan.blocks, "R": plan.rows,
         "KS": shape.piece, "RING": shape.slots, "ALIAS": int(shape.alias),
         "SCRATCH": max(widths) // 8 * 2048, "RESET": RESETS.index(variant.reset), "AFTER": int(after),
-        "LOW_F16": int(variant.precision == "float16"), "INLINE": int(variant.inline),
+        "LOW": PRECISIONS.index(variant.precision), "INLINE": int(variant.inline),
         **{n.upper(): int(getattr(variant, n)) for n in ("keep", "ragged", "grad_y", "grad_c", "grad_input")},
     }  # fmt: skip
     texts = [f"#define {name} {value}\n" for name, value in sizes.items()]
-    texts += [(driver.SOURCE / name).read_text() for name in ("element.cuh", "sm90.cuh")]
+    texts += [(driver.SOURCE / name).read_text() for name in (*SHARED_SOURCE, "sm90.cuh")]
     texts += [wgmma_overload(width, variant.precision) for width in widths]
     texts += [(driver.SOURCE / name).read_text() for name in ("group.cuh", f"{variant.direction}.cu")]
     return "".join(texts)
@@ -138,9 +117,7 @@ class _Space:
 
 
 @functools.cache
-def _space(
-    units: int, batch: int, reset_gate: str, precision: str, direction: str, inline: bool, device: int
-) -> _Space:
+def _space(units: int, batch: int, inputs: int, reset_gate: str, precision: str, direction: str, device: int) -> _Space:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
     forward = direction == "forward"
@@ -148,9 +125,9 @@ def _space(
     piece = plan.forward.piece if forward else plan.backward.piece
     exchange = 2 * plan.groups * ceil_to(tiles, piece) * 32 * plan.rows
     wave = exchange + plan.groups * 128
-    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inline else 2) * plan.padded * 4
+    sums = 0 if forward else plan.waves * plan.groups * 8 * (3 if inputs == 1 else 2) * plan.padded * 4
     prepare = arrange.Prepare(
-        products.OPERANDS[precision], device, plan.padded, plan.waves * wave, sums, plan, reset_gate, direction
+        products.OPERANDS[precision], device, units, inputs, plan.waves * wave, sums, plan, reset_gate, direction
     )
     return _Space(prepare, exchange, wave, plan.waves * wave)
 
@@ -173,9 +150,8 @@ def _call(
 ) -> _Call:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
-    inline = inputs == 1
-    variant = Variant(direction, reset, reset_gate, precision, inline, keep, ragged, grad_y, grad_c, grad_input)
-    space = _space(units, batch, reset_gate, precision, direction, inline, device)
+    variant = Variant(direction, reset, reset_gate, precision, inputs == 1, keep, ragged, grad_y, grad_c, grad_input)
+    space = _space(units, batch, inputs, reset_gate, precision, direction, device)
     return _Call(_function(plan, variant, device), space)
 
 
@@ -193,40 +169,42 @@ def begin(
     """What a forward pass does before its kernel."""
     raise_if_stalled()
     _, batch, inputs = input.shape
-    with on_device(input.device.index):
-        prepare = _space(plan.units, batch, reset_gate, precision, "forward", inputs == 1, input.device.index).prepare
-        operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
-        prepared = prepare(aligned(weight_hh), *operands)
-        projected = None
-        if prepared.input is not None and prepared.weight_ih is not None:
-            projected = products.product(prepared.input, prepared.weight_ih.T)
-        return arrange.Started(prepared.buffer, prepared.workspace, prepared.input, projected)
+    prepare = _space(plan.units, batch, inputs, reset_gate, precision, "forward", input.device.index).prepare
+    operands = (None, None) if inputs == 1 else (aligned(input), aligned(weight_ih))
+    buffer, workspace, operand, weight = prepare(aligned(weight_hh), *operands)
+    projected = None if operand is None or weight is None else products.product(operand, weight)
+    return arrange.Started(plan, buffer, workspace, operand, projected)
 
 
 def forward(problem: Problem, plan: Plan, started: arrange.Started, save: bool) -> Forward:
+    # Until the launch, as little as possible: the device may be waiting.
     T, B, _ = problem.input.shape
-    with on_device(problem.input.device.index):
-        call = _call("forward", *_key(problem))
-        input, weight_ih, projected = aligned(problem.input), aligned(problem.weight_ih), started.projected
-        kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
-        y, c = input.new_empty((T, B, plan.units)), input.new_empty((T, B, plan.units))
-        c_last, y_last = input.new_empty((B, plan.units)), input.new_empty((B, plan.units))
-        reserve = input.new_empty(reserve_shape(problem) if save else (0,))
-        keep, keep_alive = keep_argument(problem)
-        held = ready(problem.bias_ih, problem.bias_hh, problem.theta, problem.reset_scale)
-        c0, y0, stride = start_state(problem)
-        (lengths,) = ready(problem.lengths)
-        for wave in range(plan.waves):
-            start = started.workspace + wave * call.space.wave
-            args = ForwardArgs(
-                pointer(projected), input.data_ptr(), weight_ih.data_ptr(), started.buffer.data_ptr(),
-                *[pointer(t) for t in held], c0.data_ptr(), y0.data_ptr(), keep, pointer(lengths), start,
-                start + call.space.exchange, y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(),
-                reserve.data_ptr() if save else None,
-                error_address(), T, B, wave * plan.groups * plan.rows, stride,
-            )  # fmt: skip
-            call.function(plan.grid, args)
-        del keep_alive
+    call = _call("forward", *_key(problem))
+    held: list[Tensor] = []
+    c0, y0, stride = start_state(problem)
+    y = problem.input.new_empty((T, B, plan.units))
+    c, c_last = torch.empty_like(y), y.new_empty((B, plan.units))
+    y_last = torch.empty_like(c_last)
+    reserve = y.new_empty(reserve_shape(problem) if save else (0,))
+    projected = started.projected
+    if projected is None:
+        inputs = 0, address(problem.input, held), address(problem.weight_ih, held)
+    else:
+        inputs = projected.data_ptr(), 0, 0
+    head = (
+        *inputs, started.buffer.data_ptr(), address(problem.bias_ih, held), address(problem.bias_hh, held),
+        address(problem.theta, held), address(problem.reset_scale, held), c0.data_ptr(), y0.data_ptr(),
+        *keep_argument(problem, held), address(problem.lengths, held),
+    )  # fmt: skip
+    tail = (
+        y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr(), reserve.data_ptr() if save else 0,
+        error_address(), T, B,
+    )  # fmt: skip
+    for wave in range(plan.waves):
+        start = started.workspace + wave * call.space.wave
+        first = wave * plan.groups * plan.rows
+        call.function(plan.grid, FORWARD_ARGS.pack(*head, start, start + call.space.exchange, *tail, first, stride))
+    kept = arrange.unpadded(started.input, problem.input.shape) if save and started.input is not None else None
     return Forward(y, c, c_last, y_last, reserve, kept)
 
 
@@ -243,56 +221,58 @@ def backward(
 ) -> Backward:
     raise_if_stalled()
     T, B, inputs = problem.input.shape
-    HP, low = plan.padded, products.operand_type(problem)
+    HP, low = plan.padded, products.OPERANDS[problem.precision]
     inline, after = inputs == 1, problem.reset_gate == "after"
-    with on_device(problem.input.device.index):
-        call = _call(
-            "backward", *_key(problem), grad_y is not None, grad_c is not None, grad_input=input_gradient or not inline
-        )
-        input, c = problem.input, aligned(c)
-        weight_ih, weight_hh = aligned(problem.weight_ih), aligned(problem.weight_hh)
-        kept = arrange.repadded(input, low)  # what the forward pass left, or None
-        if kept is None:
-            input = aligned(input)
-        prepared = call.space.prepare(
-            weight_hh, None if inline or kept is not None else input, weight_ih if input_gradient else None
-        )
-        operand = prepared.input if kept is None else kept
-        gates = c.new_empty((T * B, 4 * HP), dtype=low)
-        source = c.new_empty((T * B, HP + 8), dtype=low)
-        source_z = source if after else c.new_empty((T * B, HP), dtype=low)
-        dc0, dy0 = c.new_empty((B, plan.units)), c.new_empty((B, plan.units))
-        sums = prepared.workspace + call.space.sums
-        keep, keep_alive = keep_argument(problem)
-        c0, y0, stride = start_state(problem)
-        held = ready(reserve, grad_y, grad_c, grad_c_last, grad_y_last, input if inline else None)
-        constants = ready(problem.theta, problem.reset_scale)
-        (lengths,) = ready(problem.lengths)
-        surrogate = problem.surrogate
-        for wave in range(plan.waves):
-            start = prepared.workspace + wave * call.space.wave
-            args = _BackwardArgs(
-                c.data_ptr(), c0.data_ptr(), y0.data_ptr(), *[pointer(t) for t in held], prepared.buffer.data_ptr(),
-                *[pointer(t) for t in constants],
-                keep, pointer(lengths), start, start + call.space.exchange,
-                gates.data_ptr(), source.data_ptr(), source_z.data_ptr(), dc0.data_ptr(), dy0.data_ptr(),
-                sums, error_address(), 1 / surrogate.width, surrogate.height, int(surrogate.bounded),
-                T, B, wave * plan.groups * plan.rows, wave * plan.groups, stride,
-            )  # fmt: skip
-            call.function(plan.grid, args)
-        del keep_alive
+    call = _call(
+        "backward", *_key(problem), grad_y is not None, grad_c is not None, grad_input=input_gradient or not inline
+    )
+    operand = arrange.repadded(problem.input, low)  # what the forward pass left, or None
+    buffer, workspace, padded, weight_ih = call.space.prepare(
+        aligned(problem.weight_hh), None if inline or operand is not None else aligned(problem.input),
+        aligned(problem.weight_ih) if input_gradient else None,
+    )  # fmt: skip
+    operand = padded if operand is None else operand
+    held: list[Tensor] = []
+    c0, y0, stride = start_state(problem)
+    # One allocation, cut up once the kernel is on its way: gates, what multiplied V_r and V_u, what multiplied V_z.
+    rows = T * B
+    at_source, at_source_z = rows * 4 * HP, rows * (5 * HP + 8)
+    wide = c.new_empty((at_source_z + (0 if after else rows * HP),), dtype=low)
+    gates, dc0 = wide.data_ptr(), c.new_empty((B, plan.units))
+    dy0 = torch.empty_like(dc0)
+    sums = workspace + call.space.sums
+    surrogate = problem.surrogate
+    head = (
+        address(c, held), c0.data_ptr(), y0.data_ptr(), address(reserve, held), address(grad_y, held),
+        address(grad_c, held), address(grad_c_last, held), address(grad_y_last, held),
+        address(problem.input, held) if inline else 0, buffer.data_ptr(), address(problem.theta, held),
+        address(problem.reset_scale, held), *keep_argument(problem, held), address(problem.lengths, held),
+    )  # fmt: skip
+    tail = (
+        gates, gates + 2 * at_source, gates + 2 * at_source_z, dc0.data_ptr(), dy0.data_ptr(), sums, error_address(),
+        1 / surrogate.width, surrogate.height, surrogate.bounded, T, B,
+    )  # fmt: skip
+    for wave in range(plan.waves):
+        start, group = workspace + wave * call.space.wave, wave * plan.groups
+        place = group * plan.rows, group, stride
+        call.function(plan.grid, _BACKWARD_ARGS.pack(*head, start, start + call.space.exchange, *tail, *place))
 
-        hh_z = None
-        if after:
-            hh = products.product(gates[:, : 3 * HP].T, source)
-        else:
-            hh = products.product(gates[:, HP : 3 * HP].T, source)
-            hh_z = products.product(gates[:, :HP].T, source_z)
-        ih = grad_input = None
-        if operand is not None:
-            ih = products.product(gates[:, HP:].T, operand)
-        if prepared.weight_ih is not None:
-            grad_input = products.product(gates[:, HP:], prepared.weight_ih)
-            grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
-        parts = plan.waves * plan.groups * 8
-        return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums, parts))
+    def transposed(first: int, last: int) -> Tensor:
+        """Blocks of the gates' gradients, ``(units, steps and rows)``."""
+        return wide.as_strided(((last - first) * HP, rows), (1, 4 * HP), first * HP)
+
+    source = wide.as_strided((rows, HP + 8), (HP + 8, 1), at_source)
+    hh_z = None
+    if after:
+        hh = products.product(transposed(0, 3), source)
+    else:
+        hh = products.product(transposed(1, 3), source)
+        hh_z = products.product(transposed(0, 1), wide.as_strided((rows, HP), (HP, 1), at_source_z))
+    ih = grad_input = None
+    if operand is not None:
+        ih = products.product(transposed(1, 4), operand)
+    if weight_ih is not None:
+        grad_input = products.product(wide.as_strided((rows, 3 * HP), (4 * HP, 1), HP), weight_ih)
+        grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
+    parts = plan.waves * plan.groups * 8
+    return Backward(grad_input, dc0, dy0, *arrange.gather(problem, low, hh, hh_z, ih, sums, parts))

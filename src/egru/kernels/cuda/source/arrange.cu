@@ -1,21 +1,7 @@
 // Arranging tensors around the recursion, one launch each where torch would need several.
-// LOW: 0 float32, 1 bf16, 2 fp16.
 
-typedef unsigned int u32;
-typedef long long i64;
-
-#if LOW == 1
-#define CVT "cvt.rn.bf16x2.f32 %0, %1, %2;"
-#else
-#define CVT "cvt.rn.f16x2.f32 %0, %1, %2;"
-#endif
-__device__ __forceinline__ u32 pack(float a, float b) {
-  u32 d;
-  asm(CVT : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
 __device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
-  return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+  return make_uint4(pack_low(v[0], v[1]), pack_low(v[2], v[3]), pack_low(v[4], v[5]), pack_low(v[6], v[7]));
 }
 
 struct Pack {
@@ -100,7 +86,7 @@ __device__ __forceinline__ void pad(const Pad& a) {
 #pragma unroll 4
     for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
       const float4 x = __ldcs(in + 2 * at), y = __ldcs(in + 2 * at + 1);
-      a.out[at] = make_uint4(pack(x.x, x.y), pack(x.z, x.w), pack(y.x, y.y), pack(y.z, y.w));
+      a.out[at] = make_uint4(pack_low(x.x, x.y), pack_low(x.z, x.w), pack_low(y.x, y.y), pack_low(y.z, y.w));
     }
     return;
   }

@@ -7,7 +7,7 @@
 
 struct Args {
   const float *c, *c0, *y0;
-  const uint4* reserve;
+  const Reserve* reserve;
   const float *grad_y, *grad_c, *grad_c_last, *grad_y_last;  // each may be null
   const float* input;                                        // (T, B) where the input has one feature
   const char* weights;
@@ -75,7 +75,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       if (t > 0 && row < R && b < B && unit < H) {
         const i64 at = (i64)t * B + b;
         if (i < 64) {
-          prefetch_span(a.reserve + (at * HP + unit) / 2, min(COLUMNS, HP - unit) * 8);
+          constexpr int width = reserve_width(H);
+          prefetch_span(a.reserve + at * width + unit, min(COLUMNS, H - unit) * 4);
+          if (AFTER)
+            prefetch_span(q_plane((Reserve*)a.reserve, (i64)T * B, width) + at * width + unit, min(COLUMNS, H - unit) * 2);
         } else {
           prefetch_span(a.c + (at - B) * H + unit, min(COLUMNS, H - unit) * 4);
           if (GRAD_Y) prefetch_span(a.grad_y + at * H + unit, min(COLUMNS, H - unit) * 4);
@@ -91,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
     const float2 zero = make_float2(0.f, 0.f);
     float dc[UT][2], dy[UT][2], de[UT][2], sums[SUMS][UT][2];
     float2 c[UT];  // what the threshold saw at this step
-    uint4 gates[UT];
+    SavedPair gates[UT] = {};
     float2 c_prev[UT], grad[UT];
     float x = 0.f;
     const i64 state_at = (i64)me.b * H;
@@ -119,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       if (!me.active || t < 0) return;
       const i64 at = (i64)t * B + me.b;
       if (INLINE && i == 0) x = a.input[at];
-      if (unit < HP) gates[i] = __ldcs(a.reserve + (at * HP + unit) / 2);
+      gates[i] = saved_pair(a.reserve, (i64)T * B, at, unit);
       c_prev[i] = t > 0 ? load_pair(a.c + (at - B) * H, unit) : load_pair(a.c0 + (i64)me.b * a.state_stride, unit);
       if (GRAD_Y) grad[i] = load_pair(a.grad_y + at * H, unit);
     };
@@ -129,7 +132,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       float2 gc = me.active && a.grad_c_last ? load_pair(a.grad_c_last + state_at, unit) : zero;
       float2 gy = me.active && a.grad_y_last ? load_pair(a.grad_y_last + state_at, unit) : zero;
       c[i] = me.active ? load_pair(a.c + (i64)(T - 1) * B * H + state_at, unit) : zero;
-      gates[i] = make_uint4(0, 0, 0, 0);
       c_prev[i] = grad[i] = zero;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -163,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
       }
       if (t < 0) break;
 
-      if (INLINE) x = round_low(x);
+      if (INLINE) x = rounded(x);
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (T - 1 - t) & 1 : 0) * parity_stride;
 #pragma unroll
@@ -175,20 +177,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
           if (GRAD_C) gc = load_pair(a.grad_c + (i64)t * B * H + state_at, unit);
           if (t == 0) y_first = load_pair(a.y0 + (i64)me.b * a.state_stride, unit);
         }
+        const float2 q = unpack_half(gates[i].q);
         float a_u[2], a_z[2], a_q[2], a_r[2], y[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           float theta = thresholds[first + 8 * i + h];
-          float2 ur = unpack_half(h ? gates[i].z : gates[i].x), zq = unpack_half(h ? gates[i].w : gates[i].y);
+          float2 ur = unpack_half(h ? gates[i].ur.y : gates[i].ur.x);
           float cp = h ? c_prev[i].y : c_prev[i].x, yf = h ? y_first.y : y_first.x;
           Before prev = t > 0 ? before_step(cp, theta, rho) : Before{cp, yf, yf != 0.f};
           float dy_t = dy[i][h] + (h ? grad[i].y : grad[i].x);
-          Slopes s = backward_element(ur.x, zq.x, h ? c[i].y : c[i].x, prev, theta, rho, dy_t, dc[i][h], de[i][h],
-                                      h ? gc.y : gc.x, h ? keep.y : keep.x, a.surrogate);
+          float c_seen = h ? c[i].y : c[i].x, kept = h ? keep.y : keep.x;
+          float z = candidate(ur.x, c_seen, prev, kept, rho);
+          Slopes s = backward_element(ur.x, z, c_seen, prev, theta, rho, dy_t, dc[i][h], de[i][h], h ? gc.y : gc.x, kept,
+                                      a.surrogate);
           a_u[h] = real ? s.a_u : 0.f;
           a_z[h] = real ? s.a_z : 0.f;
           a_q[h] = AFTER ? ur.y * a_z[h] : a_z[h];
-          a_r[h] = AFTER ? a_z[h] * zq.y * ur.y * (1.f - ur.y) : 0.f;
+          a_r[h] = AFTER ? a_z[h] * (h ? q.y : q.x) * ur.y * (1.f - ur.y) : 0.f;
           y[h] = prev.y;
           if (real) {  // a finished row hands its gradients on unchanged
             dc[i][h] = s.dc, dy[i][h] = s.dy, de[i][h] = s.de;
@@ -229,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_c
           float ry[2], a_r[2];
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float r = unpack_half(h ? gates[i].z : gates[i].x).y, y = y_prev[i][h];
+            float r = unpack_half(h ? gates[i].ur.y : gates[i].ur.x).y, y = y_prev[i][h];
             ry[h] = r * y;
             a_r[h] = real ? v[i][h] * y * r * (1.f - r) : 0.f;
             if (real) dy[i][h] += r * v[i][h];

@@ -2,10 +2,6 @@
 // Names follow the paper; u = 1 - z_torch. RESET: 0 output, 1 threshold, 2 hard, 3 none.
 // ACCURATE selects the library's exp and tanh (float32 problems) over the fast ones (low-precision products).
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
 #ifdef ACCURATE
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 __device__ __forceinline__ float tangent(float x) { return tanhf(x); }
@@ -46,6 +42,20 @@ __device__ __forceinline__ Before before_step(float c_seen, float theta, float r
   return {carried_state(c_seen, e, theta, rho), e ? c_seen : 0.f, e};
 }
 
+// The memory that a step mixed with its candidate.
+__device__ __forceinline__ float memory_of(const Before& prev, float rho) {
+  return RESET == 2 && prev.e ? prev.c * (1.f - rho) : prev.c;
+}
+
+// The candidate z of a step, from u and the states on both sides. Its error is that of u, times the distance between z and
+// the memory. Where zoneout kept the old state, and where u is 0, nothing can be known of z and nothing depends on it.
+__device__ __forceinline__ float candidate(float u, float c, const Before& prev, float keep, float rho) {
+  if (keep != 0.f) c = (c - keep * prev.c) / fmaxf(1.f - keep, 1e-6f);
+  if (RESET == 0) c += rho * prev.y;
+  float z = __fdividef(c - (1.f - u) * memory_of(prev, rho), fmaxf(u, 5e-8f));  // fp16's smallest u is 6e-8
+  return fminf(fmaxf(z, -1.f), 1.f);
+}
+
 struct Slopes {
   float a_u, a_z;        // gradients of the pre-activations; a_u with torch's sign (of 1 - u)
   float dc, dy, de;      // gradients of the carried state, of y (the element-wise path) and of e, one step earlier
@@ -72,7 +82,7 @@ __device__ __forceinline__ Slopes backward_element(float u, float z, float c, co
     out.theta -= dc * rho * ((e ? 1.f : 0.f) - theta * s);
   }
   float dc_new = (1.f - keep) * dc_seen;
-  float memory = RESET == 2 && prev.e ? prev.c * (1.f - rho) : prev.c;
+  float memory = memory_of(prev, rho);
   out.a_u = -dc_new * (z - memory) * u * (1.f - u);
   out.a_z = dc_new * u * (1.f - z * z);
   float dmemory = dc_new * (1.f - u);

@@ -21,7 +21,7 @@ struct Args {
   u64* exchange;  // [2][group][word][SHARE * THREADS], zero at the start
   u32* unused;
   float *y, *c, *c_last, *y_last;
-  Gates* reserve;
+  Reserve* reserve;  // see reserve.cuh, or null
   int* error;
   int T, B, b0;
   int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
@@ -46,23 +46,6 @@ struct Memory {
   alignas(16) float sums[2][WARPS][R][FIRST];
   alignas(16) Entry list[WARPS][SHARE * 32];
 };
-
-__device__ __forceinline__ float from_operand(u32 bits) {
-#if LOW == 2
-  float d;
-  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(d) : "r"(bits));
-  return d;
-#else
-  return __uint_as_float(bits << 16);
-#endif
-}
-__device__ __forceinline__ float rounded(float x) {
-#if LOW == 0
-  return x;
-#else
-  return from_operand(to_operand(x));
-#endif
-}
 
 __device__ __forceinline__ u64 number(u32 n) { return LOW == 0 ? (u64)(n + 1) : (u64)((n + 1) & 0xffff); }
 __device__ __forceinline__ bool carries(u64 word, u32 n) { return (word & (LOW == 0 ? 0xffffffff : 0xffff)) == number(n); }
@@ -254,12 +237,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few(const __grid_consta
 #pragma unroll 16
     for (int k = tid & 31; k < H; k += 32) m.weights[k * ROW + column] = to_operand(exists ? __ldcs(from + k) : 0.f);
   }
-#if LOW != 0 && HP > H
-  // The backward pass reads whole tiles of eight units.
-  if (a.reserve && blockIdx.x == 0)
-    for (i64 i = tid; i < (i64)T * B * (HP - H); i += THREADS)
-      a.reserve[i / (HP - H) * HP + H + i % (HP - H)] = to_gates(0.f, 0.f, 0.f, 0.f);
-#endif
   __syncthreads();
 
   i64 patience = PATIENCE;
@@ -296,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few(const __grid_consta
         const float r = gate_r[v], u = gate_u[v], q = 0.f;
         const float z = tangent(p[v][2] + bias_z + bias_q + total(m, n + 1, row, own));
 #endif
-        gates[v] = to_gates(u, r, z, q);
+        gates[v] = {u, r, z, q};
         seen[v] = next_state(u, z, c[v], y[v], fired[v], rho);
         if (KEEP) seen[v] = keep[v] * c[v] + (1.f - keep[v]) * seen[v];
         counts[v] = real[v] && (!RAGGED || t < length[v]);
@@ -314,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) few(const __grid_consta
         const i64 at = (i64)t * B + b[v];
         __stcs(a.y + at * H + unit, counts[v] ? y[v] : 0.f);
         __stcs(a.c + at * H + unit, counts[v] ? seen[v] : 0.f);
-        if (a.reserve) a.reserve[at * HP + unit] = gates[v];
+        if (a.reserve) save_gates(a.reserve, (i64)T * B, at, reserve_width(H), unit, gates[v]);
       }
       if (t + 1 < T) fetch(t + 1);
     }

@@ -14,7 +14,7 @@ struct Args {
   char* exchange;
   u32* counter;
   float *y, *c, *c_last, *y_last;
-  uint4* reserve;  // (T, B, HP) of (u, r, z, q) in fp16, or null
+  Reserve* reserve;  // see reserve.cuh, or null
   int* error;
   int T, B, b0;
   int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
     for (int g = 0; g < 3; g++) {
       ih[g] = real && a.bias_ih ? a.bias_ih[g * H + unit] : 0.f;
       hh[g] = real && a.bias_hh ? a.bias_hh[g * H + unit] : 0.f;
-      if (INLINE) constant[CONSTANTS - 3 + g][i] = real ? round_low(a.weight_ih[g * H + unit]) : 0.f;
+      if (INLINE) constant[CONSTANTS - 3 + g][i] = real ? rounded(a.weight_ih[g * H + unit]) : 0.f;
     }
     constant[0][i] = ih[0] + hh[0];
     constant[1][i] = ih[1] + hh[1];
@@ -102,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
 
     float2 p[UT][3];
     float x = 0.f;
-    u32 saved[UT][4] = {};
+    SavedPair saved[UT] = {};
     float2 y_out[UT] = {}, c_out[UT] = {};
     auto store = [&](int t, int i) {
       const int unit = me.unit + 8 * i;
@@ -110,8 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
       const i64 at = (i64)t * B + me.b;
       store_pair(a.y + at * H, unit, y_out[i]);
       store_pair(a.c + at * H, unit, c_out[i]);
-      if (a.reserve && unit < HP)
-        __stcs(a.reserve + (at * HP + unit) / 2, make_uint4(saved[i][0], saved[i][1], saved[i][2], saved[i][3]));
+      if (a.reserve) save_pair(a.reserve, (i64)T * B, at, unit, saved[i]);
     };
     auto fetch = [&](int t, int i) {
       const int unit = me.unit + 8 * i;
@@ -148,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         float acc[UT * 8], w[2 * UT][2];
         product<COLUMNS * 2, KT, UT>(acc, base, ring, it, me, patience, aside);
         combine<2 * UT>(acc, w, scratch, me.wg, me.lane);
-        if (INLINE) x = round_low(x);
+        if (INLINE) x = rounded(x);
 #pragma unroll
         for (int i = 0; i < UT; i++) {
 #pragma unroll
@@ -171,12 +170,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
         combine<UT>(acc, v, scratch, me.wg, me.lane);
       }
 #endif
-      if (INLINE && AFTER) x = round_low(x);
+      if (INLINE && AFTER) x = rounded(x);
       const bool real = !RAGGED || t < length;
       char* const next = exchange + (AFTER ? (t + 1) & 1 : 0) * parity_stride;
 #pragma unroll
       for (int i = 0; i < UT; i++) {
         float2 keep = me.active ? load_keep(a.keep, t, me.b, me.unit + 8 * i) : make_float2(0.f, 0.f);
+        float q[2] = {};
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           int k = first + 8 * i + h;
@@ -186,14 +186,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
           float pr = (h ? p[i][0].y : p[i][0].x) + constant[0][k], pu = (h ? p[i][1].y : p[i][1].x) + constant[1][k];
           if (INLINE) pr += x * constant[CONSTANTS - 3][k], pu += x * constant[CONSTANTS - 2][k];
           float r = sigmoid(pr + v[3 * i][h]), u = sigmoid(-(pu + v[3 * i + 1][h]));
-          float q = v[3 * i + 2][h] + constant[3][k];
-          float z = tangent(pz + r * q);
+          q[h] = v[3 * i + 2][h] + constant[3][k];
+          float z = tangent(pz + r * q[h]);
 #else
-          float r = gate_r[i][h], u = gate_u[i][h], q = 0.f;
+          float r = gate_r[i][h], u = gate_u[i][h];
           float z = tangent(pz + v[i][h]);
 #endif
-          saved[i][2 * h] = pack_half(u, r);
-          saved[i][2 * h + 1] = pack_half(z, q);
+          (h ? saved[i].ur.y : saved[i].ur.x) = pack_half(u, r);
           bool e = fired >> (2 * i + h) & 1;
           float seen = next_state(u, z, c[i][h], y[i][h], e, rho);
           float share = h ? keep.y : keep.x;
@@ -207,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_co
           (h ? c_out[i].y : c_out[i].x) = real ? seen : 0.f;
           (h ? y_out[i].y : y_out[i].x) = real ? y[i][h] : 0.f;
         }
+        saved[i].q = AFTER ? pack_half(q[0], q[1]) : 0;
         if (me.active && me.unit + 8 * i < HP) exchange_store(next, me.unit + 8 * i, me.row, pack_low(y[i][0], y[i][1]));
       }
       if (t + 1 < T) arrive(counter);

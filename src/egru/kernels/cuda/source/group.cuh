@@ -195,10 +195,28 @@ __device__ __forceinline__ void store_pair(float* p, int unit, float2 v) {
   if (unit + 1 < H) __stcs(p + unit + 1, v.y);
 #endif
 }
-struct Keep {  // zoneout: a (T, B, H) array by strides, or null
-  const float* p;
-  i64 t, b, h;
+
+// Two neighbouring units of one row of the reserve.
+struct SavedPair {
+  uint2 ur;
+  u32 q;
 };
+__device__ __forceinline__ void save_pair(Reserve* reserve, i64 rows, i64 row, int unit, const SavedPair& pair) {
+  constexpr int width = reserve_width(H);
+  if (unit >= H) return;
+  __stcs((uint2*)(reserve + row * width + unit), pair.ur);
+  if (AFTER) __stcs((u32*)(q_plane(reserve, rows, width) + row * width + unit), pair.q);
+}
+__device__ __forceinline__ SavedPair saved_pair(const Reserve* reserve, i64 rows, i64 row, int unit) {
+  constexpr int width = reserve_width(H);
+  SavedPair pair = {};
+  if (unit >= H) return pair;
+  pair.ur = __ldcs((const uint2*)(reserve + row * width + unit));
+  if (AFTER) pair.q = __ldcs((const u32*)(q_plane((Reserve*)reserve, rows, width) + row * width + unit));
+  if (unit + 1 == H) pair.ur.y = 0, pair.q &= 0xffff;  // what lies behind an odd last unit, nobody need have written
+  return pair;
+}
+
 __device__ __forceinline__ float2 load_keep(const Keep& k, i64 t, i64 b, int unit) {
   float2 v = make_float2(0.f, 0.f);
 #if !KEEP

@@ -1,50 +1,61 @@
-// How values are kept outside the arithmetic: operands of products, saved gates, zoneout.
-// LOW: 0 float32, 1 bf16, 2 fp16.
+// How values are kept outside the arithmetic: operands of products, fp16 pairs, zoneout.
+// LOW: what operands are rounded to. 0 float32, 1 bf16, 2 fp16.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
 
 #if LOW == 0
 typedef float Operand;
 __device__ __forceinline__ Operand to_operand(float x) { return x; }
+__device__ __forceinline__ float from_operand(u32 bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ float rounded(float x) { return x; }
 #else
-typedef unsigned short Operand;
+#if LOW == 1
+#define LOW_TYPE "bf16"
+#else
+#define LOW_TYPE "f16"
+#endif
+typedef u16 Operand;
 __device__ __forceinline__ Operand to_operand(float x) {
   Operand d;
+  asm("cvt.rn." LOW_TYPE ".f32 %0, %1;" : "=h"(d) : "f"(x));
+  return d;
+}
+__device__ __forceinline__ float from_operand(u32 bits) {
 #if LOW == 1
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(d) : "f"(x));
+  return __uint_as_float(bits << 16);
 #else
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));
+  float d;
+  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(d) : "r"(bits));
+  return d;
 #endif
+}
+__device__ __forceinline__ float rounded(float x) { return from_operand(to_operand(x)); }
+// Two operands, the first in the low half.
+__device__ __forceinline__ u32 pack_low(float a, float b) {
+  u32 d;
+  asm("cvt.rn." LOW_TYPE "x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
   return d;
 }
 #endif
 
-#if LOW == 0
-typedef float4 Gates;
-__device__ __forceinline__ Gates to_gates(float u, float r, float z, float q) { return make_float4(u, r, z, q); }
-__device__ __forceinline__ float4 from_gates(Gates g) { return g; }
-#else
-typedef uint2 Gates;  // fp16, as the persistent kernels save them
-__device__ __forceinline__ u32 half2(float a, float b) {
+// The same in fp16 whatever LOW is, clamped to its range.
+__device__ __forceinline__ u32 pack_half(float a, float b) {
   u32 d;
   a = fminf(fmaxf(a, -65504.f), 65504.f);
   b = fminf(fmaxf(b, -65504.f), 65504.f);
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
   return d;
 }
-__device__ __forceinline__ float2 unhalf2(u32 d) {
+__device__ __forceinline__ float2 unpack_half(u32 d) {
   float2 v;
   asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(v.x), "=f"(v.y) : "r"(d));
   return v;
 }
-__device__ __forceinline__ Gates to_gates(float u, float r, float z, float q) {
-  return make_uint2(half2(u, r), half2(z, q));
-}
-__device__ __forceinline__ float4 from_gates(Gates g) {
-  float2 a = unhalf2(g.x), b = unhalf2(g.y);
-  return make_float4(a.x, a.y, b.x, b.y);
-}
-#endif
 
-struct Keep {
+struct Keep {  // zoneout: a (T, B, H) array by strides, or null
   const float* p;
   i64 t, b, h;
 };

@@ -79,36 +79,3 @@ __device__ __forceinline__ void pin(float (&d)[N]) {
 __device__ __forceinline__ u64 operand(u32 address, u32 stride) {
   return (u64)((address & 0x3ffff) >> 4) | ((u64)(stride >> 4) << 16) | ((u64)(128 >> 4) << 32);
 }
-
-// Two values as the type of the products (bf16 or fp16), the first in the low half.
-__device__ __forceinline__ u32 pack_low(float a, float b) {
-  u32 d;
-#if LOW_F16
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-#endif
-  return d;
-}
-__device__ __forceinline__ float round_low(float a) {
-#if LOW_F16
-  float d;
-  asm("{.reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(d) : "f"(a));
-  return d;
-#else
-  return __uint_as_float(pack_low(0.f, a) & 0xffff0000u);
-#endif
-}
-// Gates are saved in fp16: bounded by 1 but for q, which is clamped, and with 3 bits more than bf16.
-__device__ __forceinline__ u32 pack_half(float a, float b) {
-  u32 d;
-  a = fminf(fmaxf(a, -65504.f), 65504.f);
-  b = fminf(fmaxf(b, -65504.f), 65504.f);
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
-  return d;
-}
-__device__ __forceinline__ float2 unpack_half(u32 d) {
-  float2 v;
-  asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(v.x), "=f"(v.y) : "r"(d));
-  return v;
-}

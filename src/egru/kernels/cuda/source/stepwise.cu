@@ -10,8 +10,8 @@ struct Forward {
   unsigned char* fired;
   Operand* operand;    // (B, HP): what the next product reads
   float *y, *c, *gate_r, *gate_u;
-  Gates* reserve;
-  int t, B, H, HP;
+  Reserve* reserve;  // see reserve.cuh, or null
+  int T, t, B, H, HP;
 };
 
 // "before": r and u, and r*y for the second product.
@@ -52,7 +52,7 @@ extern "C" __global__ void forward_state(const __grid_constant__ Forward a) {
     seen = share * c_prev + (1.f - share) * seen;
   }
   bool e = seen > theta, real = a.lengths == nullptr || a.t < a.lengths[b];
-  if (a.reserve) a.reserve[row * a.HP + unit] = to_gates(u, r, z, q);
+  if (a.reserve) save_gates(a.reserve, (i64)a.T * a.B, row, reserve_width(a.H), unit, {u, r, z, q});
   a.y[row * a.H + unit] = real && e ? seen : 0.f;
   a.c[row * a.H + unit] = real ? seen : 0.f;
   if (real) {
@@ -65,7 +65,7 @@ extern "C" __global__ void forward_state(const __grid_constant__ Forward a) {
 
 struct Backward {
   const float *c, *c0, *y0;
-  const Gates* reserve;
+  const Reserve* reserve;
   const float *grad_y, *grad_c;
   const float* product;  // (B, HP): what came through the weights, or null at the last step
   const float *theta, *rho;
@@ -74,7 +74,7 @@ struct Backward {
   float *dc, *dy, *de, *dtheta;      // (B, H), in place; dy is the element-wise path
   Operand *gates, *source, *source_z;  // (T, B, 4, HP), (T, B, HP), (T, B, HP)
   Surrogate surrogate;
-  int t, B, H, HP;
+  int T, t, B, H, HP;
 };
 
 __device__ __forceinline__ Before previous(const Backward& a, int i, int b, int unit, float theta, float rho) {
@@ -97,13 +97,14 @@ extern "C" __global__ void backward_state(const __grid_constant__ Backward a) {
   }
   const int i = b * a.H + unit;
   const float rho = *a.rho, theta = a.theta[unit];
-  const float4 gate = from_gates(a.reserve[row * a.HP + unit]);  // u, r, z, q
+  const Gates gate = saved_gates(a.reserve, (i64)a.T * a.B, row, reserve_width(a.H), unit);
   const Before prev = previous(a, i, b, unit, theta, rho);
   const bool real = a.lengths == nullptr || a.t < a.lengths[b];
   float dy = a.dy[i] + (a.product ? a.product[at] : 0.f);
   float dy_t = dy + (a.grad_y ? a.grad_y[row * a.H + unit] : 0.f);
   float keep = a.keep.p ? a.keep.p[a.t * a.keep.t + b * a.keep.b + unit * a.keep.h] : 0.f;
-  Slopes s = backward_element(gate.x, gate.z, a.c[row * a.H + unit], prev, theta, rho, dy_t, a.dc[i], a.de[i],
+  const float c = a.c[row * a.H + unit], z = LOW == 0 ? gate.z : candidate(gate.u, c, prev, keep, rho);
+  Slopes s = backward_element(gate.u, z, c, prev, theta, rho, dy_t, a.dc[i], a.de[i],
                               a.grad_c ? a.grad_c[row * a.H + unit] : 0.f, keep, a.surrogate);
   if (real) {
     a.dc[i] = s.dc, a.de[i] = s.de;
@@ -114,11 +115,11 @@ extern "C" __global__ void backward_state(const __grid_constant__ Backward a) {
   out[2 * a.HP] = to_operand(a_u);
   out[3 * a.HP] = to_operand(a_z);
 #if AFTER
-  out[0] = to_operand(gate.y * a_z);
-  out[a.HP] = to_operand(a_z * gate.w * gate.y * (1.f - gate.y));
+  out[0] = to_operand(gate.r * a_z);
+  out[a.HP] = to_operand(a_z * gate.q * gate.r * (1.f - gate.r));
 #else
   out[0] = to_operand(a_z);
-  a.source_z[row * a.HP + unit] = to_operand(gate.y * prev.y);
+  a.source_z[row * a.HP + unit] = to_operand(gate.r * prev.y);
 #endif
   a.source[row * a.HP + unit] = to_operand(prev.y);
 }
@@ -131,7 +132,7 @@ extern "C" __global__ void backward_reset(const __grid_constant__ Backward a) {
   if (unit >= a.H) return;
   const int i = b * a.H + unit;
   const i64 row = (i64)a.t * a.B + b;
-  const float r = from_gates(a.reserve[row * a.HP + unit]).y, m = a.product[at];
+  const float r = saved_gates(a.reserve, (i64)a.T * a.B, row, reserve_width(a.H), unit).r, m = a.product[at];
   const Before prev = previous(a, i, b, unit, a.theta[unit], *a.rho);
   const bool real = a.lengths == nullptr || a.t < a.lengths[b];
   a.gates[row * 4 * a.HP + a.HP + unit] = to_operand(real ? m * prev.y * r * (1.f - r) : 0.f);
