@@ -264,6 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--precision", help="of products; bfloat16 on cuda unless given, the recipe's elsewhere")
     for name in ("hidden", "embedding", "batch", "bptt"):
         parser.add_argument(f"--{name}", type=int, help="instead of the recipe's")
+    parser.add_argument("--graph", action="store_true", help="the trainer replays CUDA graphs")
     parser.add_argument("--steps", type=int, help="in a turn; 1, on cuda 60: a look at the losses is among them")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
@@ -281,7 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and options.precision is None:
         changes["precision"] = "bfloat16"
     changes = {name: value for name, value in changes.items() if value is not None}
-    config = dataclasses.replace(config, device=options.device, **changes)
+    config = dataclasses.replace(config, device=options.device, graph=options.graph, **changes)
     text = recipes.load(config)
     assert isinstance(text, Text)
     steps = options.steps or (60 if options.device == "cuda" else 1)

@@ -79,10 +79,15 @@ class RecurrentStack(nn.Module):
 
 def detached(state: Any) -> Any:
     """The same state, of whatever nesting, cut off from the graph: what truncated BPTT carries on."""
+    return map_state(Tensor.detach, state)
+
+
+def map_state(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """``function`` of every tensor in a state of whatever nesting."""
     if isinstance(state, Tensor):
-        return state.detach()
+        return function(state)
     if isinstance(state, tuple) and hasattr(state, "_fields"):
-        return type(state)(*map(detached, state))
+        return type(state)(*(map_state(function, part) for part in state))
     if isinstance(state, tuple | list):
-        return type(state)(map(detached, state))
+        return type(state)(map_state(function, part) for part in state)
     return state

@@ -51,6 +51,8 @@ class Training:
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of products: the short ones run under autocast, with float32 weights and states. float16 needs cuda; the loss is
     scaled, and a step whose gradient overflows is left out."""
+    graph: bool = False
+    """Record forward and backward pass of each shape as a CUDA graph and replay it: for GPUs that wait for Python."""
     device: str = "cpu"
     seed: int = 0
     save_every: int = 1
@@ -71,6 +73,8 @@ class Training:
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         fine = self.precision != "float16" or self.device.startswith("cuda")
         _require(self, "precision", fine, f"float32 or bfloat16 on device {self.device} (float16 needs cuda)")
+        fine = not self.graph or (self.device.startswith("cuda") and self.precision != "float16")
+        _require(self, "graph", fine, f"off on device {self.device} in {self.precision}: CUDA only, and not in float16")
         rate = self.threshold_learning_rate
         _require(self, "threshold_learning_rate", rate is None or rate > 0, "positive, or none")
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary
 from egru.training import checkpoint
 from egru.training.config import Training
+from egru.training.graphs import Capture, Found, Graphs, Step
 from egru.training.optimise import (
     AveragedSGD,
     averaged,
@@ -23,7 +24,7 @@ from egru.training.optimise import (
 )
 from egru.training.progress import Progress
 from egru.training.run import Run, RunError
-from egru.training.tasks import Scores, Task
+from egru.training.tasks import Batch, Scores, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
     device = torch.device(training.device)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    regulariser = activity_loss(model, training)
+    gradients = make_step(model, task, training, optimiser, scaler)
     run.sweep()
     if run.epochs():
         epoch, best = run.restore(model, optimiser, device, scaler)
@@ -56,11 +57,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         model.train()
         for batch in watch.loading(task.batches()):
             set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
-            with regulariser as sparsity:
-                loss, extra, state = task.loss(model, batch, state)
-                objective = loss + extra + sparsity.value
-            optimiser.zero_grad()
-            scaler.scale(objective).backward()
+            loss, objective, state = gradients(batch, state)
             scaler.unscale_(optimiser)
             norm = gradient_norm(parameters, training.clip)
             watch.step(loss, objective, norm, batch.y.numel())  # stops here before NaN reaches a weight
@@ -88,6 +85,31 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
     result = Result(best, scores, activity, sum(line["seconds"] for line in run.metrics()))
     run.finish({**dataclasses.asdict(result), "activity": activity.to_dict()})
     return result
+
+
+def make_step(
+    model: nn.Module,
+    task: Task,
+    training: Training,
+    optimiser: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    capture: Capture | None = None,
+) -> Step:
+    """From a batch and a state to losses, gradients and the next state."""
+    regulariser = activity_loss(model, training)
+
+    def step(batch: Batch, state: Any) -> Found:
+        with regulariser as sparsity:
+            loss, extra, state = task.loss(model, batch, state)
+            objective = loss + extra + sparsity.value
+        if not training.graph:
+            optimiser.zero_grad()
+        scaler.scale(objective).backward()
+        return Found(loss.detach(), objective.detach(), state)
+
+    if not training.graph:
+        return step
+    return Graphs(step, [p for p in model.parameters() if p.requires_grad], capture)
 
 
 def score(model: nn.Module, task: Task, split: str) -> tuple[Scores, ActivitySummary]:
@@ -136,8 +158,8 @@ class Watch:
             yield batch
 
     def step(self, loss: Tensor, objective: Tensor, norm: Tensor, count: int) -> None:
-        self.losses.append(loss.detach())
-        self.objectives.append(objective.detach())
+        self.losses.append(loss)
+        self.objectives.append(objective)
         self.norms.append(norm)
         self.counts.append(count)
         if len(self.losses) % self.every == 0:

@@ -1,0 +1,134 @@
+"""Replayed steps. A pretended graph runs the recorded function again and writes where the first run wrote."""
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, Silent, train
+from egru.training import loop as loop_module
+from egru.training.graphs import Found, Graphs, leaves
+from egru.training.optimise import make_optimiser, make_scaler
+from tests.training.tiny import reader, sequences, speaker, text
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+
+
+class Pretended:
+    def __init__(self):
+        self.captured = self.replayed = 0
+
+    def __call__(self, run):
+        self.captured += 1
+        with torch.random.fork_rng():  # nothing happens while a graph is recorded
+            found = run()
+
+        def replay():
+            self.replayed += 1
+            new = run()
+            for mine, theirs in zip(leaves(found), leaves(new), strict=True):
+                mine.copy_(theirs)
+
+        return found, replay
+
+
+def make(kind, **common):
+    torch.manual_seed(0)
+    if kind == "language":
+        training: Any = LanguageTraining(batch=8, evaluation_batch=4, bptt=12, **common)
+        return speaker(), LanguageTask(text(), training), training
+    training = ClassifierTraining(batch=20, rate_loss=0.1, **common)
+    return reader(), ClassifierTask(sequences(), training), training
+
+
+@pytest.mark.parametrize("kind", ["language", "classifier"])
+def test_replayed_steps_are_the_steps(kind):
+    records = {}
+    pretended = Pretended()
+    for graph in (False, True):
+        model, task, training = make(kind)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimiser, scaler = make_optimiser(model, training), make_scaler(training)
+        if graph:
+            object.__setattr__(training, "graph", True)  # refused on this device
+            step = loop_module.make_step(model, task, training, optimiser, scaler, pretended)
+            assert isinstance(step, Graphs)
+        else:
+            step = loop_module.make_step(model, task, training, optimiser, scaler)
+        state, records[graph] = None, []
+        for batch in [*task.batches(), *task.batches()]:
+            found = step(batch, state)
+            state = found.state
+            records[graph] += [found.loss, found.objective, *(p.grad.clone() for p in parameters)]
+            optimiser.step()
+    assert pretended.captured >= 2
+    assert pretended.replayed > pretended.captured
+    for replayed, plain in zip(records[True], records[False], strict=True):
+        torch.testing.assert_close(replayed, plain, rtol=1e-5, atol=1e-7)
+
+
+def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
+    weight = torch.nn.Parameter(torch.ones(2))
+
+    def step(batch, state):
+        loss = (weight * batch.x).sum() + (0 if state is None else state[0])
+        loss.backward()
+        return Found(loss.detach(), loss.detach(), (loss.detach() + 1,))
+
+    pretended = Pretended()
+    graphs = Graphs(step, [weight], pretended)
+    batch = next(LanguageTask(text(), LanguageTraining(batch=8, evaluation_batch=4)).batches())
+    seen, state = [], None
+    for value in (1.0, 2.0, 3.0, 4.0):
+        found = graphs(batch._replace(x=torch.full((2,), value)), state)
+        state = found.state
+        seen.append(found.loss)
+        assert weight.grad is graphs.gradients[0]
+        assert torch.equal(weight.grad, torch.full((2,), value))
+    assert torch.stack(seen).tolist() == [2.0, 7.0, 14.0, 23.0]
+    assert (pretended.captured, pretended.replayed) == (1, 2)  # the first two: without and with a state
+
+
+def test_graphs_need_a_gpu():
+    with pytest.raises(ValueError, match="graph must be off on device cpu"):
+        LanguageTraining(graph=True)
+    with pytest.raises(ValueError, match="not in float16"):
+        LanguageTraining(graph=True, device="cuda", precision="float16")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_on_the_device_they_learn_the_same(precision):
+    """No random numbers: what is left between the two is the order of sums."""
+    curves = []
+    for graph in (False, True):
+        model, task, training = make("language", device="cuda", precision=precision, graph=graph, vary_bptt=False)
+        model.dropout = 0.0
+        model.cuda()
+        losses = []
+        run: Any = types.SimpleNamespace(sweep=int, epochs=list, metrics=list, save=lambda *_: None)  # keeps nothing
+        batches = task.batches
+
+        def twice(batches=batches):
+            yield from batches()
+            yield from batches()
+
+        task.batches = twice
+        step = loop_module.Watch.step
+
+        def watched(self, loss, *rest, losses=losses, step=step):
+            losses.append(loss.item())
+            return step(self, loss, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop_module.Watch, "step", watched)
+            patch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                train(model, task, training, run, Silent())
+        curves.append(losses)
+    assert len(curves[0]) > 10
+    assert curves[1] == pytest.approx(curves[0], rel=2e-2)
