@@ -138,7 +138,8 @@ class Turns:
     def profiled(self, group: list[Batch]) -> Iterator[Batch]:
         kind = torch.profiler.ProfilerActivity
         self.wait()
-        with torch.profiler.profile(activities=[kind.CUDA if self.device.type == "cuda" else kind.CPU]) as profile:
+        watched = [kind.CUDA if self.device.type == "cuda" else kind.CPU]
+        with torch.profiler.profile(activities=watched, acc_events=True) as profile:
             yield from group
             self.wait()
         with tempfile.TemporaryDirectory() as folder:

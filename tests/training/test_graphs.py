@@ -63,7 +63,7 @@ def test_replayed_steps_are_the_steps(kind):
         for batch in [*task.batches(), *task.batches()]:
             found = step(batch, state)
             state = found.state
-            records[graph] += [found.loss, found.objective, *(p.grad.clone() for p in parameters)]
+            records[graph] += [found.loss, found.objective, *(p.grad.clone() for p in parameters if p.grad is not None)]
             optimiser.step()
     assert pretended.captured >= 2
     assert pretended.replayed > pretended.captured
@@ -88,7 +88,7 @@ def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
         state = found.state
         seen.append(found.loss)
         assert weight.grad is graphs.gradients[0]
-        assert torch.equal(weight.grad, torch.full((2,), value))
+        assert torch.equal(graphs.gradients[0], torch.full((2,), value))
     assert torch.stack(seen).tolist() == [2.0, 7.0, 14.0, 23.0]
     assert (pretended.captured, pretended.replayed) == (1, 2)  # the first two: without and with a state
 

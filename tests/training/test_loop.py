@@ -198,6 +198,7 @@ def test_a_classifier_learns_from_every_step(tmp_path):
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", ["classifier", "language"])
 @pytest.mark.parametrize(
     ("optimiser", "precision"), [("adam", "bfloat16"), ("adam", "float16"), ("ntavsgd", "float32")]
