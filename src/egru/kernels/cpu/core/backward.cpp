@@ -317,6 +317,7 @@ private:
             S* dy_before = space.dy[(t + 1) & 1] + (int64_t)b * B * block;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;
+                const Vector<S> theta = load_part<S>(layer.theta + unit, count);
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;
@@ -325,7 +326,8 @@ private:
                         continue;
                     }
                     const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
-                    const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
+                    const Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);  // at hand since `cell`
+                    const Vector<S> y_old = t ? c_old > theta ? c_old : Vector<S>{} : load_part<S>(layer.y_prev.at(-1, s) + unit, count);
                     const Vector<S> grad_r = through * y_old * r * (one - r);
                     store<S>(a_r + i, grad_r);
                     store_part<S>(space.a_r + (int64_t)s * H + unit, grad_r, count);
@@ -394,13 +396,11 @@ private:
             list_tile(Steps<S>{space.a_r, 0, H}, 0, B, B, H, at, lists);
         for (int b = first_block, some = 0; b < last_block; b += some) {
             some = blocks_together(last_block - b);
-            const S* panels[3];
-            S* out[3];
-            for (int j = 0; j < some; ++j) {
-                panels[j] = space.V_rows + (b + j) * layer.panel_size(layer.tiles_H);
-                out[j] = space.dy[(t + 1) & 1] + (int64_t)(b + j) * B * block;
-            }
-            gather_tiles<S>(panels, some, layer.tiles_H, lists, B, out);
+            Columns<S> columns;
+            for (int j = b; j < b + some; ++j)
+                columns.add(space.V_rows + j * layer.panel_size(layer.tiles_H),
+                            space.dy[(t + 1) & 1] + (int64_t)j * B * block, layer.units(j));
+            gather_all(columns, layer.tiles_H, lists, B);
         }
     }
 
@@ -420,12 +420,12 @@ private:
         team.meet();
         list_rows(layer.y_prev, call.first - 1);
         const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
-            const S* panels[3];
+            Columns<S> columns;
             for (int j = 0; j < count; ++j) {
-                panels[j] = pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j);
                 fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
+                columns.add(pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j), out[j], layer.units(b));
             }
-            gather_tiles<S>(panels, count, layer.tiles_H, space.rows, rows, out);
+            gather_all(columns, layer.tiles_H, space.rows, rows);
         };
         S* out[3] = {h, h + (int64_t)rows * block, h + (int64_t)2 * rows * block};
         constexpr int order[3] = {R, U, Z};
@@ -438,7 +438,7 @@ private:
                 S* gates[4];
                 for (int g = 0; g < layer.gate_count; ++g) gates[g] = const_cast<S*>(gates_at(t, b, g));
                 if (call.after)
-                    gates_after<S>(B * block, p, here, gates);
+                    gates_after<S>(layer, b, p, here, gates);
                 else
                     gates_before<S>(layer, t, b, p, here, gates, space.reset + (int64_t)(t - call.first) * B * H);
             }
@@ -449,7 +449,7 @@ private:
         for (int b = first_block; b < last_block; ++b) {
             recurrent(b, order + Z, 1, out);
             for (int t = call.first; t < call.last; ++t)
-                gate_z<S>(B * block, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
+                gate_z<S>(layer, b, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
                           const_cast<S*>(gates_at(t, b, Z)));
         }
         team.meet();
@@ -464,56 +464,36 @@ private:
     // grad[gate][b][source][32] += sum over the chunk's rows of source value * a.
     void weight_gradients() {
         const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
-        const auto plain = [](int, int, S value) { return value; };
-        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.input, call.first, B, rows, layer.I, at, space.columns, plain);
-        team.meet();
-        for (int b = first_block; b < last_block; ++b) {
-            const S* a[3];
-            S* grad[3];
-            for (int g = 0; g < 3; ++g) {
-                a[g] = a_at(call.first, b, g);
-                grad[g] = space.grad_W.panel(g * blocks + b);
-            }
-            gather_tiles<S, 3>(a, tiles, space.columns, layer.I, grad);
-        }
-        team.meet();
-        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, plain);
-        team.meet();
-        if (call.after) {
-            for (int b = first_block; b < last_block; ++b) {
-                const S* a[3] = {a_at(call.first, b, R), a_at(call.first, b, U), a_at(call.first, b, Q)};
-                S* grad[3];
-                for (int g = 0; g < 3; ++g) grad[g] = space.grad_V.panel(g * blocks + b);
-                gather_tiles<S, 3>(a, tiles, space.columns, H, grad);
+        const auto list = [&](const Steps<S>& from, int first, int width) {
+            for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+                list_columns(from, first, B, rows, width, at, space.columns);
+            team.meet();
+        };
+        // The gradients of the weights of `gates`, which saw the sources just listed.
+        const auto collect = [&](const GradPanels<S>& grad, std::initializer_list<Gate> gates) {
+            for (int b = first_block, some = 0; b < last_block; b += some) {
+                some = blocks_together(last_block - b);
+                Columns<S> columns;
+                for (int j = b; j < b + some; ++j)
+                    for (const Gate g : gates)
+                        columns.add(a_at(call.first, j, g), grad.panel((g == Q ? Z : g) * blocks + j), layer.units(j));
+                gather_all(columns, tiles, space.columns, grad.width);
             }
             team.meet();
+        };
+        list(layer.input, call.first, layer.I);
+        collect(space.grad_W, {R, U, Z});
+        list(layer.y_prev, call.first - 1, H);
+        if (call.after) {
+            collect(space.grad_V, {R, U, Q});
             return;
         }
-        for (int b = first_block; b < last_block; ++b) {
-            const S* a[2] = {a_at(call.first, b, R), a_at(call.first, b, U)};
-            S* grad[2] = {space.grad_V.panel(b), space.grad_V.panel(blocks + b)};
-            gather_tiles<S, 2>(a, tiles, space.columns, H, grad);
-        }
-        team.meet();
-        const auto reset_by_r = [&](int row, int unit, S value) {
-            return value * gates_at(call.first + row / B, unit / block, R)[row % B * block + unit % block];
-        };
+        collect(space.grad_V, {R, U});
+        const auto reset_by = [&](int t, int s) { return gates_at(t, 0, R) + s * block; };
         for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, reset_by_r);
+            scale_columns<S>(reset_by, (int64_t)layer.gate_count * B * block, call.first, B, rows, H, at, space.columns);
         team.meet();
-        for (int b = first_block, some = 0; b < last_block; b += some) {
-            some = blocks_together(last_block - b);
-            const S* a[3];
-            S* grad[3];
-            for (int j = 0; j < some; ++j) {
-                a[j] = a_at(call.first, b + j, Z);
-                grad[j] = space.grad_V.panel(2 * blocks + b + j);
-            }
-            gather_tiles<S>(a, some, tiles, space.columns, H, grad);
-        }
-        team.meet();
+        collect(space.grad_V, {Z});
     }
 
     // x has no window: every entry of its gradient is wanted. Shared out by batch rows.
