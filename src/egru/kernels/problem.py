@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from egru.events import Surrogate
@@ -116,3 +117,13 @@ class Kernel(Protocol):
     ) -> Backward:
         """Gradients, given those of the four differentiable outputs (None stands for zero)."""
         ...
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether nothing watches this call: no tracing, no transform, no tensor subclass."""
+    return (
+        type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )

@@ -4,6 +4,7 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ class CPUKernel:
         call = _Call(problem, _FORWARD_ROWS)
         dtype = problem.c0.dtype
         y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
-        c_last, y_last = problem.c0.clone(), problem.y0.clone()  # what a row of length zero ends with
+        c_last, y_last = _copy(problem.c0), _copy(problem.y0)  # what a row of length zero ends with
         reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
         call.give_workspace(core.train_forward_workspace)
@@ -105,13 +106,11 @@ class CPUKernel:
         T, B, _ = problem.input.shape
         fewest, most = _LEAN_ROWS
         call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
-        dc = torch.zeros_like(problem.c0) if grad_c_last is None else grad_c_last.clone(memory_format=_CONTIGUOUS)
-        dy = torch.zeros_like(problem.y0) if grad_y_last is None else grad_y_last.clone(memory_format=_CONTIGUOUS)
         make, dtype = problem.theta.new_empty, problem.theta.dtype
         grads = Backward(
             _empty(tuple(problem.input.shape), dtype) if input_gradient else None,
-            dc.contiguous(),
-            dy.contiguous(),
+            _zeros(problem.c0) if grad_c_last is None else _copy(grad_c_last),
+            _zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
             _empty(tuple(problem.weight_ih.shape), dtype),
             _empty(tuple(problem.weight_hh.shape), dtype),
             make(problem.weight_hh.shape[0]),
@@ -133,13 +132,21 @@ class CPUKernel:
         return grads
 
 
-_CONTIGUOUS = torch.contiguous_format
-
-
 def _core() -> Any:
     if cpu.core is None:
         raise RuntimeError(cpu.absence)
     return cpu.core
+
+
+# States are copied and cleared by NumPy: threads that torch wakes for them would spin on beside those of the core.
+
+
+def _copy(state: Tensor) -> Tensor:
+    return torch.from_numpy(state.detach().numpy().copy(order="C"))
+
+
+def _zeros(state: Tensor) -> Tensor:
+    return torch.from_numpy(np.zeros_like(state.detach().numpy(), order="C"))
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -175,7 +182,10 @@ class _Call:
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         raw.rho = float(problem.reset_scale)
-        for name in ("c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
+        for name in ("c0", "y0"):
+            state: Tensor = getattr(problem, name)
+            self.set(**{name: state if state.is_contiguous() else _copy(state)})
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
             value: Tensor | None = getattr(problem, name)
             self.set(**{name: None if value is None else value.contiguous()})
         self.set_strided(input=problem.input)
