@@ -4,58 +4,15 @@
 // The gradient of y_{t-1} is formed only where it is used: where the unit fired or stood inside the surrogate's window.
 // Gradients of pre-activations are panels, a[gate][b][row][32] with gates r, u, z and, in the "after" form, r * z, which
 // is what the recurrent product sees.
+#include "grad_panels.hpp"
 #include "layer.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
-constexpr int ahead = 8;      // rows: how early `cell` asks for what lies in memory
-constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and the threshold's
-
-// A weight gradient as it grows: panels, panel(gate * blocks + b)[source][32], kept in the memory of the result. A panel
-// is as large as the rows of the result that it becomes, but for a last block with fewer units: that one lies elsewhere
-// and leaves room for the others to start on a cache line.
-template <class S>
-struct GradPanels {
-    S *result, *spare;
-    int H, width, blocks;
-
-    GradPanels() = default;
-    GradPanels(Arena& arena, const Layer<S>& layer, uintptr_t result_, int width_)
-        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks) {
-        spare = arena.take<S>(3 * (narrow() ? blocks : 1) * size());
-    }
-    int64_t size() const { return (int64_t)width * block; }
-    S* panel(int p) const {
-        const int gate = p / blocks, b = p % blocks;
-        if (narrow()) return spare + p * size();
-        if ((b + 1) * block > H) return spare + gate * size();
-        const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
-        return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
-    }
-    // Panels into torch's (3H, width). `held` has room for two panels.
-    void unpack(const Team& team, S* held) const {
-        const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
-        S *here = held, *last = held + size();
-        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next member may write over it
-        team.meet();
-        for (int p = from; p < to; ++p) {
-            const int gate = p / blocks, b = p % blocks, units = H - b * block < block ? H - b * block : block;
-            if (p < to - 1) __builtin_memcpy(here, panel(p), size() * sizeof(S));
-            const S* values = p < to - 1 ? here : last;
-            for (int n0 = 0; n0 < width; n0 += tile)
-                for (int i = 0; i < units; ++i) {
-                    S* row = result + ((int64_t)gate * H + b * block + i) * width;
-                    for (int n = n0; n < n0 + tile && n < width; ++n) row[n] = values[(int64_t)n * block + i];
-                }
-        }
-        team.meet();
-    }
-
-private:
-    bool narrow() const { return width < 2 * block; }
-};
+constexpr int ahead = 8;           // rows: how early `cell` asks for what lies in memory
+constexpr int sums_kept = 5;       // per unit: bias gradients of r, u, z, r*z, and the threshold's
 
 template <class S>
 struct BackwardSpace {
@@ -197,6 +154,14 @@ private:
         return t < 0 ? layer.as(call.c0) + (int64_t)s * H : layer.c + ((int64_t)t * B + s) * H;
     }
     static void fetch(const S* from) { __builtin_prefetch(from, 0, 3); }
+    // What `cell` reads from memory for batch row s.
+    void fetch_cell(int t, int s, int unit) const {
+        if (s >= B || unit >= H) return;
+        fetch(c_row(t - 1, s) + unit);
+        if (grad_y.base) fetch(grad_y.at(t, s) + unit);
+        const S* gates = gates_at(t, unit / block, 0) + s * block + unit % block;
+        for (int g = 0; g < layer.gate_count; ++g) fetch(gates + (int64_t)g * B * block);
+    }
     Vector<S> slope(Vector<S> c, Vector<S> theta) const {
         const Vector<S> x = 1 - absolute<S>((c - theta) * narrowness);
         return (S)call.height * (x > 0 ? x : Vector<S>{});
@@ -230,12 +195,8 @@ private:
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;
-                    if (s + ahead < B) {
-                        fetch(c_row(t - 1, s + ahead) + unit);
-                        if (grad_y.base) fetch(grad_y.at(t, s + ahead) + unit);
-                        for (const S* gate : {r_in, u_in, z_in}) fetch(gate + i + ahead * block);
-                        if (q_in) fetch(q_in + i + ahead * block);
-                    }
+                    const bool wraps = s + ahead >= B;  // to the columns that come next
+                    fetch_cell(t, wraps ? s + ahead - B : s + ahead, wraps ? unit + lanes<S> : unit);
                     if (!layer.real(t, s)) {  // the state of a finished row passes through
                         store<S>(dy_before + i, load<S>(dy + i));
                         store<S>(m + i, zero);
@@ -327,7 +288,8 @@ private:
                     }
                     const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
                     const Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);  // at hand since `cell`
-                    const Vector<S> y_old = t ? c_old > theta ? c_old : Vector<S>{} : load_part<S>(layer.y_prev.at(-1, s) + unit, count);
+                    const Vector<S> y_old = t ? (c_old > theta ? c_old : Vector<S>{})
+                                              : load_part<S>(layer.y_prev.at(-1, s) + unit, count);
                     const Vector<S> grad_r = through * y_old * r * (one - r);
                     store<S>(a_r + i, grad_r);
                     store_part<S>(space.a_r + (int64_t)s * H + unit, grad_r, count);

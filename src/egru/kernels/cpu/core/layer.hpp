@@ -72,7 +72,9 @@ void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p,
         for (int n0 = 0; n0 < tiles * tile; n0 += L) {
             Vector<S> v[L];
             for (int i = 0; i < L; ++i)
-                v[i] = i0 + i < units && n0 < width ? load_part<S>(from + (int64_t)(i0 + i) * width + n0, width - n0) : Vector<S>{};
+                v[i] = i0 + i < units && n0 < width
+                           ? load_part<S>(from + (int64_t)(i0 + i) * width + n0, width - n0)
+                           : Vector<S>{};
             transpose<S>(v);
             for (int n = 0; n < L; ++n) store<S>(to + (n0 + n) * stride + i0, v[n]);
         }

@@ -1,7 +1,7 @@
 // The three sparse products of training, and the layouts they share.
 //
 // Units are cut into blocks of 32 and rows that multiply them into tiles of 64. A matrix with 32-column blocks is kept
-// as panels, panel[block][row][32]: three tiles of three panels (24 KB of float32) stay in the first-level cache while
+// as panels, panel[block][row][32]: the tiles of three panels (24 KB of float32) stay in the first-level cache while
 // every batch row passes over them.
 //   gather  out[row] += sum over the row's non-zero entries i of value_i * panel[i]     (forward, weight gradients)
 //   dots    out[row][n] += panel[n] . d[row]    only for the (row, n) asked for          (gradient of y)
@@ -133,7 +133,7 @@ void list_columns(const Steps<S>& from, int first, int B, int count, int width, 
     start[width] = (uint32_t)length;
 }
 
-// Multiplies the values of such lists: the factor of a position is factor(step, batch row)[position / 32 * stride + position % 32].
+// Multiplies the values of such lists, by factor(step, batch row)[position / 32 * stride + position % 32].
 template <class S, class Factor>
 void scale_columns(Factor factor, int64_t stride, int first, int B, int count, int width, int at, const Lists<S>& lists) {
     const uint8_t* index = lists.index + at * lists.capacity();
@@ -260,11 +260,14 @@ void gather_some(const S* const* panel, int tiles, const Lists<S>& lists, int ro
     }
 }
 template <class S, int... N>
-void gather_each(const Columns<S>& columns, int tiles, const Lists<S>& lists, int rows, std::integer_sequence<int, N...>) {
+void gather_each(const Columns<S>& columns, int tiles, const Lists<S>& lists, int rows,
+                 std::integer_sequence<int, N...>) {
     const int parts = (int)divide_up(columns.count, halves_max<S>);
     for (int i = 0; i < parts; ++i) {
         const int from = columns.count * i / parts, count = columns.count * (i + 1) / parts - from;
-        ((count == N + 1 ? gather_some<S, N + 1>(columns.panel + from, tiles, lists, rows, columns.out + from) : void()), ...);
+        const S* const* panel = columns.panel + from;
+        S* const* out = columns.out + from;
+        ((count == N + 1 ? gather_some<S, N + 1>(panel, tiles, lists, rows, out) : void()), ...);
     }
 }
 // out += lists * panel for all of `columns`, tile by tile.
