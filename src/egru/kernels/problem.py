@@ -39,6 +39,15 @@ class Problem:
     lean: bool = False
     started: object = None
 
+    def rounded(self) -> "Problem":
+        """With the operands of products rounded as autocast asks; products accumulate unrounded."""
+        if not self.precision:
+            return self
+        low: torch.dtype = getattr(torch, self.precision)
+        names = ("input", "weight_ih", "weight_hh")
+        rounded = {name: getattr(self, name).to(low).to(getattr(self, name).dtype) for name in names}
+        return dataclasses.replace(self, **rounded, precision="")
+
     def tensors(self) -> "tuple[Tensor | None, ...]":
         """The fields that are tensors or None, in order."""
         return (

@@ -1,6 +1,7 @@
 """The sequence operation on the compiled core: work in proportion to events, forward and backward."""
 
 import math
+import time
 import warnings
 from typing import Any
 
@@ -20,6 +21,8 @@ _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = (128, 512)
 """The same where memory matters more: a sixteenth of all rows, within these bounds."""
+_LONG = 0.2
+"""Seconds that a forward chunk should not take: an interrupt waits for its end."""
 _SMALL = 1 << 20
 """Bytes under which memory is left to torch."""
 
@@ -50,8 +53,6 @@ class CPUKernel:
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if 0 in problem.input.shape:
             return f"it needs at least one step, row and feature, the input has shape {tuple(problem.input.shape)}"
-        if problem.precision:
-            return f"it does not round products to {problem.precision}"
         return None
 
     def describe(self) -> str:
@@ -74,6 +75,7 @@ class CPUKernel:
         core = _core()
         T, B, _ = problem.input.shape
         H = problem.c0.shape[-1]
+        problem = problem.rounded()
         call = _Call(problem, _FORWARD_ROWS)
         dtype = problem.c0.dtype
         y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
@@ -82,9 +84,15 @@ class CPUKernel:
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
         call.give_workspace(core.train_forward_workspace)
         core.train_forward_begin(call.raw)
-        for first in range(0, T, call.raw.chunk):
-            call.steps(first)
+        first, steps = 0, max(1, call.raw.chunk // 4)
+        while first < T:
+            start = time.perf_counter()
+            call.steps(first, steps)
             core.train_forward_chunk(call.raw)
+            first += steps
+            # Results do not depend on where a chunk ends. On a busy machine chunks become short.
+            slow = time.perf_counter() - start > _LONG
+            steps = max(1, steps // 2) if slow else min(call.raw.chunk, 2 * steps)
         if problem.lean:
             del call
             core.release_memory()
@@ -104,6 +112,7 @@ class CPUKernel:
     ) -> Backward:
         core = _core()
         T, B, _ = problem.input.shape
+        problem = problem.rounded()
         fewest, most = _LEAN_ROWS
         call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
         make, dtype = problem.theta.new_empty, problem.theta.dtype
@@ -123,7 +132,7 @@ class CPUKernel:
         call.give_workspace(core.train_backward_workspace)
         core.train_backward_begin(call.raw)
         for first in reversed(range(0, T, call.raw.chunk)):
-            call.steps(first)
+            call.steps(first, call.raw.chunk)
             core.train_backward_chunk(call.raw)
         core.train_backward_finish(call.raw)
         if problem.lean:
@@ -217,5 +226,5 @@ class _Call:
     def give_workspace(self, size: Any) -> None:
         self.set(workspace=_empty((size(self.raw),), torch.uint8))
 
-    def steps(self, first: int) -> None:
-        self.raw.first, self.raw.last = first, min(first + self.raw.chunk, self.raw.T)
+    def steps(self, first: int, count: int) -> None:
+        self.raw.first, self.raw.last = first, min(first + count, self.raw.T)
