@@ -1,5 +1,6 @@
 """The compiled core around the mathematics: levels, threads, interrupts, absence, memory safety."""
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -86,6 +87,27 @@ def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytes
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert kernel.unsupported(problem()) == "no compiler"
+
+
+@needs_core
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_under_autocast_weights_and_input_are_rounded(precision: str) -> None:
+    torch.manual_seed(0)
+    exact = problem(T=9, B=5, H=40)
+    random = {"input": torch.randn(9, 5, 1).float(), "weight_hh": torch.randn(120, 40).float() / 6}
+    exact = dataclasses.replace(exact, **random)
+    low = getattr(torch, precision)
+    operands = {name: getattr(exact, name).to(low).float() for name in ("input", "weight_ih", "weight_hh")}
+    asked = dataclasses.replace(exact, precision=precision)
+    assert choose("auto", asked) == "cpu"
+    results = []
+    for each in (asked, dataclasses.replace(exact, **operands), exact):
+        forward = get("cpu").forward(each, True)
+        grads = [torch.ones_like(out) for out in forward[:4]]
+        backward = get("cpu").backward(each, forward.y, forward.c, forward.reserve, *grads, True)
+        results.append([*forward[:4], *backward])
+    assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
+    assert not torch.equal(results[0][0], results[2][0])
 
 
 @needs_core

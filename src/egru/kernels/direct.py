@@ -15,16 +15,6 @@ from egru.kernels.problem import TENSOR_FIELDS, Forward, Problem
 from egru.kernels.registry import get
 
 
-def is_plain(input: Tensor) -> bool:
-    """Whether nothing watches this call: no tracing, no transform, no tensor subclass."""
-    return (
-        type(input) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
-
-
 class _Unrounded:
     """Kernels round what they want to themselves: autocast off. Lighter than ``torch.autocast``, which takes longer."""
 

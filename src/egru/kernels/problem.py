@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from egru.events import Surrogate
@@ -39,6 +40,15 @@ class Problem:
     lean: bool = False
     recurrent_clip: float = 0.0
     started: object = None
+
+    def rounded(self) -> "Problem":
+        """With the operands of products rounded as autocast asks; products accumulate unrounded."""
+        if not self.precision:
+            return self
+        low: torch.dtype = getattr(torch, self.precision)
+        names = ("input", "weight_ih", "weight_hh")
+        rounded = {name: getattr(self, name).to(low).to(getattr(self, name).dtype) for name in names}
+        return dataclasses.replace(self, **rounded, precision="")
 
     def tensors(self) -> "tuple[Tensor | None, ...]":
         """The fields that are tensors or None, in order."""
@@ -120,3 +130,13 @@ class Kernel(Protocol):
     ) -> Backward:
         """Gradients, given those of the four differentiable outputs (None stands for zero)."""
         ...
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether nothing watches this call: no tracing, no transform, no tensor subclass."""
+    return (
+        type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+    )

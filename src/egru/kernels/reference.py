@@ -10,17 +10,6 @@ from egru.events import EventState
 from egru.kernels.problem import Backward, Forward, Problem
 
 
-def _rounded(problem: Problem) -> Problem:
-    """The problem with the operands of its products rounded as autocast asks; products accumulate unrounded."""
-    if not problem.precision:
-        return problem
-    low: torch.dtype = getattr(torch, problem.precision)
-    names = ("input", "weight_ih", "weight_hh")
-    return dataclasses.replace(
-        problem, **{name: getattr(problem, name).to(low).to(getattr(problem, name).dtype) for name in names}
-    )
-
-
 class ReferenceKernel:
     """Plain torch, dense, with the explicit backward of the specification."""
 
@@ -41,7 +30,7 @@ class ReferenceKernel:
         return (gates, T, B, problem.theta.shape[0])
 
     def forward(self, problem: Problem, save: bool) -> Forward:
-        problem = _rounded(problem)
+        problem = problem.rounded()
         result = functional.egru_sequence(
             problem.input,
             EventState(problem.c0, problem.y0),
@@ -77,7 +66,7 @@ class ReferenceKernel:
         if problem.lean:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
-        problem = _rounded(problem)
+        problem = problem.rounded()
         state = EventState(problem.c0, problem.y0)
         grads = functional.egru_backward(
             grad_y,

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from egru.events import EventState
-from egru.kernels.direct import is_plain
 from egru.kernels.direct import sequence as direct
 from egru.kernels.op import sequence
-from egru.kernels.problem import Problem
+from egru.kernels.problem import Problem, is_plain
 from egru.kernels.registry import begin, choose
 
 

@@ -1,9 +1,11 @@
 """The sequence operation on the compiled core: work in proportion to events, forward and backward."""
 
 import math
+import time
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ _BACKWARD_ROWS = 1024
 """Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = (128, 512)
 """The same where memory matters more: a sixteenth of all rows, within these bounds."""
+_LONG = 0.2
+"""Seconds that a forward chunk should not take: an interrupt waits for its end."""
 _SMALL = 1 << 20
 """Bytes under which memory is left to torch."""
 
@@ -52,8 +56,6 @@ class CPUKernel:
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if 0 in problem.input.shape:
             return f"it needs at least one step, row and feature, the input has shape {tuple(problem.input.shape)}"
-        if problem.precision:
-            return f"it does not round products to {problem.precision}"
         return None
 
     def describe(self) -> str:
@@ -76,17 +78,24 @@ class CPUKernel:
         core = _core()
         T, B, _ = problem.input.shape
         H = problem.c0.shape[-1]
+        problem = problem.rounded()
         call = _Call(problem, _FORWARD_ROWS)
         dtype = problem.c0.dtype
         y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
-        c_last, y_last = problem.c0.clone(), problem.y0.clone()  # what a row of length zero ends with
+        c_last, y_last = _copy(problem.c0), _copy(problem.y0)  # what a row of length zero ends with
         reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
         call.give_workspace(core.train_forward_workspace)
         core.train_forward_begin(call.raw)
-        for first in range(0, T, call.raw.chunk):
-            call.steps(first)
+        first, steps = 0, max(1, call.raw.chunk // 4)
+        while first < T:
+            start = time.perf_counter()
+            call.steps(first, steps)
             core.train_forward_chunk(call.raw)
+            first += steps
+            # Results do not depend on where a chunk ends. On a busy machine chunks become short.
+            slow = time.perf_counter() - start > _LONG
+            steps = max(1, steps // 2) if slow else min(call.raw.chunk, 2 * steps)
         if problem.lean:
             del call
             core.release_memory()
@@ -106,15 +115,14 @@ class CPUKernel:
     ) -> Backward:
         core = _core()
         T, B, _ = problem.input.shape
+        problem = problem.rounded()
         fewest, most = _LEAN_ROWS
         call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
-        dc = torch.zeros_like(problem.c0) if grad_c_last is None else grad_c_last.clone(memory_format=_CONTIGUOUS)
-        dy = torch.zeros_like(problem.y0) if grad_y_last is None else grad_y_last.clone(memory_format=_CONTIGUOUS)
         make, dtype = problem.theta.new_empty, problem.theta.dtype
         grads = Backward(
             _empty(tuple(problem.input.shape), dtype) if input_gradient else None,
-            dc.contiguous(),
-            dy.contiguous(),
+            _zeros(problem.c0) if grad_c_last is None else _copy(grad_c_last),
+            _zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
             _empty(tuple(problem.weight_ih.shape), dtype),
             _empty(tuple(problem.weight_hh.shape), dtype),
             make(problem.weight_hh.shape[0]),
@@ -127,7 +135,7 @@ class CPUKernel:
         call.give_workspace(core.train_backward_workspace)
         core.train_backward_begin(call.raw)
         for first in reversed(range(0, T, call.raw.chunk)):
-            call.steps(first)
+            call.steps(first, call.raw.chunk)
             core.train_backward_chunk(call.raw)
         core.train_backward_finish(call.raw)
         if problem.lean:
@@ -136,13 +144,21 @@ class CPUKernel:
         return grads
 
 
-_CONTIGUOUS = torch.contiguous_format
-
-
 def _core() -> Any:
     if cpu.core is None:
         raise RuntimeError(cpu.absence)
     return cpu.core
+
+
+# States are copied and cleared by NumPy: threads that torch wakes for them would spin on beside those of the core.
+
+
+def _copy(state: Tensor) -> Tensor:
+    return torch.from_numpy(state.detach().numpy().copy(order="C"))
+
+
+def _zeros(state: Tensor) -> Tensor:
+    return torch.from_numpy(np.zeros_like(state.detach().numpy(), order="C"))
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -178,7 +194,10 @@ class _Call:
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         raw.rho = float(problem.reset_scale)
-        for name in ("c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
+        for name in ("c0", "y0"):
+            state: Tensor = getattr(problem, name)
+            self.set(**{name: state if state.is_contiguous() else _copy(state)})
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
             value: Tensor | None = getattr(problem, name)
             self.set(**{name: None if value is None else value.contiguous()})
         self.set_strided(input=problem.input)
@@ -210,5 +229,5 @@ class _Call:
     def give_workspace(self, size: Any) -> None:
         self.set(workspace=_empty((size(self.raw),), torch.uint8))
 
-    def steps(self, first: int) -> None:
-        self.raw.first, self.raw.last = first, min(first + self.raw.chunk, self.raw.T)
+    def steps(self, first: int, count: int) -> None:
+        self.raw.first, self.raw.last = first, min(first + count, self.raw.T)

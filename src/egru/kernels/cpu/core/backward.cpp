@@ -4,58 +4,15 @@
 // The gradient of y_{t-1} is formed only where it is used: where the unit fired or stood inside the surrogate's window.
 // Gradients of pre-activations are panels, a[gate][b][row][32] with gates r, u, z and, in the "after" form, r * z, which
 // is what the recurrent product sees.
+#include "grad_panels.hpp"
 #include "layer.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
-constexpr int ahead = 8;      // rows: how early `cell` asks for what lies in memory
-constexpr int sums_kept = 5;  // per unit: bias gradients of r, u, z, r*z, and the threshold's
-
-// A weight gradient as it grows: panels, panel(gate * blocks + b)[source][32], kept in the memory of the result. A panel
-// is as large as the rows of the result that it becomes, but for a last block with fewer units: that one lies elsewhere
-// and leaves room for the others to start on a cache line.
-template <class S>
-struct GradPanels {
-    S *result, *spare;
-    int H, width, blocks;
-
-    GradPanels() = default;
-    GradPanels(Arena& arena, const Layer<S>& layer, uintptr_t result_, int width_)
-        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks) {
-        spare = arena.take<S>(3 * (narrow() ? blocks : 1) * size());
-    }
-    int64_t size() const { return (int64_t)width * block; }
-    S* panel(int p) const {
-        const int gate = p / blocks, b = p % blocks;
-        if (narrow()) return spare + p * size();
-        if ((b + 1) * block > H) return spare + gate * size();
-        const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
-        return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
-    }
-    // Panels into torch's (3H, width). `held` has room for two panels.
-    void unpack(const Team& team, S* held) const {
-        const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
-        S *here = held, *last = held + size();
-        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next member may write over it
-        team.meet();
-        for (int p = from; p < to; ++p) {
-            const int gate = p / blocks, b = p % blocks, units = H - b * block < block ? H - b * block : block;
-            if (p < to - 1) __builtin_memcpy(here, panel(p), size() * sizeof(S));
-            const S* values = p < to - 1 ? here : last;
-            for (int n0 = 0; n0 < width; n0 += tile)
-                for (int i = 0; i < units; ++i) {
-                    S* row = result + ((int64_t)gate * H + b * block + i) * width;
-                    for (int n = n0; n < n0 + tile && n < width; ++n) row[n] = values[(int64_t)n * block + i];
-                }
-        }
-        team.meet();
-    }
-
-private:
-    bool narrow() const { return width < 2 * block; }
-};
+constexpr int ahead = 8;           // rows: how early `cell` asks for what lies in memory
+constexpr int sums_kept = 5;       // per unit: bias gradients of r, u, z, r*z, and the threshold's
 
 template <class S>
 struct BackwardSpace {
@@ -197,6 +154,14 @@ private:
         return t < 0 ? layer.as(call.c0) + (int64_t)s * H : layer.c + ((int64_t)t * B + s) * H;
     }
     static void fetch(const S* from) { __builtin_prefetch(from, 0, 3); }
+    // What `cell` reads from memory for batch row s.
+    void fetch_cell(int t, int s, int unit) const {
+        if (s >= B || unit >= H) return;
+        fetch(c_row(t - 1, s) + unit);
+        if (grad_y.base) fetch(grad_y.at(t, s) + unit);
+        const S* gates = gates_at(t, unit / block, 0) + s * block + unit % block;
+        for (int g = 0; g < layer.gate_count; ++g) fetch(gates + (int64_t)g * B * block);
+    }
     Vector<S> slope(Vector<S> c, Vector<S> theta) const {
         const Vector<S> x = 1 - absolute<S>((c - theta) * narrowness);
         return (S)call.height * (x > 0 ? x : Vector<S>{});
@@ -230,12 +195,8 @@ private:
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;
-                    if (s + ahead < B) {
-                        fetch(c_row(t - 1, s + ahead) + unit);
-                        if (grad_y.base) fetch(grad_y.at(t, s + ahead) + unit);
-                        for (const S* gate : {r_in, u_in, z_in}) fetch(gate + i + ahead * block);
-                        if (q_in) fetch(q_in + i + ahead * block);
-                    }
+                    const bool wraps = s + ahead >= B;  // to the columns that come next
+                    fetch_cell(t, wraps ? s + ahead - B : s + ahead, wraps ? unit + lanes<S> : unit);
                     if (!layer.real(t, s)) {  // the state of a finished row passes through
                         store<S>(dy_before + i, load<S>(dy + i));
                         store<S>(m + i, zero);
@@ -317,6 +278,7 @@ private:
             S* dy_before = space.dy[(t + 1) & 1] + (int64_t)b * B * block;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;
+                const Vector<S> theta = load_part<S>(layer.theta + unit, count);
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;
@@ -325,7 +287,9 @@ private:
                         continue;
                     }
                     const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
-                    const Vector<S> y_old = load_part<S>(layer.y_prev.at(t - 1, s) + unit, count);
+                    const Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);  // at hand since `cell`
+                    const Vector<S> y_old = t ? (c_old > theta ? c_old : Vector<S>{})
+                                              : load_part<S>(layer.y_prev.at(-1, s) + unit, count);
                     const Vector<S> grad_r = through * y_old * r * (one - r);
                     store<S>(a_r + i, grad_r);
                     store_part<S>(space.a_r + (int64_t)s * H + unit, grad_r, count);
@@ -394,13 +358,11 @@ private:
             list_tile(Steps<S>{space.a_r, 0, H}, 0, B, B, H, at, lists);
         for (int b = first_block, some = 0; b < last_block; b += some) {
             some = blocks_together(last_block - b);
-            const S* panels[3];
-            S* out[3];
-            for (int j = 0; j < some; ++j) {
-                panels[j] = space.V_rows + (b + j) * layer.panel_size(layer.tiles_H);
-                out[j] = space.dy[(t + 1) & 1] + (int64_t)(b + j) * B * block;
-            }
-            gather_tiles<S>(panels, some, layer.tiles_H, lists, B, out);
+            Columns<S> columns;
+            for (int j = b; j < b + some; ++j)
+                columns.add(space.V_rows + j * layer.panel_size(layer.tiles_H),
+                            space.dy[(t + 1) & 1] + (int64_t)j * B * block, layer.units(j));
+            gather_all(columns, layer.tiles_H, lists, B);
         }
     }
 
@@ -420,12 +382,12 @@ private:
         team.meet();
         list_rows(layer.y_prev, call.first - 1);
         const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
-            const S* panels[3];
+            Columns<S> columns;
             for (int j = 0; j < count; ++j) {
-                panels[j] = pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j);
                 fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
+                columns.add(pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j), out[j], layer.units(b));
             }
-            gather_tiles<S>(panels, count, layer.tiles_H, space.rows, rows, out);
+            gather_all(columns, layer.tiles_H, space.rows, rows);
         };
         S* out[3] = {h, h + (int64_t)rows * block, h + (int64_t)2 * rows * block};
         constexpr int order[3] = {R, U, Z};
@@ -438,7 +400,7 @@ private:
                 S* gates[4];
                 for (int g = 0; g < layer.gate_count; ++g) gates[g] = const_cast<S*>(gates_at(t, b, g));
                 if (call.after)
-                    gates_after<S>(B * block, p, here, gates);
+                    gates_after<S>(layer, b, p, here, gates);
                 else
                     gates_before<S>(layer, t, b, p, here, gates, space.reset + (int64_t)(t - call.first) * B * H);
             }
@@ -449,7 +411,7 @@ private:
         for (int b = first_block; b < last_block; ++b) {
             recurrent(b, order + Z, 1, out);
             for (int t = call.first; t < call.last; ++t)
-                gate_z<S>(B * block, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
+                gate_z<S>(layer, b, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
                           const_cast<S*>(gates_at(t, b, Z)));
         }
         team.meet();
@@ -464,56 +426,36 @@ private:
     // grad[gate][b][source][32] += sum over the chunk's rows of source value * a.
     void weight_gradients() {
         const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
-        const auto plain = [](int, int, S value) { return value; };
-        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.input, call.first, B, rows, layer.I, at, space.columns, plain);
-        team.meet();
-        for (int b = first_block; b < last_block; ++b) {
-            const S* a[3];
-            S* grad[3];
-            for (int g = 0; g < 3; ++g) {
-                a[g] = a_at(call.first, b, g);
-                grad[g] = space.grad_W.panel(g * blocks + b);
-            }
-            gather_tiles<S, 3>(a, tiles, space.columns, layer.I, grad);
-        }
-        team.meet();
-        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, plain);
-        team.meet();
-        if (call.after) {
-            for (int b = first_block; b < last_block; ++b) {
-                const S* a[3] = {a_at(call.first, b, R), a_at(call.first, b, U), a_at(call.first, b, Q)};
-                S* grad[3];
-                for (int g = 0; g < 3; ++g) grad[g] = space.grad_V.panel(g * blocks + b);
-                gather_tiles<S, 3>(a, tiles, space.columns, H, grad);
+        const auto list = [&](const Steps<S>& from, int first, int width) {
+            for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+                list_columns(from, first, B, rows, width, at, space.columns);
+            team.meet();
+        };
+        // The gradients of the weights of `gates`, which saw the sources just listed.
+        const auto collect = [&](const GradPanels<S>& grad, std::initializer_list<Gate> gates) {
+            for (int b = first_block, some = 0; b < last_block; b += some) {
+                some = blocks_together(last_block - b);
+                Columns<S> columns;
+                for (int j = b; j < b + some; ++j)
+                    for (const Gate g : gates)
+                        columns.add(a_at(call.first, j, g), grad.panel((g == Q ? Z : g) * blocks + j), layer.units(j));
+                gather_all(columns, tiles, space.columns, grad.width);
             }
             team.meet();
+        };
+        list(layer.input, call.first, layer.I);
+        collect(space.grad_W, {R, U, Z});
+        list(layer.y_prev, call.first - 1, H);
+        if (call.after) {
+            collect(space.grad_V, {R, U, Q});
             return;
         }
-        for (int b = first_block; b < last_block; ++b) {
-            const S* a[2] = {a_at(call.first, b, R), a_at(call.first, b, U)};
-            S* grad[2] = {space.grad_V.panel(b), space.grad_V.panel(blocks + b)};
-            gather_tiles<S, 2>(a, tiles, space.columns, H, grad);
-        }
-        team.meet();
-        const auto reset_by_r = [&](int row, int unit, S value) {
-            return value * gates_at(call.first + row / B, unit / block, R)[row % B * block + unit % block];
-        };
+        collect(space.grad_V, {R, U});
+        const auto reset_by = [&](int t, int s) { return gates_at(t, 0, R) + s * block; };
         for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(layer.y_prev, call.first - 1, B, rows, H, at, space.columns, reset_by_r);
+            scale_columns<S>(reset_by, (int64_t)layer.gate_count * B * block, call.first, B, rows, H, at, space.columns);
         team.meet();
-        for (int b = first_block, some = 0; b < last_block; b += some) {
-            some = blocks_together(last_block - b);
-            const S* a[3];
-            S* grad[3];
-            for (int j = 0; j < some; ++j) {
-                a[j] = a_at(call.first, b + j, Z);
-                grad[j] = space.grad_V.panel(2 * blocks + b + j);
-            }
-            gather_tiles<S>(a, some, tiles, space.columns, H, grad);
-        }
-        team.meet();
+        collect(space.grad_V, {Z});
     }
 
     // x has no window: every entry of its gradient is wanted. Shared out by batch rows.

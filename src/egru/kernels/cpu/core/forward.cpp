@@ -11,7 +11,7 @@ struct ForwardSpace {
     S* reset;         // r * y of a step ("before")
     S* gates;         // of one step, where they are not kept
     Lists<S> inputs;  // of a chunk
-    // One per thread: the products of a block, and the events of the last step.
+    // One per thread: the products of some blocks, and the events of the last step.
     S* h[max_team];
     Lists<S> events[max_team];
     int64_t bytes;
@@ -25,7 +25,7 @@ struct ForwardSpace {
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
         inputs = Lists<S>(arena, layer.rows_max(), layer.I);
         for (int i = 0; i < layer.call.threads; ++i) {
-            h[i] = arena.take<S>((int64_t)3 * layer.B * block);
+            h[i] = arena.take<S>((int64_t)3 * together_max * layer.B * block);
             events[i] = Lists<S>(arena, layer.B, layer.H);
         }
         bytes = arena.bytes();
@@ -76,46 +76,54 @@ private:
         for (int at = 0; at < layer.tiles_H; ++at) list_tile(from, t, B, B, H, at, events);
     }
 
+    // The recurrent products of `count` gates from `gate` on, of `some` blocks from b on; product(j, gate) is where.
+    void recur(int b, int some, int gate, int count) {
+        Columns<S> columns;
+        for (int j = 0; j < some; ++j)
+            for (int g = gate; g < gate + count; ++g) {
+                fill_bias(layer.bias_hh, H, g, b + j, B, product(j, g));
+                columns.add(panel(b + j, g), product(j, g), layer.units(b + j));
+            }
+        gather_all(columns, layer.tiles_H, events, B);
+    }
+    S* product(int j, int gate) const { return h + (int64_t)(j * 3 + gate) * B * block; }
+
     void step_after(int t) {
         list_events(layer.y_prev, t - 1);
-        for (int b = first_block; b < last_block; ++b) {
-            const S* panels[3] = {panel(b, R), panel(b, U), panel(b, Z)};
-            S* out[3] = {h, h + B * block, h + 2 * B * block};
-            for (int g = 0; g < 3; ++g) fill_bias(layer.bias_hh, H, g, b, B, out[g]);
-            gather_tiles<S, 3>(panels, layer.tiles_H, events, B, out);
-            const S* p[3] = {p_at(t, b, R), p_at(t, b, U), p_at(t, b, Z)};
-            S* gates[4] = {gates_at(t, b, R), gates_at(t, b, U), gates_at(t, b, Z), gates_at(t, b, Q)};
-            gates_after<S>(B * block, p, out, gates);
-            emit(t, b);
+        for (int b = first_block, some = 0; b < last_block; b += some) {
+            some = blocks_together(last_block - b);
+            recur(b, some, R, 3);
+            for (int j = 0; j < some; ++j) {
+                const S* p[3] = {p_at(t, b + j, R), p_at(t, b + j, U), p_at(t, b + j, Z)};
+                const S* h[3] = {product(j, R), product(j, U), product(j, Z)};
+                S* gates[4];
+                for (int g = 0; g < 4; ++g) gates[g] = gates_at(t, b + j, g);
+                gates_after<S>(layer, b + j, p, h, gates);
+                emit(t, b + j);
+            }
         }
     }
 
     // Two products, one after the other: every unit's r is needed for any unit's z.
     void step_before(int t) {
         list_events(layer.y_prev, t - 1);
-        for (int b = first_block; b < last_block; ++b) {
-            const S* panels[2] = {panel(b, R), panel(b, U)};
-            S* out[2] = {h, h + B * block};
-            for (int g = 0; g < 2; ++g) fill_bias(layer.bias_hh, H, g, b, B, out[g]);
-            gather_tiles<S, 2>(panels, layer.tiles_H, events, B, out);
-            const S* p[2] = {p_at(t, b, R), p_at(t, b, U)};
-            S* gates[2] = {gates_at(t, b, R), gates_at(t, b, U)};
-            gates_before<S>(layer, t, b, p, out, gates, space.reset);
+        for (int b = first_block, some = 0; b < last_block; b += some) {
+            some = blocks_together(last_block - b);
+            recur(b, some, R, 2);
+            for (int j = 0; j < some; ++j) {
+                const S* p[2] = {p_at(t, b + j, R), p_at(t, b + j, U)};
+                const S* h[2] = {product(j, R), product(j, U)};
+                S* gates[2] = {gates_at(t, b + j, R), gates_at(t, b + j, U)};
+                gates_before<S>(layer, t, b + j, p, h, gates, space.reset);
+            }
         }
         team.meet();
         list_events(Steps<S>{space.reset, 0, H}, 0);
         for (int b = first_block, some = 0; b < last_block; b += some) {
             some = blocks_together(last_block - b);
-            const S* panels[3];
-            S* out[3];
+            recur(b, some, Z, 1);
             for (int j = 0; j < some; ++j) {
-                panels[j] = panel(b + j, Z);
-                out[j] = h + j * B * block;
-                fill_bias(layer.bias_hh, H, Z, b + j, B, out[j]);
-            }
-            gather_tiles<S>(panels, some, layer.tiles_H, events, B, out);
-            for (int j = 0; j < some; ++j) {
-                gate_z<S>(B * block, p_at(t, b + j, Z), out[j], gates_at(t, b + j, Z));
+                gate_z<S>(layer, b + j, p_at(t, b + j, Z), product(j, Z), gates_at(t, b + j, Z));
                 emit(t, b + j);
             }
         }

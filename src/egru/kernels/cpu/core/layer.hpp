@@ -67,12 +67,17 @@ void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p,
     const int gate = p / blocks, unit = p % blocks * block;
     const int units = H - unit < block ? H - unit : block;
     const S* from = weight + ((int64_t)gate * H + unit) * width;
-    for (int n0 = 0; n0 < tiles * tile; n0 += tile) {
-        const int sources = width - n0 < tile ? (width > n0 ? width - n0 : 0) : tile;
-        for (int n = 0; n < tile; ++n)
-            for (int i = 0; i < block; ++i)
-                to[(n0 + n) * stride + i] = n < sources && i < units ? from[(int64_t)i * width + n0 + n] : S(0);
-    }
+    constexpr int L = lanes<S>;
+    for (int i0 = 0; i0 < block; i0 += L)
+        for (int n0 = 0; n0 < tiles * tile; n0 += L) {
+            Vector<S> v[L];
+            for (int i = 0; i < L; ++i)
+                v[i] = i0 + i < units && n0 < width
+                           ? load_part<S>(from + (int64_t)(i0 + i) * width + n0, width - n0)
+                           : Vector<S>{};
+            transpose<S>(v);
+            for (int n = 0; n < L; ++n) store<S>(to + (n0 + n) * stride + i0, v[n]);
+        }
 }
 
 // Block b of the columns of the first gate of weight (3H, H), as it is: to[unit][32]. Zero beyond.
@@ -112,30 +117,9 @@ void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
         for (int i = 0; i < block; i += lanes<S>) store<S>(out + (int64_t)row * block + i, load<S>(padded + i));
 }
 
-// out[j][row][32] += lists * panel[j], tile by tile, for G panels side by side.
-template <class S, int G>
-void gather_tiles(const S* const* panel, int tiles, const Lists<S>& lists, int rows, S* const* out) {
-    for (int at = 0; at < tiles; ++at) {
-        const S *here[G], *next[G];
-        for (int j = 0; j < G; ++j) {
-            here[j] = panel[j] + (int64_t)at * tile * block;
-            next[j] = here[j] + tile * block;
-        }
-        gather<S, G>(here, lists, at, rows, out, at + 1 < tiles ? next : nullptr);
-    }
-}
-template <class S>
-void gather_tiles(const S* const* panel, int panels, int tiles, const Lists<S>& lists, int rows, S* const* out) {
-    if (panels == 3)
-        gather_tiles<S, 3>(panel, tiles, lists, rows, out);
-    else if (panels == 2)
-        gather_tiles<S, 2>(panel, tiles, lists, rows, out);
-    else
-        gather_tiles<S, 1>(panel, tiles, lists, rows, out);
-}
-
-// How many of the `left` blocks of one gate to gather side by side: three fill the registers, one alone leaves them idle.
-inline int blocks_together(int left) { return left == 4 ? 2 : left < 3 ? left : 3; }
+// How many of the `left` blocks of a member to gather together: three fill the registers, one alone leaves them idle.
+constexpr int together_max = 4;
+inline int blocks_together(int left) { return left <= together_max ? left : 3; }
 
 // p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member; panel(gate, b) is a panel of W.
 template <class S, class Panel>
@@ -145,50 +129,51 @@ void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& list
         list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
     team.meet();
     for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
-        const S* panels[3];
-        S* out[3];
+        Columns<S> columns;
         for (int g = 0; g < 3; ++g) {
-            panels[g] = panel(g, b);
-            out[g] = p + (int64_t)(g * blocks + b) * rows * block;
-            fill_bias(layer.bias_ih, layer.H, g, b, rows, out[g]);
+            S* out = p + (int64_t)(g * blocks + b) * rows * block;
+            fill_bias(layer.bias_ih, layer.H, g, b, rows, out);
+            columns.add(panel(g, b), out, layer.units(b));
         }
-        gather_tiles<S, 3>(panels, layer.tiles_I, lists, rows, out);
+        gather_all(columns, layer.tiles_I, lists, rows);
     }
 }
 
-// ---- gates of `count` values, from the input's part p and the recurrent part h ----------------------------------------
+// ---- gates of the units of block b at a step, from the input's part p and the recurrent part h ------------------------
 
 // z = tanh(p_z + r * (y V_z + b)), the bracket being h_z.
 template <class S>
-inline void gates_after(int64_t count, const S* const* p, const S* const* h, S* const* gate) {
-    for (int64_t i = 0; i < count; i += lanes<S>) {
-        const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
-        const Vector<S> q = load<S>(h[Z] + i);
-        store<S>(gate[R] + i, r);
-        store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
-        store<S>(gate[Z] + i, hyperbolic_tangent(load<S>(p[Z] + i) + r * q));
-        store<S>(gate[Q] + i, q);
-    }
+inline void gates_after(const Layer<S>& layer, int b, const S* const* p, const S* const* h, S* const* gate) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int i = s * block; i < s * block + layer.units(b); i += lanes<S>) {
+            const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
+            const Vector<S> q = load<S>(h[Z] + i);
+            store<S>(gate[R] + i, r);
+            store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
+            store<S>(gate[Z] + i, hyperbolic_tangent(load<S>(p[Z] + i) + r * q));
+            store<S>(gate[Q] + i, q);
+        }
 }
 
-// "before": r and u of the units of block b, and reset[s] = r * y, which is what V_z multiplies.
+// "before": r and u, and reset[s] = r * y, which is what V_z multiplies.
 template <class S>
 inline void gates_before(const Layer<S>& layer, int t, int b, const S* const* p, const S* const* h, S* const* gate,
                          S* reset) {
     for (int s = 0; s < layer.B; ++s)
-        for (int v = 0; v < block; v += lanes<S>) {
+        for (int v = 0; v < layer.units(b); v += lanes<S>) {
             const int i = s * block + v, unit = b * block + v, count = layer.H - unit;
             const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
             store<S>(gate[R] + i, r);
             store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
-            if (count > 0)
-                store_part<S>(reset + (int64_t)s * layer.H + unit,
-                              r * load_part<S>(layer.y_prev.at(t - 1, s) + unit, count), count);
+            store_part<S>(reset + (int64_t)s * layer.H + unit,
+                          r * load_part<S>(layer.y_prev.at(t - 1, s) + unit, count), count);
         }
 }
 template <class S>
-inline void gate_z(int64_t count, const S* p, const S* h, S* z) {
-    for (int64_t i = 0; i < count; i += lanes<S>) store<S>(z + i, hyperbolic_tangent(load<S>(p + i) + load<S>(h + i)));
+inline void gate_z(const Layer<S>& layer, int b, const S* p, const S* h, S* z) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int i = s * block; i < s * block + layer.units(b); i += lanes<S>)
+            store<S>(z + i, hyperbolic_tangent(load<S>(p + i) + load<S>(h + i)));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The three sparse products of training, and the layouts they share.
 //
 // Units are cut into blocks of 32 and rows that multiply them into tiles of 64. A matrix with 32-column blocks is kept
-// as panels, panel[block][row][32]: three tiles of three panels (24 KB of float32) stay in the first-level cache while
+// as panels, panel[block][row][32]: the tiles of three panels (24 KB of float32) stay in the first-level cache while
 // every batch row passes over them.
 //   gather  out[row] += sum over the row's non-zero entries i of value_i * panel[i]     (forward, weight gradients)
 //   dots    out[row][n] += panel[n] . d[row]    only for the (row, n) asked for          (gradient of y)
@@ -19,12 +19,8 @@ constexpr int block = 32;       // units, hence columns of a panel
 constexpr int tile = 64;        // rows of a panel that are worked on together
 constexpr int panels_max = 12;  // panels a dot product takes at a time: 16 rows of them fill the first-level cache
 constexpr int rows_max = 16;    // rows a dot product takes at a time
-// Accumulators that leave room for operands in 32 (AVX-512) or 16 registers.
-#if defined(__AVX512F__)
-constexpr int dots_max = 16;
-#else
-constexpr int dots_max = 8;
-#endif
+constexpr int registers = vector_bytes == 64 ? 32 : 16;
+constexpr int dots_max = registers / 2;  // accumulators that leave room for operands
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -109,9 +105,8 @@ inline void transpose_bits(uint64_t* words) {
 }
 
 // The transposed lists of 64 batch rows (tile `at` of a chunk): for each position, the rows where it is non-zero.
-// `scale` (may be null) multiplies the values: scale(t, s, position).
-template <class S, class Value>
-void list_columns(const Steps<S>& from, int first, int B, int count, int width, int at, const Lists<S>& lists, Value value_of) {
+template <class S>
+void list_columns(const Steps<S>& from, int first, int B, int count, int width, int at, const Lists<S>& lists) {
     uint8_t* index = lists.index + at * lists.capacity();
     S* value = lists.value + at * lists.capacity();
     uint32_t* start = lists.start + at * (lists.rows + 1);
@@ -131,94 +126,154 @@ void list_columns(const Steps<S>& from, int first, int B, int count, int width, 
             for (uint64_t word = words[j]; word; word &= word - 1) {
                 const int i = __builtin_ctzll(word);
                 index[length] = (uint8_t)i;
-                value[length++] = value_of(begin + i, n0 + j, row_of[i][n0 + j]);
+                value[length++] = row_of[i][n0 + j];
             }
         }
     }
     start[width] = (uint32_t)length;
 }
 
+// Multiplies the values of such lists, by factor(step, batch row)[position / 32 * stride + position % 32].
+template <class S, class Factor>
+void scale_columns(Factor factor, int64_t stride, int first, int B, int count, int width, int at, const Lists<S>& lists) {
+    const uint8_t* index = lists.index + at * lists.capacity();
+    S* value = lists.value + at * lists.capacity();
+    const uint32_t* start = lists.start + at * (lists.rows + 1);
+    const int begin = at * tile, rows = count - begin < tile ? count - begin : tile;
+    const S* row_of[tile];
+    for (int i = 0; i < rows; ++i) row_of[i] = factor(first + (begin + i) / B, (begin + i) % B);
+    for (int n = 0; n < width; ++n) {
+        const int64_t offset = n / block * stride + n % block;
+        for (uint32_t k = start[n]; k < start[n + 1]; ++k) value[k] *= row_of[index[k]][offset];
+    }
+}
+
 // ---- gather -----------------------------------------------------------------------------------------------------------
 
-// The same for two rows that have the first `length` positions in full: each panel row is loaded once for both.
-template <class S, int G>
-void gather_pair(const S* const* panel, const S* value, const S* other, int length, S* const* out) {
-    constexpr int L = lanes<S>;
-    constexpr int room = vector_bytes == 64 ? 12 / G : 6 / G, wide = room >= 4 ? 4 : room >= 2 ? 2 : 1;
-    constexpr int some = wide < block / L ? wide : block / L;  // vectors of each panel and row in registers
-    for (int column = 0; column < block; column += some * L) {
-        Vector<S> total[2][G][some] = {};
+// Columns that are gathered side by side, 16 of a panel each, and where their sums go. Rows of both are 32 apart.
+constexpr int half = block / 2;
+template <class S>
+constexpr int half_vectors = half / lanes<S>;
+// As many as leave a tile in the first-level cache and accumulators in registers.
+template <class S>
+constexpr int halves_max = half_vectors<S> <= 2 ? 6 : half_vectors<S> == 4 ? 3 : 1;
+
+// The rows `row` and `row` + 1 of `gather`, where both have the first `length` positions in full: each panel row is
+// loaded once for both.
+template <class S, int N>
+void gather_pair(const S* const* panel, const S* value, const S* other, int length, int64_t row, S* const* out) {
+    constexpr int L = lanes<S>, V = half_vectors<S>;
+    constexpr int some = 2 * N * V <= registers - 4 ? N : 1;  // halves whose sums fit into registers
+    for (int first = 0; first < N; first += some) {
+        Vector<S> total[2][some][V] = {};
         for (int i = 0; i < length; ++i) {
             const Vector<S> v = broadcast<S>(value[i]), w = broadcast<S>(other[i]);
 #pragma GCC unroll 12
-            for (int g = 0; g < G; ++g)
+            for (int n = 0; n < some; ++n)
 #pragma GCC unroll 12
-                for (int k = 0; k < some; ++k) {
-                    const Vector<S> x = load<S>(panel[g] + i * block + column + k * L);
-                    total[0][g][k] += v * x;
-                    total[1][g][k] += w * x;
+                for (int k = 0; k < V; ++k) {
+                    const Vector<S> x = load<S>(panel[first + n] + i * block + k * L);
+                    total[0][n][k] += v * x;
+                    total[1][n][k] += w * x;
                 }
         }
 #pragma GCC unroll 2
-        for (int row = 0; row < 2; ++row)
+        for (int i = 0; i < 2; ++i)
 #pragma GCC unroll 12
-            for (int g = 0; g < G; ++g)
+            for (int n = 0; n < some; ++n)
 #pragma GCC unroll 12
-                for (int k = 0; k < some; ++k) {
-                    S* to = out[g] + row * block + column + k * L;
-                    store<S>(to, load<S>(to) + total[row][g][k]);
+                for (int k = 0; k < V; ++k) {
+                    S* to = out[first + n] + (row + i) * block + k * L;
+                    store<S>(to, load<S>(to) + total[i][n][k]);
                 }
     }
 }
 
-// out[g][row][32] += sum of value * panel[g][index][32] over each row's list, for G panels side by side. Meanwhile
-// fetches the tiles `next` (may be null) into the second-level cache, a little with every row.
-template <class S, int G>
-void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* const* out, const S* const* next) {
-    constexpr int L = lanes<S>;
-    constexpr int room = G == 1 ? 8 : 4;  // vectors of each panel that fit into 16 registers; divides block / L
-    constexpr int wide = room < block / L ? room : block / L;
+// out[n][row][16] += sum of value * panel[n][index][16] over each row's list, for N halves of panels side by side.
+// Meanwhile fetches the tile behind them into the second-level cache, a little with every row, if there is one.
+template <class S, int N>
+void gather(const S* const* panel, const Lists<S>& lists, int at, int rows, S* const* out, bool more) {
+    constexpr int L = lanes<S>, V = half_vectors<S>;
     const uint8_t* index = lists.index + at * lists.capacity();
     const S* value = lists.value + at * lists.capacity();
     const uint32_t* start = lists.start + at * (lists.rows + 1);
-    constexpr int line = 64 / sizeof(S), lines = tile * block / line;
-    const int some_lines = next ? (int)divide_up(lines, rows) : 0;
+    const int ahead = more ? (int)divide_up(tile, rows) : 0;  // rows of the next tile
+    const S* from[N];
+    for (int n = 0; n < N; ++n) from[n] = panel[n];
     for (int row = 0; row < rows; ++row) {
-        if (row * some_lines < lines)
-            for (int i = row * some_lines; i < (row + 1) * some_lines; ++i)
-#pragma GCC unroll 3
-                for (int g = 0; g < G; ++g) __builtin_prefetch(next[g] + i * line, 0, 2);
+        for (int i = row * ahead; i < (row + 1) * ahead && i < tile; ++i)
+#pragma GCC unroll 12
+            for (int n = 0; n < N; ++n) __builtin_prefetch(from[n] + (tile + i) * block, 0, 2);
         const uint32_t begin = start[row], end = start[row + 1];
         if (begin == end) continue;
         const uint32_t length = end - begin;
         // Lists ascend, so a last index of length - 1 says that none before it is missing.
         if (row + 1 < rows && start[row + 2] - end == length && index[end - 1] == length - 1 &&
             index[end + length - 1] == length - 1 && length > 1) {
-            S* to[G];
-            for (int g = 0; g < G; ++g) to[g] = out[g] + (int64_t)row * block;
-            gather_pair<S, G>(panel, value + begin, value + end, (int)length, to);
+            gather_pair<S, N>(panel, value + begin, value + end, (int)length, row, out);
             ++row;
             continue;
         }
-        for (int column = 0; column < block; column += wide * L) {
-            Vector<S> total[G][wide] = {};
-            for (uint32_t k = begin; k < end; ++k) {
-                const int64_t from = (int64_t)index[k] * block + column;
-                const Vector<S> v = broadcast<S>(value[k]);
+        Vector<S> total[N][V] = {};
+        for (uint32_t k = begin; k < end; ++k) {
+            const int64_t position = (int64_t)index[k] * block;
+            const Vector<S> v = broadcast<S>(value[k]);
 #pragma GCC unroll 12
-                for (int g = 0; g < G; ++g)
+            for (int n = 0; n < N; ++n)
 #pragma GCC unroll 12
-                    for (int w = 0; w < wide; ++w) total[g][w] += v * load<S>(panel[g] + from + w * L);
+                for (int w = 0; w < V; ++w) total[n][w] += v * load<S>(from[n] + position + w * L);
+        }
+#pragma GCC unroll 12
+        for (int n = 0; n < N; ++n)
+#pragma GCC unroll 12
+            for (int w = 0; w < V; ++w) {
+                S* to = out[n] + (int64_t)row * block + w * L;
+                store<S>(to, load<S>(to) + total[n][w]);
             }
-#pragma GCC unroll 12
-            for (int g = 0; g < G; ++g)
-#pragma GCC unroll 12
-                for (int w = 0; w < wide; ++w) {
-                    S* to = out[g] + (int64_t)row * block + column + w * L;
-                    store<S>(to, load<S>(to) + total[g][w]);
-                }
+    }
+}
+
+// Panels to gather, and where to.
+template <class S>
+struct Columns {
+    static constexpr int most = 4 * 3 * 2;  // four blocks of three gates
+    const S* panel[most];
+    S* out[most];
+    int count = 0;
+
+    // The first `units` columns of a panel.
+    void add(const S* panel_, S* out_, int units) {
+        for (int i = 0; i < units; i += half) {
+            panel[count] = panel_ + i;
+            out[count++] = out_ + i;
         }
     }
+};
+
+template <class S, int N>
+void gather_some(const S* const* panel, int tiles, const Lists<S>& lists, int rows, S* const* out) {
+    const S* here[N];
+    for (int n = 0; n < N; ++n) here[n] = panel[n];
+    for (int at = 0; at < tiles; ++at) {
+        gather<S, N>(here, lists, at, rows, out, at + 1 < tiles);
+        for (int n = 0; n < N; ++n) here[n] += tile * block;
+    }
+}
+template <class S, int... N>
+void gather_each(const Columns<S>& columns, int tiles, const Lists<S>& lists, int rows,
+                 std::integer_sequence<int, N...>) {
+    const int parts = (int)divide_up(columns.count, halves_max<S>);
+    for (int i = 0; i < parts; ++i) {
+        const int from = columns.count * i / parts, count = columns.count * (i + 1) / parts - from;
+        const S* const* panel = columns.panel + from;
+        S* const* out = columns.out + from;
+        ((count == N + 1 ? gather_some<S, N + 1>(panel, tiles, lists, rows, out) : void()), ...);
+    }
+}
+// out += lists * panel for all of `columns`, tile by tile.
+template <class S>
+void gather_all(const Columns<S>& columns, int tiles, const Lists<S>& lists, int rows) {
+    gather_each(columns, tiles, lists, rows, std::make_integer_sequence<int, halves_max<S>>{});
 }
 
 // ---- dots -------------------------------------------------------------------------------------------------------------

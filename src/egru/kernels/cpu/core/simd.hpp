@@ -45,10 +45,16 @@ inline Vector<S> broadcast(S value) {
     return value - Vector<S>{};  // exact, and folded into one broadcast, as 0 + value is not: it maps -0 to 0
 }
 
-// The first `count` elements, zero beyond: the end of a row whose length is no multiple of the vector.
+// The first `count` elements (at least one), zero beyond: the end of a row whose length is no multiple of the vector.
 template <class S>
 inline Vector<S> load_part(const S* from, int count) {
     if (__builtin_expect(count >= lanes<S>, 1)) return load<S>(from);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(S) == 4)
+        return (Vector<S>)_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), from);
+    else
+        return (Vector<S>)_mm512_maskz_loadu_pd((__mmask8)((1u << count) - 1), from);
+#endif
     S padded[lanes<S>] = {};
     for (int i = 0; i < count; ++i) padded[i] = from[i];
     return load<S>(padded);
@@ -56,6 +62,12 @@ inline Vector<S> load_part(const S* from, int count) {
 template <class S>
 inline void store_part(S* to, Vector<S> v, int count) {
     if (__builtin_expect(count >= lanes<S>, 1)) return store<S>(to, v);
+#if defined(__AVX512F__)
+    if constexpr (sizeof(S) == 4)
+        return _mm512_mask_storeu_ps(to, (__mmask16)((1u << count) - 1), (__m512)v);
+    else
+        return _mm512_mask_storeu_pd(to, (__mmask8)((1u << count) - 1), (__m512d)v);
+#endif
     S padded[lanes<S>];
     store<S>(padded, v);
     for (int i = 0; i < count; ++i) to[i] = padded[i];
