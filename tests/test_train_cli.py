@@ -127,6 +127,14 @@ def test_resume(capsys, monkeypatch, tmp_path):
     assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith("egru: --resume takes the run's own")
 
 
+def test_time_is_up(capsys, tmp_path):
+    code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--minutes", "1e-9")
+    assert code == 75
+    assert err == "egru: time is up after epoch 1 of 2, which is saved: --resume run\n"
+    assert egru(capsys, "train", "--resume", "run", "--minutes", "60")[0] == 0
+    assert Run.open(tmp_path / "run").result() is not None
+
+
 @pytest.mark.parametrize("name", ["smnist", "ptb", "wikitext2", "dvs"])
 def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
     code, _, err = egru(capsys, "train", name, "--smoke", "--out", "run")

@@ -39,7 +39,7 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         if options.recipe or options.smoke or options.out or arguments:
             raise ValueError("--resume takes the run's own settings; leave the recipe and all other options out")
         folder = Path(options.resume)
-        result = recipes.resume(folder)
+        result = recipes.resume(folder, minutes=options.minutes)
     else:
         recipe = recipes.find(options.recipe)
         config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
@@ -47,7 +47,7 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
         print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
-        result = recipes.start(recipe.name, config, folder)
+        result = recipes.start(recipe.name, config, folder, minutes=options.minutes)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
     return 0
@@ -126,7 +126,8 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "train",
         help="train a recipe of `egru list`, or go on with a run",
-        usage="egru train RECIPE [--smoke] [--out FOLDER] [--FIELD VALUE ...]\n       egru train --resume RUN",
+        usage="egru train RECIPE [--smoke] [--out FOLDER] [--minutes M] [--FIELD VALUE ...]\n"
+        "       egru train --resume RUN [--minutes M]",
         description="Train a recipe. `egru train RECIPE --help` shows its fields; every one is an option.",
         add_help=False,
     )
@@ -134,6 +135,9 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--smoke", action="store_true", help="in small: under a minute on a CPU")
     run.add_argument("--out", metavar="FOLDER", help="where the run goes; runs/RECIPE-TIME by default")
     run.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, with its own settings")
+    run.add_argument(
+        "--minutes", type=float, metavar="M", help="stop after the epoch that is in flight by then; --resume goes on"
+    )
     run.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this, or the recipe's fields")
     score = commands.add_parser("evaluate", help="score the best epoch of a run")
     score.add_argument("run", metavar="RUN", help="a run's folder")
@@ -174,7 +178,7 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Errors are one line: 2 where something is missing, 1 where it went wrong, 130 after Ctrl-C.
+    """Errors are one line: 2 where something is missing, 1 where it went wrong, 75 when time is up, 130 after Ctrl-C.
 
     Where whoever reads the output has left (`egru list | head`), there is nobody to tell: 141 in silence.
     """
@@ -201,6 +205,9 @@ def guarded(arguments: list[str] | None) -> int:
     except UsageError as error:
         print(f"egru: {error}", file=sys.stderr)
         return 2
+    except egru.training.Paused as pause:
+        print(f"egru: {pause}", file=sys.stderr)
+        return 75
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         if options.verbose:
             traceback.print_exc()

@@ -26,21 +26,26 @@ from egru.training import (
 )
 
 
-def start(recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print) -> Result:
-    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there."""
+def start(
+    recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print, minutes: float | None = None
+) -> Result:
+    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there.
+
+    After ``minutes`` the run is saved at the end of an epoch and :class:`egru.training.Paused` raised.
+    """
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     model, task = build(config, load(config))
-    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say))
+    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say), minutes)
 
 
-def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
-    """Go on with the run in ``folder`` from its newest intact checkpoint."""
+def resume(folder: Path, say: Callable[[str], None] = print, minutes: float | None = None) -> Result:
+    """Go on with the run in ``folder`` from its newest intact checkpoint, for ``minutes`` or to its end."""
     run = Run.open(folder, say)
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
     recipe, config = read(run.config())
-    return _go(recipe, config, *build(config, load(config)), run)
+    return _go(recipe, config, *build(config, load(config)), run, minutes)
 
 
 def evaluate(
@@ -56,13 +61,13 @@ def evaluate(
     return scores, activity, best
 
 
-def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run) -> Result:
+def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run, minutes: float | None) -> Result:
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.alone())
         progress = stack.enter_context(bar(recipe, config.epochs))
         if config.tensorboard:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
-        result = train(model, task, config, run, progress)
+        result = train(model, task, config, run, progress, minutes)
     _report(recipe, config, run, result)
     return result
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from egru.training.optimise import (
     set_learning_rate,
 )
 from egru.training.progress import Progress
-from egru.training.run import Run, RunError
+from egru.training.run import Paused, Run, RunError
 from egru.training.tasks import Batch, Scores, Task
 
 
@@ -37,8 +38,16 @@ class Result:
     seconds: float
 
 
-def train(model: nn.Module, task: Task, training: Training, run: Run, progress: Progress) -> Result:
-    """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once."""
+def train(
+    model: nn.Module, task: Task, training: Training, run: Run, progress: Progress, minutes: float | None = None
+) -> Result:
+    """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once.
+
+    After ``minutes`` it saves at the end of the epoch and raises :class:`Paused`: the run goes on another time.
+    """
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"train: minutes must be positive, or None for no limit; got {minutes!r}")
+    limit = math.inf if minutes is None else time.monotonic() + 60 * minutes
     device = torch.device(training.device)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -71,13 +80,16 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
-        saved = epoch % training.save_every == 0 or epoch == training.epochs
+        last, late = epoch == training.epochs, time.monotonic() >= limit
+        saved = epoch % training.save_every == 0 or last or late
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
         line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
         run.record(line)
         if saved:
             run.save(epoch, model, optimiser, device, best, scaler)
         progress.epoch(line)
+        if late and not last:
+            raise Paused(f"time is up after epoch {epoch} of {training.epochs}, which is saved: --resume {run.folder}")
 
     best = run.best()
     checkpoint.load_weights(run.at(best), model)
@@ -205,12 +217,14 @@ def metrics_line(
     epoch: int, trained: dict[str, float], scores: Scores, activity: ActivitySummary, seconds: float
 ) -> dict[str, Any]:
     """One epoch as a line of metrics.jsonl."""
-    overall = activity.to_dict()["overall"]
-    kept = ("activity_sparsity", "backward_sparsity", "backward_skippable", "forward_macs", "backward_macs")
+    found = activity.to_dict()
+    sparsities = ("activity_sparsity", "backward_sparsity", "backward_skippable")
+    kept = (*sparsities, "forward_macs", "backward_macs")
     return {
         "epoch": epoch,
         "train": trained,
         "validation": dataclasses.asdict(scores),
-        "activity": {name: overall[name] for name in kept},
+        "activity": {name: found["overall"][name] for name in kept},
+        "layers": {layer["name"]: {name: layer[name] for name in sparsities} for layer in found["layers"]},
         "seconds": seconds,
     }
