@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from egru.recipes import RECIPES, ClassifierConfig, build, find, load, smoke, start
+from egru.events import Surrogate
+from egru.recipes import RECIPES, ClassifierConfig, LanguageConfig, build, find, load, smoke, start
 from egru.recipes.config import read, stored
-from egru.training import Run
+from egru.training import Run, learning_rate_factor
 
 CURVES = Path(__file__).with_name("curves.json")
 HEADS = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
@@ -48,6 +49,22 @@ def test_the_smoke_form_keeps_its_curve(name, tmp_path):
 
 def test_every_recipe_has_a_curve():
     assert set(json.loads(CURVES.read_text())) == set(RECIPES)
+
+
+def test_the_recipe_of_evnn_is_evnns():
+    """The command of its benchmarks/lm/README.md for Penn Treebank, and what its train.py makes of it."""
+    config = find("ptb-evnn").make()
+    assert isinstance(config, LanguageConfig)
+    assert (config.hidden, config.embedding, config.layers) == (1350, 750, 3)
+    assert (config.optimiser, config.learning_rate, config.betas) == ("adamw", 1.2e-3, (0.0, 0.999))
+    assert (config.weight_decay, config.clip, config.batch, config.bptt) == (0.10, 0.1, 64, 70)
+    assert (config.embedding_dropout, config.word_dropout, config.dropout) == (0.6, 0.1, 0.25)
+    assert (config.output_dropout, config.dropconnect) == (0.5, 0.7)
+    assert (config.threshold.kind, config.threshold.mean, config.freeze_thresholds) == ("clamp", 0.01, True)
+    assert config.surrogate == Surrogate(width=1 / 3.6, height=3.6)
+    assert (config.reset, config.reset_gate) == ("threshold", "after")
+    factors = [learning_rate_factor(config, epoch) for epoch in (0, 699, 850, 1000)]
+    assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_names_and_numbers():
