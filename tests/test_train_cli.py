@@ -101,6 +101,36 @@ def test_runs_get_a_name_of_their_own(capsys, tmp_path):
     assert folder.name.startswith("digits-gru-2")
 
 
+def test_export(capsys, tmp_path):
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run")[0] == 0
+    code, out, _ = egru(capsys, "export", "run", "small", "--weights", "float32")
+    assert code == 0
+    assert out.splitlines()[0].startswith("small/weights-1-of-1.safetensors: 0.0")
+    assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "result.json",
+        "weights-1-of-1.safetensors",
+    ]
+    lines = [egru(capsys, "evaluate", folder)[1].splitlines()[0] for folder in ("run", "small")]
+    assert lines[0] == lines[1]
+    code, _, err = egru(capsys, "export", "run", "small")
+    assert code == 1
+    assert err == "egru: small exists and is not an empty folder; name another one\n"
+
+
+def test_a_run_of_another_device(capsys, tmp_path):
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run", "--precision", "bfloat16")[0] == 0
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    stored["config"] |= {"device": "cuda", "graph": True}
+    path.write_text(json.dumps(stored))
+    if not torch.cuda.is_available():
+        assert "device must be cpu" in egru(capsys, "evaluate", "run")[2]
+    assert egru(capsys, "evaluate", "run", "--device", "cpu")[0] == 0
+
+
 def test_resume(capsys, monkeypatch, tmp_path):
     calls, original = 0, ClassifierTask.evaluate
 

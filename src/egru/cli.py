@@ -76,12 +76,21 @@ class UsageError(Exception):
     """Options that do not make sense."""
 
 
-def evaluate(run: str, split: str) -> int:
+def evaluate(run: str, split: str, device: str | None) -> int:
     from egru import recipes
 
-    scores, activity, epoch = recipes.evaluate(Path(run), split)
-    print_scores(f"{split}, epoch {epoch}", scores, activity)
+    scores, activity, epoch = recipes.evaluate(Path(run), split, device=device)
+    print_scores(f"{split}, epoch {epoch or 'unknown'}", scores, activity)
     print(activity)
+    return 0
+
+
+def export(run: str, out: str, weights: str, part: float) -> int:
+    from egru import recipes
+
+    paths = recipes.export(Path(run), Path(out), weights, int(part * 2**20))
+    for path in paths:
+        print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     return 0
 
 
@@ -142,6 +151,14 @@ def parser() -> argparse.ArgumentParser:
     score = commands.add_parser("evaluate", help="score the best epoch of a run")
     score.add_argument("run", metavar="RUN", help="a run's folder")
     score.add_argument("--split", choices=("test", "validation"), default="test")
+    score.add_argument("--device", help="another device than the run's, in float32: cpu for a run made on a GPU")
+    small = commands.add_parser(
+        "export", help="a run without its training: the best epoch's weights in small files, and its records"
+    )
+    small.add_argument("run", metavar="RUN", help="a run's folder")
+    small.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
+    small.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
+    small.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file; 16 by default")
     commands.add_parser("list", help="all recipes, with the paper's numbers")
     commands.add_parser("doctor", help="what is installed, which kernels are in use, which data are present")
     commands.add_parser("info", help="which kernels are in use, and why")
@@ -149,7 +166,7 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, score):
+    for command in (run, score, small):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -166,7 +183,9 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
                 options.parser.error("name a RECIPE of `egru list`, or --resume RUN")
             return train(options, rest + ["--help"] * options.wants_help)
         case "evaluate":
-            return evaluate(options.run, options.split)
+            return evaluate(options.run, options.split, options.device)
+        case "export":
+            return export(options.run, options.out, options.weights, options.part)
         case "list":
             return list_recipes()
         case "doctor":

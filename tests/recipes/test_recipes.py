@@ -60,6 +60,7 @@ def test_the_recipe_of_evnn_is_evnns():
     assert (config.weight_decay, config.clip, config.batch, config.bptt) == (0.10, 0.1, 64, 70)
     assert (config.embedding_dropout, config.word_dropout, config.dropout) == (0.6, 0.1, 0.25)
     assert (config.output_dropout, config.dropconnect) == (0.5, 0.7)
+    assert (config.evaluation_batch, config.test_batch) == (64, 1)
     assert (config.threshold.kind, config.threshold.mean, config.freeze_thresholds) == ("clamp", 0.01, True)
     assert config.surrogate == Surrogate(width=1 / 3.6, height=3.6)
     assert (config.reset, config.reset_gate) == ("threshold", "after")

@@ -136,6 +136,7 @@ def evnn(data: str = "ptb") -> LanguageConfig:
         embedding=750,
         epochs=1000,
         batch=64,
+        evaluation_batch=64,
         bptt=70,
         optimiser="adamw",
         learning_rate=1.2e-3,
