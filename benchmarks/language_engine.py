@@ -131,12 +131,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:15} {speed}, perplexity {row['perplexity']:.3f}{times}")
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
-    far = [
-        f"engine {weights}: perplexity differs by {result['contestants'][f'engine {weights}']['perplexity_difference']:.3f}"
-        for weights, limit in LIMITS.items()
-        if not abs(result["contestants"][f"engine {weights}"]["perplexity_difference"]) <= limit
-    ]
-    print("\n".join(far) or "perplexities agree")
+    apart = {w: result["contestants"][f"engine {w}"]["perplexity_difference"] for w in LIMITS}
+    far = {w: difference for w, difference in apart.items() if not abs(difference) <= LIMITS[w]}
+    for weights, difference in far.items():
+        print(f"engine {weights}: perplexity differs by {difference:.3f}, more than {LIMITS[weights]}")
     return 1 if far else 0
 
 

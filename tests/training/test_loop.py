@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import egru
+from egru.activity.monitor import _EventCounts as EventCounts
 from egru.models import SequenceClassifier
 from egru.training import (
     ClassifierTask,
@@ -87,10 +88,30 @@ def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
             mean = sum(v * n for v, n in zip(values, units, strict=True)) / sum(units)
             assert line["activity"][name] == pytest.approx(mean)
             assert name != "activity_sparsity" or values[0] != values[1]
+        assert list(line["training_layers"]) == ["layer0", "layer1"]
+        assert 0 < line["training_activity"]["activity_sparsity"] < 1
+        assert line["training_activity"] != {k: line["activity"][k] for k in line["training_activity"]}
+        assert line["elapsed"] >= line["seconds"]
     stored = run.result()
     assert stored is not None
     assert stored["activity"]["overall"]["forward_macs"] == result.activity.forward_macs > 0
     assert stored["activity"]["linears"][0]["name"] == "readout"
+
+
+def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(EventCounts, "__call__", lambda self, record: seen.append(record.c.requires_grad))
+    monkeypatch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        language_run(tmp_path / "run")
+    assert len(seen) == 2  # two layers, once
+
+
+def test_a_single_step_an_epoch_is_not_looked_at(tmp_path):
+    classifier_run(tmp_path / "run", epochs=1, batch=48)
+    (line,) = Run.open(tmp_path / "run").metrics()
+    assert line["train"]["steps"] == 1
+    assert line["training_activity"] is line["training_layers"] is None
 
 
 def test_a_run_from_before_the_layers_were_counted_goes_on(tmp_path):
@@ -98,7 +119,8 @@ def test_a_run_from_before_the_layers_were_counted_goes_on(tmp_path):
         language_run(tmp_path / "run", epochs=2, minutes=1e-9)
     path = tmp_path / "run" / METRICS
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "layers"}) + "\n" for x in lines))
+    new = ("layers", "training_activity", "training_layers", "elapsed")
+    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k not in new}) + "\n" for x in lines))
     result, _ = language_run(tmp_path / "run", epochs=2)
     assert result.test.perplexity is not None
     assert [("layers" in line) for line in Run.open(tmp_path / "run").metrics()] == [False, True]
