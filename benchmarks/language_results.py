@@ -263,8 +263,8 @@ training mode, one batch an epoch, mean over all epochs. With embedding 750 (31.
 from 75.7 % silent on, and below 8M from 82.7 %.
 """
 EVNN = """EvNN's README offers weights and names no perplexity. Its code and settings on an H200, measured at the
-start of this project: validation perplexity 392, 150, 122, 109, 102, 98, 94 after epochs 1, 6, 11, 16, 21, 26, 31, activity
-15 %, backward sparsity 68 %; it was not run further. [Training](training.md) lists where our code differs from it.
+start of this project: validation perplexity 392, 150, 122, 109, 102, 98, 94 after epochs 1, 6, 11, 16, 21, 26, 31,
+activity 15 %, backward sparsity 68 %; it was not run further. [Training](training.md) lists where our code differs.
 """
 
 

@@ -5,6 +5,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +186,34 @@ def test_the_gates_are_spread():
 def test_settings_that_do_not_go_together(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
+
+
+def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):
+    """As on a machine where nothing can be installed; the page of the run is then left out, with a word."""
+    code = f"""
+import sys, dataclasses
+for name in ("tyro", "rich", "matplotlib", "tonic", "scipy"):
+    sys.modules[name] = None
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from egru import recipes
+from egru.training import Paused
+from tests.training.tiny import text
+sys.modules["egru.recipes.start"].load = lambda config: text()
+config = dataclasses.replace(recipes.smoke(recipes.find("ptb-evnn").make()), epochs=3, save_every=25)
+folder = Path({str(tmp_path / "run")!r})
+for minutes in (1e-9, None):
+    try:
+        if minutes:
+            recipes.start("ptb-evnn", config, folder, minutes=minutes)
+        else:
+            recipes.resume(folder, minutes=24)
+    except Paused as pause:
+        print(pause)
+print(len(recipes.export(folder, folder.parent / "small", "int8", 1 << 20)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "no report page", "5"]
