@@ -4,7 +4,7 @@ from torch import nn
 
 import egru
 from egru.models import LanguageModel, detached
-from egru.models.language import aligned_linear
+from egru.models.language import Readout, aligned_linear
 from tests.helpers import lively, worst
 
 CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
@@ -135,6 +135,28 @@ def test_padding_the_readout_changes_nothing(features):
         scores = linear(x, weight, bias)
         pairs.append([scores, *torch.autograd.grad(scores.square().sum(), (x, weight, bias))])
     assert worst(*pairs) < 1e-12
+
+
+@pytest.mark.cuda
+def test_the_readout_counts_under_autocast():
+    torch.set_default_dtype(torch.float32)
+    model = language().cuda().eval()
+    tokens = torch.randint(11, (8, 3)).cuda()
+    found = []
+    for low in (False, True):
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=low), egru.ActivityMonitor(model) as seen:
+            model(tokens)
+        found.append([linear.calls for linear in seen.summary().linears])
+    assert found == [[24], [24]]
+
+
+def test_the_readout_counts_however_it_multiplies(monkeypatch):
+    """On a GPU under autocast it pads its weights: the MACs of a step must not lose it."""
+    model = language().eval()
+    monkeypatch.setattr(Readout, "forward", lambda self, x: aligned_linear(x, self.weight, self.bias))
+    with torch.no_grad(), egru.ActivityMonitor(model) as seen:
+        model(torch.randint(11, (8, 3)))
+    assert [linear.calls for linear in seen.summary().linears] == [24]
 
 
 @pytest.mark.cuda

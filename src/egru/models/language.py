@@ -56,7 +56,7 @@ class LanguageModel(RecurrentStack):
         self.embedding = nn.Embedding(vocabulary, embedding_size)
         sizes = [embedding_size, *[hidden_size] * (num_layers - 1), embedding_size]
         self._add_layers(sizes, cell, dropout, output_dropout, options)
-        self.readout = nn.Linear(embedding_size, vocabulary)
+        self.readout = Readout(embedding_size, vocabulary)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.readout.bias)
         if tied:
@@ -83,9 +83,16 @@ class LanguageModel(RecurrentStack):
 
     def decode(self, output: Tensor) -> Tensor:
         """Scores of the next word."""
-        if output.is_cuda and torch.is_autocast_enabled("cuda"):
-            return aligned_linear(output, self.readout.weight, self.readout.bias)
         return self.readout(output)
+
+
+class Readout(nn.Linear):
+    """A linear layer whose half-precision products are aligned."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.is_cuda and torch.is_autocast_enabled("cuda"):
+            return aligned_linear(input, self.weight, self.bias)
+        return super().forward(input)
 
 
 def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from egru.recipes import gestures, images, language
 from egru.recipes.build import build, load, smoke
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
-from egru.recipes.start import evaluate, resume, start
+from egru.recipes.start import Trained, evaluate, export, resume, start, trained
 
 __all__ = [
     "RECIPES",
@@ -16,8 +16,10 @@ __all__ = [
     "LanguageConfig",
     "Paper",
     "Recipe",
+    "Trained",
     "build",
     "evaluate",
+    "export",
     "find",
     "gestures",
     "images",
@@ -26,4 +28,5 @@ __all__ = [
     "resume",
     "smoke",
     "start",
+    "trained",
 ]
