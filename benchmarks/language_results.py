@@ -240,8 +240,9 @@ def about(run: Record, figure: str | None) -> str:
         ]
         lines += [
             "",
-            f"Word by word on the CPU ({run.engine['machine']}, one thread, {run.engine['words']} words of the test "
-            f"split, {run.engine['date']}, `benchmarks/language_engine.py`):",
+            f"Word by word on the CPU ({run.engine['machine']}, one thread, {run.engine['date']}, "
+            f"`benchmarks/language_engine.py`): {run.engine['timed']} words of the test split on the clock, "
+            f"perplexities over {run.engine['words']}.",
             "",
             table(("", "words a second", "times torch", "perplexity"), rows),
         ]

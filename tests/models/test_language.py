@@ -127,6 +127,19 @@ def test_bad_arguments():
         LanguageModel(0, 2, 3)
 
 
+@pytest.mark.parametrize(("mode", "steps"), [("variational", 1), ("plain", 6)])
+def test_masks_last_a_sequence_or_a_step(mode, steps, monkeypatch):
+    masks = []
+    dropout = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: (masks.append(tuple(x.shape)), dropout(x, p))[1])
+    model = language(embedding_dropout=0.3, output_dropout=0.2, dropout=0.1, dropout_mode=mode)
+    model.train()
+    model(torch.randint(11, (6, 3)))
+    assert [shape[:2] for shape in masks] == [(steps, 3)] * (1 + model.num_layers)
+    with pytest.raises(ValueError, match="dropout_mode"):
+        language(dropout_mode="never")
+
+
 @pytest.mark.parametrize("features", [5, 8])
 def test_padding_the_readout_changes_nothing(features):
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, features), (4, features), (4,)))
