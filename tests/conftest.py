@@ -1,12 +1,14 @@
 """Every test runs in float64 unless it says otherwise, from a fixed seed, with uninitialised memory full of NaN."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
 import torch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it where determinism is wanted
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children deaf to Ctrl-C
 hypothesis.settings.register_profile("egru", deadline=None, max_examples=int(os.environ.get("EGRU_EXAMPLES", "40")))
 hypothesis.settings.load_profile("egru")
 
