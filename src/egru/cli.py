@@ -85,6 +85,13 @@ def evaluate(run: str, split: str) -> int:
     return 0
 
 
+def report(runs: list[str], out: str | None) -> int:
+    from egru import recipes
+
+    print(recipes.report([Path(run) for run in runs], None if out is None else Path(out)))
+    return 0
+
+
 def print_scores(what: str, scores: Any, activity: Any) -> None:
     quality = f"accuracy {100 * scores.accuracy:.2f} %"
     if scores.perplexity is not None:
@@ -138,6 +145,9 @@ def parser() -> argparse.ArgumentParser:
     score = commands.add_parser("evaluate", help="score the best epoch of a run")
     score.add_argument("run", metavar="RUN", help="a run's folder")
     score.add_argument("--split", choices=("test", "validation"), default="test")
+    page = commands.add_parser("report", help="one page of a run, or of several side by side, to open in a browser")
+    page.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    page.add_argument("--out", metavar="FOLDER", help="where the page goes: RUN/report, of several runs report")
     commands.add_parser("list", help="all recipes, with the paper's numbers")
     commands.add_parser("doctor", help="what is installed, which kernels are in use, which data are present")
     commands.add_parser("info", help="which kernels are in use, and why")
@@ -145,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, score):
+    for command in (run, score, page):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -163,6 +173,8 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
             return train(options, rest + ["--help"] * options.wants_help)
         case "evaluate":
             return evaluate(options.run, options.split)
+        case "report":
+            return report(options.runs, options.out)
         case "list":
             return list_recipes()
         case "doctor":
