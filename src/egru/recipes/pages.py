@@ -50,17 +50,18 @@ def command(recipe: str, config: Config) -> str:
     """What to type for a run of ``config``: the recipe, and every field that is not as it makes it."""
     words = [f"egru train {recipe}"]
     if recipe in RECIPES:
-        before, after = (_flat(to_plain(each)) for each in (RECIPES[recipe].make(), config))
+        before, after = (flat(to_plain(each)) for each in (RECIPES[recipe].make(), config))
         for name, value in after.items():
             if value != before.get(name) and name != "root":
                 words.append(_option(name, value))
     return " ".join(words)
 
 
-def _flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by the names their options have."""
     found: dict[str, Any] = {}
     for name, value in plain.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return found
 
 
@@ -90,8 +91,8 @@ def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
         raise RunError(
             f"{run.folder} has no result yet ({done} of {config.epochs} epochs): `egru train --resume {run.folder}`"
         )
-    settings = to_plain(config)
-    settings.pop("root")
+    settings = flat(to_plain(config))
+    del settings["root"]
     return RunReport(
         name,
         tuple(map(_epoch, run.metrics())),

@@ -155,6 +155,7 @@ def curves(runs: Sequence[RunReport]) -> Figure:
         f"Lines: training loss, validation {'perplexity' if language else 'accuracy'} and activity sparsity by epoch",
         "Solid lines have events, dashed ones do not. Point at an epoch for its numbers.",
         {"kind": "lines", "panels": panels, "x": "epoch"},
+        wide=True,
     )
 
 

@@ -2,7 +2,7 @@
 // Draws the figures of a report from the numbers in #numbers, at the size of the page, and answers the pointer.
 (() => {
   const figures = JSON.parse(document.getElementById("numbers").textContent);
-  const escape = (text) => String(text).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const escape = (text) => String(text).replace(/ %/g, "\u00a0%").replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
   const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(+value.toPrecision(3)));
@@ -30,15 +30,17 @@
   // ---- lines -------------------------------------------------------------------------------------------------------
 
   function lines(plot, data) {
-    const width = plot.clientWidth, left = 52, right = 10, height = 138, top = 26, gap = 16;
+    const across = plot.clientWidth > 800 ? data.panels.length : 1; // side by side where there is room
+    const width = plot.clientWidth / across, left = 52, right = 14, height = across > 1 ? 190 : 138, top = 26, gap = 16;
     const series = data.panels.flatMap((panel) => panel.series);
     const names = [...new Map(series.map((s) => [s.name, s])).values()];
     const epochs = [...new Set(series.flatMap((s) => s.points.map((p) => p[0])))].sort((a, b) => a - b);
     const low = epochs[0], high = epochs[epochs.length - 1];
+    const shift = (i) => (across > 1 ? i * width : 0);
     const x = (epoch) => (high === low ? (left + width - right) / 2 : left + ((epoch - low) / (high - low)) * (width - left - right));
     let svg = "";
     data.panels.forEach((panel, i) => {
-      const base = i * (height + top + gap) + top;
+      const base = (across > 1 ? 0 : i * (height + top + gap)) + top;
       const values = panel.series.flatMap((s) => s.points.map((p) => p[1]));
       const map = panel.log ? Math.log10 : (v) => v;
       let bottom = map(Math.min(...values)), ceiling = map(Math.max(...values));
@@ -49,7 +51,7 @@
       const y = (value) => base + height - ((map(value) - bottom) / (ceiling - bottom)) * height;
       const spelt = panel.percent ? (v) => percent(v, ceiling - bottom < 0.04 ? 1 : 0) : short;
       const marks = panel.log ? logTicks(10 ** bottom, 10 ** ceiling) : ticks(bottom, ceiling, 4);
-      svg += `<text x="0" y="${base - 10}" class="title">${escape(panel.title)}</text>`;
+      svg += `<g transform="translate(${shift(i)} 0)"><text x="0" y="${base - 10}" class="title">${escape(panel.title)}</text>`;
       for (const mark of marks)
         svg += `<line x1="${left}" x2="${width - right}" y1="${y(mark)}" y2="${y(mark)}" class="grid"/>` +
           `<text x="${left - 7}" y="${y(mark) + 4}" class="tick end">${spelt(mark)}</text>`;
@@ -59,28 +61,33 @@
         svg += `<path d="${path}" style="stroke:${s.colour}"${dash} class="line"/>`;
         if (s.points.length === 1) svg += `<circle cx="${x(s.points[0][0])}" cy="${y(s.points[0][1])}" r="3.5" style="fill:${s.colour}"/>`;
       });
+      if (across > 1 || i === data.panels.length - 1) {
+        const foot = base + height + gap;
+        for (const mark of ticks(low, high, clamp(width / 90, 2, 8)).filter(Number.isInteger))
+          svg += `<text x="${x(mark)}" y="${foot}" class="tick middle">${mark}</text>`;
+        svg += `<text x="${width - right}" y="${foot + 17}" class="tick end">${escape(data.x)}</text>`;
+      }
+      svg += "</g>";
       panel.y = y; panel.spelt = panel.percent ? percent : short;
     });
-    const end = data.panels.length * (height + top + gap);
-    for (const mark of ticks(low, high, clamp(width / 90, 2, 8)).filter(Number.isInteger))
-      svg += `<text x="${x(mark)}" y="${end}" class="tick middle">${mark}</text>`;
-    svg += `<text x="${width - right}" y="${end + 17}" class="tick end">${escape(data.x)}</text>`;
+    const end = (across > 1 ? 1 : data.panels.length) * (height + top + gap);
     svg += `<g class="cursor" hidden></g>`;
     const legend = names.length > 1 || data.legend
       ? `<div class="legend">${names.map((s) => `<span><i class="${s.dash ? "dash" : ""}" style="border-color:${s.colour}"></i>${escape(s.name)}</span>`).join("")}</div>` : "";
-    plot.innerHTML = `${legend}<svg width="${width}" height="${end + 20}">${svg}</svg>`;
+    plot.innerHTML = `${legend}<svg width="${across * width}" height="${end + 20}">${svg}</svg>`;
     const drawing = plot.querySelector("svg"), cursor = plot.querySelector(".cursor");
     drawing.onpointermove = (event) => {
-      const at = event.clientX - drawing.getBoundingClientRect().left;
+      const at = (event.clientX - drawing.getBoundingClientRect().left) % width;
       const epoch = epochs.reduce((best, e) => (Math.abs(x(e) - at) < Math.abs(x(best) - at) ? e : best));
-      let marks = `<line x1="${x(epoch)}" x2="${x(epoch)}" y1="${top}" y2="${end - gap}" class="rule"/>`;
-      let text = `<b>${escape(data.x)} ${epoch}</b>`;
-      for (const panel of data.panels) {
+      let marks = "", text = `<b>${escape(data.x)} ${epoch}</b>`;
+      for (const [i, panel] of data.panels.entries()) {
+        const at = shift(i) + x(epoch);
+        if (across > 1 || i === 0) marks += `<line x1="${at}" x2="${at}" y1="${top}" y2="${end - gap}" class="rule"/>`;
         if (data.panels.length > 1) text += `<br><em>${escape(panel.title)}</em>`;
         for (const s of panel.series) {
           const point = s.points.find((p) => p[0] === epoch);
           if (!point) continue;
-          marks += `<circle cx="${x(epoch)}" cy="${panel.y(point[1])}" r="3.5" style="fill:${s.colour}"/>`;
+          marks += `<circle cx="${at}" cy="${panel.y(point[1])}" r="3.5" style="fill:${s.colour}"/>`;
           text += `<br><i style="color:${s.colour}">●</i> ${escape(s.name)} ${panel.spelt(point[1])}`;
         }
       }
@@ -88,7 +95,8 @@
       cursor.removeAttribute("hidden");
       say(text, event);
     };
-    drawing.onpointerleave = () => { cursor.setAttribute("hidden", ""); hush(); };
+    drawing.onpointerdown = drawing.onpointermove;
+    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") { cursor.setAttribute("hidden", ""); hush(); } };
   }
 
   function logTicks(low, high) {
@@ -101,7 +109,7 @@
   // ---- histogram ---------------------------------------------------------------------------------------------------
 
   function histogram(plot, data) {
-    const width = plot.clientWidth, left = 46, right = 6, top = 34, height = 200, hues = [0, 2, 3, 1];
+    const width = plot.clientWidth, left = 46, right = 6, top = 12, height = 200, hues = [0, 2, 3, 1];
     const bins = data.layers[0].bins.length, slots = bins + 4; // never, a gap, the bins, a gap, always
     const slot = (width - left - right) / slots;
     const bars = [];
@@ -133,17 +141,18 @@
     const edge = (place, number, word, anchor) =>
       `<text x="${place}" y="${top + height + 34}" class="tick ${anchor} ${number ? "alarm" : ""}">${number} ${word}</text>`;
     svg += edge(left, total((l) => l.never), "dead", "") + edge(width - right, total((l) => l.always), "always on", "end");
-    svg += `<text x="${(left + width) / 2}" y="${top + height + 34}" class="tick middle">steps at which a unit speaks</text>`;
+    svg += `<text x="${(left + width) / 2}" y="${top + height + 52}" class="tick middle">share of steps at which a unit speaks</text>`;
     const legend = data.layers.length > 1
       ? `<div class="legend">${data.layers.map((l, i) => `<span><i style="border-color:var(--hue${hues[i % 4]})"></i>${escape(l.name)}</span>`).join("")}</div>` : "";
-    plot.innerHTML = `<h3>${escape(data.title)}</h3>${legend}<svg width="${width}" height="${top + height + 40}">${svg}</svg>`;
+    plot.innerHTML = `<h3>${escape(data.title)}</h3>${legend}<svg width="${width}" height="${top + height + 58}">${svg}</svg>`;
     const drawing = plot.querySelector("svg");
     drawing.onpointermove = (event) => {
       const bar = bars[event.target.dataset.bar];
       if (!bar) return hush();
       say(`<b>${bar.units} ${bar.units === 1 ? "unit" : "units"}</b> of ${escape(bar.name)}<br>${bar.words}`, event);
     };
-    drawing.onpointerleave = hush;
+    drawing.onpointerdown = drawing.onpointermove;
+    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") hush(); };
   }
 
   // ---- raster ------------------------------------------------------------------------------------------------------
@@ -200,7 +209,6 @@
     const grey = colour("--ink"), colours = ramp(data), css = (name) => `rgb(${colour(name)})`;
     const input = bytes(data.input.data);
     const inputStamp = stamp(T, data.input.rows, (i) => [...grey, input[i]]);
-    // A dot at least two pixels wide where there is room, never thinner than its cell.
     const dots = stamp(T, H, (i) => (events[i] ? [...colours[events[i]], 255] : [0, 0, 0, 0]));
     const bar = plot.querySelector(".scale canvas");
     bar.width = 254; bar.height = 1;
@@ -333,7 +341,8 @@
       paint();
     };
     canvas.onpointerdown = (event) => {
-      if (event.pointerType !== "mouse" || event.button) return; // a finger scrolls the page and taps; buttons zoom
+      if (event.pointerType !== "mouse") return canvas.onpointermove(event); // a finger points and scrolls; buttons zoom
+      if (event.button) return;
       const at = place(event);
       if (at.x < left || at.y < main.y || at.y > main.y + main.h) return;
       box = { x0: at.x, y0: at.y, x1: at.x, y1: at.y };
@@ -347,7 +356,7 @@
       const row = (py) => view.u0 + ((py - main.y) / main.h) * (view.u1 - view.u0);
       look(time(Math.min(drawn.x0, drawn.x1)), time(Math.max(drawn.x0, drawn.x1)), row(Math.min(drawn.y0, drawn.y1)), row(Math.max(drawn.y0, drawn.y1)));
     };
-    canvas.onpointerleave = () => { if (!box) { pointed = null; hush(); paint(); } };
+    canvas.onpointerleave = (event) => { if (!box && event.pointerType !== "touch") { pointed = null; hush(); paint(); } };
     canvas.ondblclick = () => look(0, T, 0, H);
     plot.querySelector(".tools").onclick = (event) => {
       const { zoom, move, whole } = event.target.dataset;

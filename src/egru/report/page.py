@@ -112,9 +112,12 @@ def _page(
     work = [figures.work(runs)]
     work += [figures.layers(run, hue, f"layers-{i}") for i, (run, hue) in enumerate(with_events, 1)]
     sequences = figures.rasters(rasters)
-    units = [figures.histogram(run, f"activity-{i}") for i, (run, _) in enumerate(with_events, 1)]
+    units = [
+        figure
+        for i, (run, hue) in enumerate(with_events, 1)
+        for figure in (figures.histogram(run, f"activity-{i}"), figures.silence(run, hue, f"silence-{i}"))
+    ]
     training = [figures.curves(runs)]
-    training += [figures.silence(run, hue, f"silence-{i}") for i, (run, hue) in enumerate(with_events, 1)]
     drawn = {f.name: f.data for f in (*work, *sequences, *units, *training) if f.data is not None}
 
     several = len(runs) > 2
@@ -125,11 +128,12 @@ def _page(
         said = "".join(f'<p class="small">{escape(note)}</p>' for note in notes)
         parts += ["<h2>Who spoke, and when</h2>", _figures(sequences), said]
     if units:
-        parts += ["<h2>How often each unit speaks</h2>", _figures(units)]
+        parts += ["<h2>How often units speak, and how that came about</h2>", _figures(units)]
     parts += ["<h2>Training</h2>", _figures(training), *([] if several else [numbers])]
     parts += ["<h2>Run it again</h2>", f"<pre>{escape(_commands(command, runs))}</pre>"]
+    differs, shared = _settings(runs, config)
     parts.append(
-        f'<div class="facts"><section><h2>Configuration</h2>{_settings(runs, config)}</section>'
+        f'{differs}<div class="facts"><section><h2>Configuration</h2>{shared}</section>'
         f"<section><h2>Environment</h2>{_environments(runs, environment)}</section></div>"
     )
     text = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("</", "<\\/").replace("<!", "<\\u0021")
@@ -226,17 +230,14 @@ def _commands(command: str, runs: Sequence[RunReport]) -> str:
     return "\n".join(dict.fromkeys(filter(None, (*(run.command for run in runs), command))))
 
 
-def _settings(runs: Sequence[RunReport], config: Mapping[str, Any]) -> str:
-    """What all share; of several runs with settings of their own, what differs before what does not."""
+def _settings(runs: Sequence[RunReport], config: Mapping[str, Any]) -> tuple[str, str]:
+    """What differs between runs with settings of their own, and what all share."""
     own = [{key: _words(value) for key, value in _plain(run.config).items()} for run in runs]
-    shared = {key: _words(value) for key, value in config.items()}
-    if not any(own):
-        return _facts(shared)
     names = list(dict.fromkeys(name for settings in own for name in settings))
     same = {name: own[0].get(name, "-") for name in names if len({settings.get(name, "-") for settings in own}) == 1}
     differs = [(name, [settings.get(name, "-") for settings in own]) for name in names if name not in same]
-    table = f"<h3>What differs</h3>{_side_by_side(runs, differs)}<h3>What is the same</h3>" if differs else ""
-    return table + _facts(shared | same)
+    table = f"<h2>Settings that differ</h2>{_side_by_side(runs, differs)}" if differs else ""
+    return table, _facts({key: _words(value) for key, value in config.items()} | same)
 
 
 def _environments(runs: Sequence[RunReport], page: Mapping[str, str]) -> str:
