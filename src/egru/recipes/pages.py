@@ -110,6 +110,7 @@ def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
 def _epoch(line: dict[str, Any]) -> Epoch:
     activity, validation = line["activity"], line["validation"]
     events = activity["backward_sparsity"] is not None
+    layers = line.get("layers") or activity.get("layers") or {}  # runs of older versions have none
     return Epoch(
         line["epoch"],
         line["train"]["loss"],
@@ -117,15 +118,8 @@ def _epoch(line: dict[str, Any]) -> Epoch:
         activity["activity_sparsity"] if events else None,
         line["seconds"],
         validation["perplexity"],
-        _layers(activity.get("layers", {})) if events else {},
+        {name: layer["activity_sparsity"] for name, layer in layers.items()} if events else {},
     )
-
-
-def _layers(found: Any) -> dict[str, float]:
-    """Sparsity by layer: of a list of layers with their names, or of a dict by name."""
-    if isinstance(found, list):
-        found = {layer["name"]: layer for layer in found}
-    return {name: value["activity_sparsity"] if isinstance(value, dict) else value for name, value in found.items()}
 
 
 def _rasters(run: Run, config: Config) -> list[Raster]:

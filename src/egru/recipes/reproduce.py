@@ -118,7 +118,8 @@ def lines(name: str, results: Sequence[Kept] | None = None) -> Iterator[str]:
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; there are {', '.join(TABLES)}")
     table, results = TABLES[name], kept() if results is None else results
-    rows, notes = [COLUMNS], [""]
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    notes = [""]
     apart: list[Kept] = []
     for recipe in table.rows():
         paper = RECIPES[recipe].paper
@@ -140,7 +141,7 @@ def lines(name: str, results: Sequence[Kept] | None = None) -> Iterator[str]:
             notes.append(f"egru train {recipe}{option}")
     yield table.title
     yield from _aligned(rows, notes)
-    yield "Sparsity and MACs of ours: on the test split; backward as the paper counts it."
+    yield "Sparsity and MACs of ours: recurrent layers and readout on the test split; backward as the paper counts it."
     if apart:
         yield ""
         yield f"On other data than {table.data}: another task, not to be held against the rows above"
