@@ -70,7 +70,7 @@ def _option(name: str, value: Any) -> str:
     if isinstance(value, bool):
         head, _, last = name.rpartition(".")
         return f"--{name}" if value else f"--{head}{'.' if head else ''}no-{last}"
-    return f"--{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
 
 
 def _names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[Path]) -> list[str]:
