@@ -127,6 +127,23 @@ def test_pointing_at_a_unit_names_it(written):
     assert f"speaks at {len(spoke)} of 30 steps" in found[spoke[0]]
 
 
+def test_pointing_beside_an_event_finds_it(written):
+    raster = examples.raster(T=30, hidden=24)
+    busiest = int((raster.events != 0).sum(0).argmax())
+    row = raster.events[:, busiest] != 0
+    before = next(t for t in range(29) if row[t + 1] and not row[t])
+    said = visit(
+        written,
+        POINTER
+        + f"""
+        const width = canvas.clientWidth - 56;
+        send(canvas, "pointermove", 52 + width * {before + 1} / 30 - 2, 51);  // two pixels early
+        return tip.textContent;""",
+    )
+    assert f"unit {busiest}sends" in said
+    assert f"at step {before + 1}" in said
+
+
 def test_a_raster_zooms_by_dragging_and_by_its_buttons(written):
     views = visit(
         written,

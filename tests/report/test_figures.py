@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from egru.report import Raster, figures
+from egru.report import Raster, figures, format
 from tests.report import examples
 
 
@@ -32,6 +32,10 @@ def test_layers_add_up_to_the_whole():
     rows = 3 * cost.hidden_size
     inputs = rows * (0.5 * 1 + 1)
     assert f">{inputs:.0f} of {2 * rows}" in content
+    assert (
+        f">{format.count(rows * cost.activity * cost.hidden_size)} of {format.count(rows * cost.hidden_size)}"
+        in content
+    )
     assert f"{100 * (1 - cost.activity):.0f} % of its units are silent" in content
 
 
@@ -106,8 +110,16 @@ def test_a_large_raster_is_thinned_from_the_busiest_to_the_quietest():
     assert data["layers"][1]["size"] == 400
     assert max(data["layers"][1]["units"]) < 400  # numbered within the layer
     assert levels(data["input"]["data"], 64).shape == (64, 512)
+    drawn = levels(data["events"], 194)[97:] > 0
+    np.testing.assert_array_equal(drawn, events[:512, 600 + np.array(data["layers"][1]["units"])].T > 0)
     assert "Drawn: 194 of 1,000 units. The first 512 of 700 steps." in figure.caption
     assert data["active"][0] == int((events[0] != 0).sum())  # of all units
+
+
+def test_a_short_raster_has_its_limit_too():
+    data = figures.raster(Raster("Wide", np.zeros((9, 1)), np.ones((9, 1000)), None, ""), "raster-1").data
+    assert data is not None
+    assert len(data["layers"][0]["units"]) == figures.UNITS
 
 
 def test_many_rasters_share_the_room():
@@ -126,8 +138,12 @@ def test_pictures_and_films():
     assert (data["image"]["rows"], data["image"]["columns"], data["image"]["frames"]) == (64, 64, 20)
     frames = levels(data["image"]["data"], 20)
     assert (np.diff(frames.astype(int).mean(1)) > 0).all()  # every frame lies above the one before
-    first = frames[0].reshape(64, 64).astype(int)
-    assert (np.diff(first.mean(1)) >= 0).all()  # rows stay rows
+    stripes = dataclasses.replace(film, image=np.broadcast_to(np.arange(96.0)[:, None], (20, 96, 128)).copy())
+    data = figures.raster(stripes, "r").data
+    assert data is not None
+    first = levels(data["image"]["data"], 20)[0].reshape(64, 64)
+    assert (first == first[:, :1]).all()  # rows stay rows
+    assert np.ptp(first) > 200
 
 
 def test_words_are_kept():

@@ -312,13 +312,13 @@
     function nearest(px, py) {
       const t = step(px), u = unit(py), reach = 7;
       const dt = Math.ceil(reach / (x(1) - x(0))), du = Math.ceil(reach / (y(1) - y(0)));
-      let best = { t, u }, distance = Infinity;
+      let best = { t, u }, distance = reach;
       for (let a = Math.max(0, t - dt); a <= Math.min(T - 1, t + dt); a++)
         for (let b = Math.max(0, u - du); b <= Math.min(H - 1, u + du); b++) {
-          const d = Math.hypot(x(a + 0.5) - px, y(b + 0.5) - py);
+          const d = Math.hypot(Math.max(x(a) - px, px - x(a + 1), 0), Math.max(y(b) - py, py - y(b + 1), 0));
           if (events[b * T + a] && d < distance) { best = { t: a, u: b }; distance = d; }
         }
-      return events[u * T + t] ? { t, u } : best;
+      return best;
     }
 
     canvas.onpointermove = (event) => {
