@@ -78,6 +78,8 @@ def test_runs_of_one_shape_are_told_apart(runs, tmp_path):
     assert "EGRU 8 (digits)" in source
     assert "EGRU 8 (again)" in source
     assert "EGRU 8 (again): Events while reading class" in source
+    source = report([runs / n for n in ("digits", "again", "digits-gru")], tmp_path / "out").read_text(encoding="utf-8")
+    assert "3 runs: EGRU 8 (digits), EGRU 8 (again), GRU 8<" in source
 
 
 def test_without_checkpoints_the_page_says_so(runs):

@@ -74,10 +74,10 @@ def _option(name: str, value: Any) -> str:
 
 
 def _names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """As short as tells the runs apart."""
+    """As short as tells the runs apart: where two have one name, more words."""
     short = [f"{config.cell.upper()} {config.hidden}" for config in configs]
-    for more in (None, recipes, [f"seed {config.seed}" for config in configs], [Path(f).name for f in folders]):
-        names = short if more is None else [f"{name} ({word})" for name, word in zip(short, more, strict=True)]
+    for more in (recipes, [f"seed {config.seed}" for config in configs], [Path(f).name for f in folders]):
+        names = [name if short.count(name) == 1 else f"{name} ({word})" for name, word in zip(short, more, strict=True)]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({i})" for i, name in enumerate(short, 1)]

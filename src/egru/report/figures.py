@@ -185,7 +185,7 @@ def silence(run: RunReport, hue: str, name: str) -> Figure:
     series = [
         {
             "name": layer,
-            "colour": f"var(--hue{i % 4})",
+            "colour": f"var(--hue{(0, 2, 3, 1)[i % 4]})",  # as in the histogram
             "points": _points(run, lambda epoch, layer=layer: epoch.layer_sparsity.get(layer)),
         }
         for i, layer in enumerate(known)

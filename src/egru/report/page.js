@@ -245,7 +245,7 @@
       } else context.drawImage(inputStamp, view.t0, 0, span, data.input.rows, left, above.y, panel, above.h);
       frame(above);
       text("input", left - 8, above.y + above.h / 2 + 4, "right");
-      if (words && span <= panel / 13) // as many words as fit, upright
+      if (words && span <= panel / 11.5) // as many words as fit, upright
         for (let t = Math.floor(view.t0); t < Math.min(T, Math.ceil(view.t1)); t++) {
           const at = (x(t) + x(t + 1)) / 2;
           if (at < left || at > left + panel) continue;
