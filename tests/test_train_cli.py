@@ -262,3 +262,27 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     assert "Traceback" not in err
     run = Run.open(tmp_path / "run", pytest.fail)
     assert run.newest() >= len(run.metrics()) - 1
+
+
+def test_report_of_runs(capsys, tmp_path):
+    for name in ("digits", "digits-gru"):
+        assert egru(capsys, "train", name, *SMALL, "--out", name)[0] == 0
+    code, out, err = egru(capsys, "report", "digits", "digits-gru", "--out", "page")
+    assert (code, out, err) == (0, "page/index.html\n", "")
+    assert "Events saved" in (tmp_path / "page" / "index.html").read_text()
+    (tmp_path / "digits" / "report" / "index.html").unlink()
+    assert egru(capsys, "report", "digits")[1] == "digits/report/index.html\n"
+    assert egru(capsys, "report", "nowhere")[0] == 1
+    code, _, err = egru(capsys, "reproduce", "--keep", "digits")
+    assert code == 1
+    assert "only the first 60 of each split" in err
+
+
+def test_reproduce(capsys):
+    code, out, _ = egru(capsys, "reproduce")
+    assert code == 0
+    assert "gestures " in out
+    code, out, _ = egru(capsys, "reproduce", "frames")
+    assert code == 0
+    assert "2026-11-15  egru train dvs" in out
+    assert egru(capsys, "reproduce", "nothing")[0] == 1

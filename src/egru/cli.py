@@ -94,6 +94,24 @@ def export(run: str, out: str, weights: str, part: float) -> int:
     return 0
 
 
+def report(runs: list[str], out: str | None) -> int:
+    from egru import recipes
+
+    print(recipes.report([Path(run) for run in runs], None if out is None else Path(out)))
+    return 0
+
+
+def reproduce(table: str | None, run: str | None) -> int:
+    from egru.recipes import reproduce
+
+    if run is not None:
+        print(f"kept in {reproduce.keep(Path(run))}")
+        return 0
+    for line in reproduce.listing() if table is None else reproduce.lines(table):
+        print(line)
+    return 0
+
+
 def print_scores(what: str, scores: Any, activity: Any) -> None:
     quality = f"accuracy {100 * scores.accuracy:.2f} %"
     if scores.perplexity is not None:
@@ -159,6 +177,14 @@ def parser() -> argparse.ArgumentParser:
     small.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
     small.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
     small.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file; 16 by default")
+    page = commands.add_parser("report", help="one page of a run, or of several side by side, to open in a browser")
+    page.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
+    page.add_argument("--out", metavar="FOLDER", help="where the page goes: RUN/report, of several runs report")
+    tables = commands.add_parser(
+        "reproduce", help="the paper's tables, ours beside them; without a name, which there are"
+    )
+    tables.add_argument("table", nargs="?", metavar="TABLE", help="one of `egru reproduce`")
+    tables.add_argument("--keep", metavar="RUN", help="add a finished run to our numbers (in a checkout)")
     commands.add_parser("list", help="all recipes, with the paper's numbers")
     commands.add_parser("doctor", help="what is installed, which kernels are in use, which data are present")
     commands.add_parser("info", help="which kernels are in use, and why")
@@ -166,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, score, small):
+    for command in (run, score, small, page, tables):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -186,6 +212,10 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
             return evaluate(options.run, options.split, options.device)
         case "export":
             return export(options.run, options.out, options.weights, options.part)
+        case "report":
+            return report(options.runs, options.out)
+        case "reproduce":
+            return reproduce(options.table, options.keep)
         case "list":
             return list_recipes()
         case "doctor":

@@ -1,3 +1,5 @@
+import copy
+import dataclasses
 import json
 
 import pytest
@@ -6,7 +8,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import egru
-from egru.activity import EnergyModel, LayerCost
+from egru.activity import ActivitySummary, EnergyModel, LayerCost
+from egru.models import CoRNN, IndRNN
 from tests.helpers import lively
 
 
@@ -148,6 +151,38 @@ def test_summary_prints_and_converts():
     assert "readout (Linear)" in text
     assert "assuming" in text
     assert EnergyModel().assumption in text
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        egru.EGRU(3, 5, 2, bidirectional=True),
+        egru.ELSTM(3, 5),
+        egru.ERNN(3, 5, 2),
+        nn.GRU(3, 5, 2),
+        nn.LSTM(3, 5, bidirectional=True),
+        nn.RNN(3, 5),
+        CoRNN(3, 5),
+        IndRNN(3, 5, 2),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_a_summary_is_read_back_from_its_dict(module):
+    """Everything but the last digits: densities are solved for from the counts."""
+    module = copy.deepcopy(module).double()
+    with egru.ActivityMonitor(module, energy=EnergyModel(1e-12, 3.5e-12)) as monitor:
+        module(torch.randn(7, 2, 3, dtype=torch.float64).requires_grad_())[0].sum().backward()
+    original = monitor.summary()
+    again = ActivitySummary.from_dict(json.loads(original.to_json()))
+    assert [layer.cost.gates for layer in again.layers] == [layer.cost.gates for layer in original.layers]
+    assert again.energy == original.energy
+    for mine, other in zip(again.layers, original.layers, strict=True):
+        assert dataclasses.asdict(mine.cost) == pytest.approx(dataclasses.asdict(other.cost), abs=1e-12)
+        assert dataclasses.replace(mine, cost=other.cost) == other
+    plain = original.to_dict()
+    plain["overall"]["energy_assumption"] = "free"
+    with pytest.raises(ValueError, match="unknown energy assumption 'free'"):
+        ActivitySummary.from_dict(plain)
 
 
 def test_nothing_is_counted_outside_and_reset_forgets():

@@ -76,6 +76,7 @@ def test_epochs_must_increase():
         ("validation_accuracy", math.nan, "validation_accuracy must be a fraction"),
         ("activity_sparsity", -0.1, "activity_sparsity must be a fraction"),
         ("seconds", math.nan, "seconds must be finite"),
+        ("layer_sparsity", {"a": 2.0}, "layer_sparsity of a must be a fraction"),
     ],
 )
 def test_a_bad_epoch_is_refused(field, value, message):
@@ -91,6 +92,9 @@ def test_a_bad_epoch_is_refused(field, value, message):
         ({"events": np.zeros((20, 0))}, ValueError, r"events must have shape \(T, H\)"),
         ({"events": np.full((20, 2), np.nan)}, ValueError, "events must be finite"),
         ({"image": np.zeros(64)}, ValueError, "image must have shape"),
+        ({"image": np.zeros((4, 2, 2))}, ValueError, "as many frames as there are steps"),
+        ({"layers": (("a", 3),)}, ValueError, r"layers must add up to 16 units, got \(\('a', 3\),\)"),
+        ({"words": ("a",)}, ValueError, "words must be one a step, got 1 for 20"),
         ({"events": torch.zeros(20, 2)}, TypeError, "events must be a numpy array .* got Tensor"),
     ],
 )

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from egru.activity.operations import EnergyModel, LayerCost
@@ -146,6 +148,19 @@ class ActivitySummary:
             "linears": [dataclasses.asdict(linear) | {"macs": linear.macs} for linear in self.linears],
         }
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "ActivitySummary":
+        """The summary that :meth:`to_dict` wrote down; what it left out follows from the operation counts."""
+        overall = plain["overall"]
+        costs = re.match(r"(\S+) pJ .*? and (\S+) pJ", overall["energy_assumption"])
+        if costs is None:
+            raise ValueError(f"ActivitySummary: unknown energy assumption {overall['energy_assumption']!r}")
+        layers = tuple(_layer(layer, overall["steps"]) for layer in plain["layers"])
+        fields = [field.name for field in dataclasses.fields(LinearActivity)]
+        linears = tuple(LinearActivity(**{name: linear[name] for name in fields}) for linear in plain["linears"])
+        mac, weight_read = (float(value) * 1e-12 for value in costs.groups())
+        return cls(layers, linears, overall["parameters"], EnergyModel(mac, weight_read))
+
     def to_json(self, indent: int | None = 2) -> str:
         return json.dumps(self.to_dict(), indent=indent)
 
@@ -211,6 +226,28 @@ class ActivitySummary:
                 self.energy.assumption,
             ]
         )
+
+
+def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
+    inputs, H = plain["input_size"], plain["hidden_size"]
+    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"])
+    fan_in = H if recurrent is None else recurrent
+    skippable, activity = plain["backward_skippable"], 1 - plain["activity_sparsity"]
+    cost = LayerCost(
+        inputs,
+        H,
+        gates=round(plain["dense_forward_macs"] / (H * (inputs + fan_in + 1))),
+        recurrent_size=recurrent,
+        input_density=plain["input_density"],
+        activity=activity,
+        gradient_density=1.0 if skippable is None else 1 - skippable,
+    )
+    rows = cost.gates * H
+    below = (plain["backward_macs"] - cost.backward) / (rows * inputs)
+    cost = dataclasses.replace(cost, input_gradient_density=below if below > 1e-9 else 0.0)
+    names = ("backward_sparsity", "backward_skippable")
+    units = tuple(plain["unit_activity"])
+    return LayerActivity(plain["name"], plain["kind"], cost, steps, units, *(plain[name] for name in names))
 
 
 def _percent(value: float | None) -> str:

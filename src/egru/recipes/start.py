@@ -13,7 +13,7 @@ from egru.activity import ActivitySummary
 from egru.data import Classification, Text
 from egru.recipes.build import build, load
 from egru.recipes.config import Config, read, stored
-from egru.report import Epoch, RunReport, write_report
+from egru.recipes.pages import report
 from egru.runtime.export import has_parts, load_parts, save_parts
 from egru.training import (
     Result,
@@ -118,28 +118,5 @@ def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run, min
         if config.tensorboard:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = train(model, task, config, run, progress, minutes)
-    _report(recipe, config, run, result)
+    report([run.folder], say=run.say)
     return result
-
-
-def _report(recipe: str, config: Config, run: Run, result: Result) -> None:
-    """The run's page; a run without matplotlib is still a run."""
-    history = tuple(
-        Epoch(
-            line["epoch"],
-            line["train"]["loss"],
-            line["validation"]["accuracy"],
-            None if line["activity"]["backward_sparsity"] is None else line["activity"]["activity_sparsity"],
-            line["seconds"],
-        )
-        for line in run.metrics()
-    )
-    name = f"{config.cell.upper()} {config.hidden}"
-    report = RunReport(
-        name, history, result.test.accuracy, result.activity, result.seconds, config.seed, result.test.perplexity
-    )
-    folder, command = run.folder / "report", f"egru train {recipe}"
-    try:
-        write_report(folder, recipe, [report], [], command=command, config=dataclasses.asdict(config))
-    except ImportError as error:
-        run.say(f"no report page: {error}")

@@ -1,6 +1,7 @@
-"""What a run came to: figures, a table for the terminal and one HTML page that needs nothing else.
+"""What a run came to: one HTML page that needs nothing else, figures for papers, a table for the terminal.
 
-Needs matplotlib and rich (``pip install 'egru[demo]'``), imported when a figure or a table is asked for.
+The page needs no other package. The figures are matplotlib's, the table is rich's (``pip install 'egru[demo]'``), each
+imported when asked for.
 """
 
 from egru.report.page import read_runs, write_report

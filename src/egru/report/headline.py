@@ -22,16 +22,37 @@ def baseline(runs: Sequence[RunReport]) -> RunReport | None:
     return next((run for run in runs if not run.event_layers), None)
 
 
+def answer(runs: Sequence[RunReport]) -> str:
+    """How much compute the events saved: the page's first line."""
+    savings = sorted(1 - 1 / run.forward_saving for run in runs if run.event_layers)
+    if not savings:
+        return "No events, so no compute was saved."
+    least, most = (format.percent(saving, 0) for saving in (savings[0], savings[-1]))
+    return f"Events saved {least if least == most else f'{least} to {most}'} of the compute."
+
+
+def score(run: RunReport) -> str:
+    """On the test set, in words."""
+    if run.test_perplexity is not None:
+        return f"test perplexity {run.test_perplexity:.1f}"
+    return f"test accuracy {format.percent(run.test_accuracy)}"
+
+
+def _comparison(run: RunReport, other: RunReport) -> str:
+    if run.test_perplexity is not None and other.test_perplexity is not None:
+        return f"at a test perplexity of {run.test_perplexity:.1f} ({other.name} {other.test_perplexity:.1f})"
+    return f"at a test accuracy {format.points(run.test_accuracy - other.test_accuracy, other.name)}"
+
+
 def sentence(run: RunReport, other: RunReport | None) -> str:
     """What the events saved, and what they cost in accuracy."""
-    forward, backward = (1 - 1 / saving for saving in (run.forward_saving, run.backward_saving))
+    activity = run.activity
     text = (
-        f"{run.name} skipped {format.percent(forward, 0)} of the multiply-accumulates of its forward pass and "
-        f"{format.percent(backward, 0)} of its backward pass"
+        f"{run.name} took {format.count(activity.forward_macs)} instead of {format.count(activity.dense_forward_macs)} "
+        f"multiply-accumulates a forward step and skipped {format.percent(1 - 1 / run.backward_saving, 0)} of the "
+        "backward pass"
     )
-    if other is not None:
-        text += f", at a test accuracy {format.points(run.test_accuracy - other.test_accuracy, other.name)}"
-    return f"{text}."
+    return f"{text}, {score(run) if other is None else _comparison(run, other)}."
 
 
 def numbers(run: RunReport, other: RunReport | None) -> list[Number]:

@@ -50,7 +50,8 @@ def _picture(axes: "Axes", raster: Raster, theme: Theme) -> None:
     axes.set_axis_off()
     axes.set_anchor("N")
     if raster.image is not None:
-        axes.imshow(raster.image, cmap=theme.image_colours, interpolation="nearest")
+        image = raster.image if raster.image.ndim == 2 else raster.image[len(raster.image) // 2]
+        axes.imshow(image, cmap=theme.image_colours, interpolation="nearest")
     where = (0.5, 1.0) if raster.image is None else (0.5, -0.06)
     axes.text(*where, raster.label, transform=axes.transAxes, ha="center", va="top", fontsize=9.5, color=theme.muted)
 

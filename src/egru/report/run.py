@@ -13,13 +13,18 @@ from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LayerCost
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One pass over the training set. Accuracy and sparsity are fractions; sparsity is None for a dense model."""
+    """One pass over the training set. Accuracy and sparsity are fractions; sparsity is None for a dense model.
+
+    ``validation_perplexity`` is for language models; ``layer_sparsity`` by name of layer, empty where nobody counted.
+    """
 
     epoch: int
     train_loss: float
     validation_accuracy: float
     activity_sparsity: float | None
     seconds: float
+    validation_perplexity: float | None = None
+    layer_sparsity: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"Epoch {self.epoch}"
@@ -28,6 +33,8 @@ class Epoch:
         _fraction(where, "validation_accuracy", self.validation_accuracy)
         if self.activity_sparsity is not None:
             _fraction(where, "activity_sparsity", self.activity_sparsity)
+        for name, value in self.layer_sparsity.items():
+            _fraction(where, f"layer_sparsity of {name}", value)
         _duration(where, self.seconds)
 
 
@@ -43,6 +50,9 @@ class RunReport:
         seconds: of training, wall clock.
         seed: that the run can be repeated with.
         test_perplexity: of a language model, whose accuracy counts next words guessed right; None for all others.
+        config: of this run alone, as plain values; what all runs of a report share is given to ``write_report``.
+        environment: what the run's numbers depend on beside its config.
+        command: that makes this run again.
     """
 
     name: str
@@ -52,6 +62,9 @@ class RunReport:
     seconds: float
     seed: int
     test_perplexity: float | None = None
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    command: str = ""
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -111,7 +124,9 @@ class RunReport:
 class Raster:
     """One sequence and the events it caused: ``input`` of shape (T, I), ``events`` (T, H) with zeros where silent.
 
-    ``image`` is shown beside the input, with ``label`` under it; None for sequences that are no picture.
+    ``image`` is shown beside the input, with ``label`` under it; None for sequences that are no picture, and of shape
+    (T, rows, columns) for those that are a film. ``layers`` names the layers whose units ``events`` holds side by side,
+    each with how many; ``words`` are what was read, one a step.
     """
 
     title: str
@@ -119,6 +134,8 @@ class Raster:
     events: np.ndarray
     image: np.ndarray | None
     label: str
+    layers: tuple[tuple[str, int], ...] = ()
+    words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"Raster {self.title!r}"
@@ -128,8 +145,16 @@ class Raster:
             raise ValueError(
                 f"{where}: input and events must have as many steps, got {len(self.input)} and {len(self.events)}"
             )
-        if self.image is not None:
-            _matrix(where, "image", self.image, "(rows, columns)")
+        if self.image is not None and self.image.ndim == 3:
+            _matrix(where, "image", self.image.reshape(len(self.image), -1), "(T, rows, columns)")
+            if len(self.image) != len(self.events):
+                raise ValueError(f"{where}: image must have as many frames as there are steps, got {self.image.shape}")
+        elif self.image is not None:
+            _matrix(where, "image", self.image, "(rows, columns) or (T, rows, columns)")
+        if self.layers and sum(units for _, units in self.layers) != self.events.shape[1]:
+            raise ValueError(f"{where}: layers must add up to {self.events.shape[1]} units, got {self.layers}")
+        if self.words and len(self.words) != len(self.events):
+            raise ValueError(f"{where}: words must be one a step, got {len(self.words)} for {len(self.events)}")
 
     @property
     def silent(self) -> float:

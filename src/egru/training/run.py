@@ -58,6 +58,10 @@ class Run:
     def config(self) -> dict[str, Any]:
         return json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
 
+    def environment(self) -> dict[str, Any]:
+        path = self.folder / ENVIRONMENT
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes from training in this folder; a killed one lets go by itself."""

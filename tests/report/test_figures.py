@@ -1,0 +1,153 @@
+"""What the page is told to draw."""
+
+import base64
+import dataclasses
+
+import numpy as np
+import pytest
+
+from egru.report import Raster, figures, format
+from tests.report import examples
+
+
+def levels(text: str, rows: int) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(rows, -1)
+
+
+def test_bars_hold_what_was_used_and_what_dense_takes():
+    figure = figures.work(examples.pair())
+    activity = examples.run().activity
+    used = 100 * activity.forward_macs / activity.dense_forward_macs
+    assert f"width:{used:.2f}%" in figure.content
+    assert figure.content.count('class="bar"') == 6
+    assert figure.content.count("saved") == 3  # not for the GRU
+    assert "var(--dense)" in figure.content
+
+
+def test_layers_add_up_to_the_whole():
+    run = examples.run()
+    cost = run.activity.layers[0].cost
+    content = figures.layers(run, "red", "layers-1").content
+    assert content.count('class="bar"') == 3  # input, recurrence, readout
+    rows = 3 * cost.hidden_size
+    inputs = rows * (0.5 * 1 + 1)
+    assert f">{inputs:.0f} of {2 * rows}" in content
+    assert (
+        f">{format.count(rows * cost.activity * cost.hidden_size)} of {format.count(rows * cost.hidden_size)}"
+        in content
+    )
+    assert f"{100 * (1 - cost.activity):.0f} % of its units are silent" in content
+
+
+def test_curves_of_a_language_model_show_perplexity():
+    run = examples.run(test_perplexity=60.0)
+    words = dataclasses.replace(
+        run, history=tuple(dataclasses.replace(epoch, validation_perplexity=70.0) for epoch in run.history)
+    )
+    data = figures.curves([words]).data
+    assert data is not None
+    assert [panel["title"] for panel in data["panels"]][1] == "Validation perplexity"
+    assert data["panels"][1]["log"]
+    mixed = figures.curves([words, examples.run("GRU")]).data
+    assert mixed is not None
+    assert mixed["panels"][1]["title"] == "Validation accuracy"
+
+
+def test_silence_by_layer_where_it_was_counted():
+    run = examples.run()
+    data, caption = figures.silence(run, "red", "silence-1").data, figures.silence(run, "red", "silence-1").caption
+    assert data is not None
+    assert [series["name"] for series in data["panels"][0]["series"]] == ["all layers"]
+    assert "no line per layer" in caption
+    layered = dataclasses.replace(
+        run,
+        history=tuple(dataclasses.replace(e, layer_sparsity={"layer0": 0.5, "layer1": 0.25}) for e in run.history[1:]),
+    )
+    data = figures.silence(layered, "red", "silence-1").data
+    assert data is not None
+    series = {entry["name"]: entry["points"] for entry in data["panels"][0]["series"]}
+    assert series["layer1"] == [(2, 0.25), (3, 0.25), (4, 0.25)]
+    assert len(series["all layers"]) == 3
+
+
+def test_histogram_counts_every_unit_once():
+    data = figures.histogram(examples.run(), "activity-1").data
+    assert data is not None
+    (layer,) = data["layers"]
+    assert (layer["never"], layer["always"]) == (2, 1)
+    assert layer["never"] + layer["always"] + sum(layer["bins"]) == 32
+    assert "32 units" in data["title"]
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_raster_carries_every_event_and_its_value(sign):
+    raster = examples.raster(T=20, hidden=16, sign=sign)
+    data = figures.raster(raster, "raster-1").data
+    assert data is not None
+    order = data["layers"][0]["units"]
+    assert sorted(order) == list(range(16))
+    drawn = levels(data["events"], 16)
+    events = raster.events[:, order].T
+    np.testing.assert_array_equal(drawn > 0, events != 0)
+    values = data["low"] + (drawn - 1.0) / 254 * (data["high"] - data["low"])
+    spread = data["high"] - data["low"]
+    assert np.abs(values - events)[events != 0].max() < spread / 500 + 1e-4
+    assert data["active"] == (raster.events != 0).sum(1).tolist()
+    busy = (events != 0).sum(1)
+    assert (np.diff(busy) <= 0).all()  # busiest first
+
+
+def test_a_large_raster_is_thinned_from_the_busiest_to_the_quietest():
+    rng = np.random.default_rng(0)
+    events = (rng.random((700, 1000)) < np.linspace(0, 1, 1000)).astype(float)
+    raster = Raster("Large", rng.random((700, 300)), events, None, "", (("a", 600), ("b", 400)))
+    figure = figures.raster(raster, "raster-1", cells=100_000)
+    data = figure.data
+    assert data is not None
+    assert data["steps"] == 512
+    assert [len(layer["units"]) for layer in data["layers"]] == [97, 97]
+    assert levels(data["events"], 194).size <= 100_000
+    assert data["layers"][1]["size"] == 400
+    assert max(data["layers"][1]["units"]) < 400  # numbered within the layer
+    assert levels(data["input"]["data"], 64).shape == (64, 512)
+    drawn = levels(data["events"], 194)[97:] > 0
+    np.testing.assert_array_equal(drawn, events[:512, 600 + np.array(data["layers"][1]["units"])].T > 0)
+    assert "Drawn: 194 of 1,000 units. The first 512 of 700 steps." in figure.caption
+    assert data["active"][0] == int((events[0] != 0).sum())  # of all units
+
+
+def test_a_short_raster_has_its_limit_too():
+    data = figures.raster(Raster("Wide", np.zeros((9, 1)), np.ones((9, 1000)), None, ""), "raster-1").data
+    assert data is not None
+    assert len(data["layers"][0]["units"]) == figures.UNITS
+
+
+def test_many_rasters_share_the_room():
+    large = Raster("Large", np.zeros((500, 1)), np.ones((500, 400)), None, "")
+    drawn = figures.rasters([large] * 10)
+    assert sum(len(base64.b64decode(f.data["events"])) for f in drawn if f.data) <= figures.CELLS
+
+
+def test_pictures_and_films():
+    picture = figures.raster(examples.raster(), "r").data
+    assert picture is not None
+    assert (picture["image"]["rows"], picture["image"]["columns"], picture["image"]["frames"]) == (8, 8, 1)
+    film = dataclasses.replace(examples.raster(), image=np.arange(20 * 96 * 128.0).reshape(20, 96, 128))
+    data = figures.raster(film, "r").data
+    assert data is not None
+    assert (data["image"]["rows"], data["image"]["columns"], data["image"]["frames"]) == (64, 64, 20)
+    frames = levels(data["image"]["data"], 20)
+    assert (np.diff(frames.astype(int).mean(1)) > 0).all()  # every frame lies above the one before
+    stripes = dataclasses.replace(film, image=np.broadcast_to(np.arange(96.0)[:, None], (20, 96, 128)).copy())
+    data = figures.raster(stripes, "r").data
+    assert data is not None
+    first = levels(data["image"]["data"], 20)[0].reshape(64, 64)
+    assert (first == first[:, :1]).all()  # rows stay rows
+    assert np.ptp(first) > 200
+
+
+def test_words_are_kept():
+    raster = dataclasses.replace(examples.raster(T=3), words=("the", "old", "man"))
+    data = figures.raster(raster, "r").data
+    assert data is not None
+    assert data["words"] == ["the", "old", "man"]
