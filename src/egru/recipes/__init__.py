@@ -5,7 +5,7 @@ They live inside the package, so that ``egru train`` finds them in an installed 
 
 from egru.recipes import gestures, images, language
 from egru.recipes.build import build, load, smoke
-from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
+from egru.recipes.config import ClassifierConfig, Config, LanguageConfig, with_fields
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
 from egru.recipes.start import evaluate, resume, start
 
@@ -26,4 +26,5 @@ __all__ = [
     "resume",
     "smoke",
     "start",
+    "with_fields",
 ]

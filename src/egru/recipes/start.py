@@ -24,14 +24,25 @@ from egru.training import (
     tensorboard,
     train,
 )
+from egru.training.progress import Progress
 
 
-def start(recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print) -> Result:
-    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there."""
+def start(
+    recipe: str,
+    config: Config,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+    page: bool = True,
+) -> Result:
+    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there.
+
+    ``progress``: who hears of it; a bar if None. ``page``: write the report page in the end.
+    """
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     model, task = build(config, load(config))
-    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say))
+    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say), progress, page)
 
 
 def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
@@ -56,14 +67,24 @@ def evaluate(
     return scores, activity, best
 
 
-def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run) -> Result:
+def _go(
+    recipe: str,
+    config: Config,
+    model: nn.Module,
+    task: Task,
+    run: Run,
+    progress: Progress | None = None,
+    page: bool = True,
+) -> Result:
     with contextlib.ExitStack() as stack:
         stack.enter_context(run.alone())
-        progress = stack.enter_context(bar(recipe, config.epochs))
+        if progress is None:
+            progress = stack.enter_context(bar(recipe, config.epochs))
         if config.tensorboard:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = train(model, task, config, run, progress)
-    _report(recipe, config, run, result)
+    if page:
+        _report(recipe, config, run, result)
     return result
 
 

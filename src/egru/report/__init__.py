@@ -4,6 +4,7 @@ Needs matplotlib and rich (``pip install 'egru[demo]'``), imported when a figure
 """
 
 from egru.report.page import read_runs, write_report
+from egru.report.pareto import pareto_front
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
 from egru.report.run import Epoch, Raster, RunReport
@@ -20,6 +21,7 @@ __all__ = [
     "activity_histogram",
     "event_raster",
     "macs_bar",
+    "pareto_front",
     "print_table",
     "read_runs",
     "training_curves",
