@@ -1,7 +1,10 @@
 """The study a sweep adds to: where Optuna keeps it, how much of it is done, what becomes of lost trials."""
 
 import json
+import random
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +30,56 @@ def optuna() -> Any:
 
 def open_study(sweep: Sweep) -> Any:
     """The study, made or found; one that was made with other settings is refused."""
-    engine = optuna()
     try:
-        study = engine.create_study(
-            storage=_storage(sweep),
-            study_name=sweep.study,
-            directions=[goal.direction for goal in sweep.goals()],
-            sampler=engine.samplers.TPESampler(constant_liar=True),  # parallel trials keep away from each other
-            pruner=_pruner(sweep),
-            load_if_exists=True,
-        )
+        study = _first_to_come(lambda: _open(sweep))
     except ImportError as error:
         raise ImportError(f"the database's driver is missing ({error}): pip install 'egru[sweep]'") from error
     except Exception as error:
         if type(error).__module__.startswith("sqlalchemy"):
             raise RunError(f"--storage: {str(error).splitlines()[0]}") from error
         raise
-    own = {"recipe": sweep.recipe, "objectives": list(sweep.objectives)}
-    own |= {name: value for name, value in to_plain(sweep.config).items() if name not in _PLACE}
-    own = json.loads(json.dumps(own))  # as it will come back
-    made = study.user_attrs.get("settings")
-    if made is None:
-        study.set_user_attr("settings", own)
-    elif made != own:
+    made, own = study.user_attrs["settings"], _settings(sweep)
+    if made != own:
         name = next(name for name in {**own, **made} if made.get(name) != own.get(name))
         raise RunError(
             f"study {sweep.study!r} was made with {name} {made.get(name)!r}, now {own.get(name)!r}: "
             "take that again, or another --study"
         )
     return study
+
+
+def _first_to_come(attempt: Callable[[], Any]) -> Any:
+    """``attempt``, again where another machine made the same tables or rows in the same moment."""
+    for wait in (0.2, 0.5, 1.0, 2.0):
+        try:
+            return attempt()
+        except Exception as error:
+            if type(error).__name__ not in ("IntegrityError", "ProgrammingError", "StorageInternalError"):
+                raise
+            time.sleep(wait * (1 + random.random()))
+    return attempt()
+
+
+def _open(sweep: Sweep) -> Any:
+    engine = optuna()
+    study = engine.create_study(
+        storage=_storage(sweep),
+        study_name=sweep.study,
+        directions=[goal.direction for goal in sweep.goals()],
+        sampler=engine.samplers.TPESampler(constant_liar=True),  # parallel trials keep away from each other
+        pruner=_pruner(sweep),
+        load_if_exists=True,
+    )
+    if "settings" not in study.user_attrs:
+        study.set_user_attr("settings", _settings(sweep))
+    return study
+
+
+def _settings(sweep: Sweep) -> dict[str, Any]:
+    """What must be the same whenever a study goes on, as JSON gives it back."""
+    own = {"recipe": sweep.recipe, "objectives": list(sweep.objectives)}
+    own |= {name: value for name, value in to_plain(sweep.config).items() if name not in _PLACE}
+    return json.loads(json.dumps(own))
 
 
 def _storage(sweep: Sweep) -> Any:
@@ -67,9 +91,11 @@ def _storage(sweep: Sweep) -> Any:
     scheme, address = sweep.storage.split("://", 1)
     if scheme in ("postgresql", "postgres"):
         scheme = "postgresql+psycopg"  # which driver stands behind the plain name depends on SQLAlchemy's version
+    from sqlalchemy.pool import NullPool  # comes with Optuna
+
     return storages.RDBStorage(
         f"{scheme}://{address}",
-        engine_kwargs={"pool_pre_ping": True},
+        engine_kwargs={"poolclass": NullPool},  # hundreds of workers must not hold a connection each
         heartbeat_interval=sweep.heartbeat,
         heartbeat_stale_trial_callback=retry,
     )
@@ -117,6 +143,11 @@ def reclaim(study: Any, sweep: Sweep, own: bool) -> list[int]:
     left = study.get_trials(deepcopy=False, states=(running,))
     gone = [t.number for t in left if t.user_attrs.get("folder", sweep.home if own else None) == sweep.home]
     return [number for number in gone if lose(study, number)]
+
+
+def lose_stale(study: Any) -> None:
+    """Lose the trials in a database that have not given a sign of life for too long, wherever they were."""
+    optuna().storages.fail_stale_trials(study)
 
 
 def done(study: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from egru.sweep.outcome import describe
 from egru.sweep.settings import Sweep, read_search
-from egru.sweep.study import done, elsewhere, lose, mend, open_study, reclaim
+from egru.sweep.study import done, elsewhere, lose, lose_stale, mend, open_study, reclaim
 from egru.sweep.worker import work
 from egru.training import RunError
 
@@ -60,6 +60,7 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
     workers: dict[int, _Worker] = {}
     try:
         while True:
+            lose_stale(study)
             wanted = settings.trials - done(study) - elsewhere(study, settings) - len(workers)
             free = [slot for slot in range(settings.workers) if slot not in workers]
             for slot in free[: max(wanted, 0)]:
