@@ -37,7 +37,7 @@ def states(study) -> list[str]:
     return [trial.state.name for trial in study.get_trials()]
 
 
-def until(true, seconds: float = 120.0) -> None:
+def until(true, seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
@@ -108,7 +108,7 @@ def test_a_killed_worker_loses_only_its_trial(tmp_path):
     (worker,) = multiprocessing.active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
-    thread.join(120)
+    thread.join(90)
     assert not thread.is_alive()
     (study,) = found
     assert states(study) == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]

@@ -24,7 +24,7 @@ def pareto_front(
     others = [point for point in points if point[0] not in front]
     with theme.context():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, NullFormatter
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -36,7 +36,8 @@ def pareto_front(
         costs = [p[1] for p in points]
         if min(costs) > 0 and max(costs) > 4 * min(costs):
             axes.set_xscale("log")
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_cost(value)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_quality(value)))
         axes.set_xlabel(f"{cost} (numbers: trials)")
