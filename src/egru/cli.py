@@ -48,7 +48,16 @@ def bench(device: str, only: str | None, arguments: list[str]) -> int:
 
 
 def train(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Train a recipe, or go on with a run."""
+    """Train a recipe, or go on with a run. Under `torchrun`, together; the first process speaks."""
+    from egru.training import distributed
+
+    if distributed.launched() > 1 and not (options.out or options.resume):
+        raise ValueError("several processes need --out FOLDER, that a restart can find")
+    with distributed.quiet():
+        return _train(options, arguments)
+
+
+def _train(options: argparse.Namespace, arguments: list[str]) -> int:
     from egru import recipes
 
     if options.resume:

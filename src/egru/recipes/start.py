@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -17,14 +19,17 @@ from egru.training import (
     Run,
     RunError,
     Scores,
+    Silent,
     Task,
     bar,
     checkpoint,
+    distributed,
     score,
     tensorboard,
     train,
 )
 from egru.training.progress import Progress
+from egru.training.run import CONFIG
 
 
 def start(
@@ -41,8 +46,21 @@ def start(
     """
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
-    model, task = build(config, load(config))
-    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say), progress, page)
+    with distributed.group(config.device) as device:
+        placed = dataclasses.replace(config, device=device)
+        model, task = build(placed, load(placed))
+        with distributed.first_goes_first():
+            own = stored(recipe, config)
+            run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)
+        return _go(recipe, placed, model, task, run, progress, page)
+
+
+def _again(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the folder holds this very run: of the first process, or from before `torchrun` started all again."""
+    if distributed.rank() > 0:
+        return True
+    there = distributed.elastic() and (folder / CONFIG).exists()
+    return there and Run.open(folder).config() == json.loads(json.dumps(config))
 
 
 def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
@@ -51,7 +69,9 @@ def resume(folder: Path, say: Callable[[str], None] = print) -> Result:
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
     recipe, config = read(run.config())
-    return _go(recipe, config, *build(config, load(config)), run)
+    with distributed.group(config.device) as device:
+        config = dataclasses.replace(config, device=device)
+        return _go(recipe, config, *build(config, load(config)), run)
 
 
 def evaluate(
@@ -77,13 +97,17 @@ def _go(
     page: bool = True,
 ) -> Result:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run.alone())
-        if progress is None:
+        first = distributed.rank() == 0
+        if first:
+            stack.enter_context(run.alone())
+        if not first:
+            progress = Silent()
+        elif progress is None:
             progress = stack.enter_context(bar(recipe, config.epochs))
-        if config.tensorboard:
+        if config.tensorboard and first:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = train(model, task, config, run, progress)
-    if page:
+    if page and first:
         _report(recipe, config, run, result)
     return result
 

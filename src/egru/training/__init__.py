@@ -3,7 +3,7 @@
 Needs safetensors and rich (``pip install 'egru[train]'``), imported when a checkpoint or a bar is asked for.
 """
 
-from egru.training import checkpoint
+from egru.training import checkpoint, distributed
 from egru.training.checkpoint import Damaged
 from egru.training.config import ClassifierTraining, LanguageTraining, Training, from_plain, to_plain
 from egru.training.loop import Result, score, train
@@ -28,6 +28,7 @@ __all__ = [
     "Training",
     "bar",
     "checkpoint",
+    "distributed",
     "from_plain",
     "learning_rate_factor",
     "make_optimiser",
