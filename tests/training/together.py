@@ -55,8 +55,12 @@ def language(processes: int, **changes):
     training = LanguageTraining(
         epochs=4, batch=8 // processes, evaluation_batch=3, learning_rate=0.5, optimiser="ntavsgd", bptt=20, **changes
     )
-    options = {"threshold": egru.Threshold(mean=-3.0)}
-    return lambda: LanguageModel(7, 12, 16, num_layers=2, **options), lambda: LanguageTask(text(), training), training
+    threshold = egru.Threshold(mean=-3.0)
+    return (
+        lambda: LanguageModel(7, 12, 16, num_layers=2, threshold=threshold),
+        lambda: LanguageTask(text(), training),
+        training,
+    )
 
 
 CASES = {

@@ -4,6 +4,9 @@ Without a process group every function here leaves things as they are: the loop 
 Runs are written by the first process; the folder must be one that all of them see.
 """
 
+# pyright: reportPrivateImportUsage=false
+# torch.distributed names what its C++ part holds without exporting it.
+
 import contextlib
 import inspect
 import os
@@ -197,7 +200,7 @@ class Follower(Run):
     def sweep(self) -> None:
         pass
 
-    def save(self, *args: Any) -> None:
+    def save(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         pass
 
     def record(self, line: Mapping[str, Any]) -> None:
