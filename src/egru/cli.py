@@ -17,6 +17,22 @@ import egru
 BENCHMARKS = {"cpu": ("infer_cpu.py", "train_cpu.py"), "gpu": ("train_gpu.py",)}
 """What ``egru bench`` runs, in order: scripts of the repository's ``benchmarks/``, each with options of its own."""
 
+SWEEP_EXAMPLE = """\
+SPACE.py, for instance:
+
+    def search(trial):
+        return {
+            "hidden": trial.suggest_int("hidden", 32, 256, log=True),
+            "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True),
+            "threshold.mean": trial.suggest_float("threshold", -4, 0),
+        }
+
+    egru sweep smnist --search space.py --workers 4 --trials 40
+    egru sweep smnist --search space.py --objectives quality,macs
+
+`egru train RECIPE --help` lists the fields. Trials that a killed worker held are tried again.
+"""
+
 
 def bench(device: str, only: str | None, arguments: list[str]) -> int:
     """Run the benchmarks of one device, all of them or the one whose name starts with ``only``."""
@@ -32,7 +48,16 @@ def bench(device: str, only: str | None, arguments: list[str]) -> int:
 
 
 def train(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Train a recipe, or go on with a run."""
+    """Train a recipe, or go on with a run. Under `torchrun`, together; the first process speaks."""
+    from egru.training import distributed
+
+    if distributed.launched() > 1 and not (options.out or options.resume):
+        raise ValueError("several processes need --out FOLDER, that a restart can find")
+    with distributed.quiet():
+        return _train(options, arguments)
+
+
+def _train(options: argparse.Namespace, arguments: list[str]) -> int:
     from egru import recipes
 
     if options.resume:
@@ -50,6 +75,40 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         result = recipes.start(recipe.name, config, folder, minutes=options.minutes)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
+    return 0
+
+
+def sweep(options: argparse.Namespace, arguments: list[str]) -> int:
+    """Search a recipe's fields; the same command again goes on."""
+    from egru import recipes
+    from egru.sweep import Sweep, sweep, table, write_outcome
+
+    recipe = recipes.find(options.recipe)
+    config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
+    config = configured(config, arguments, f"egru train {options.recipe}")
+    folder = Path(options.out or Path("sweeps") / (options.study or recipe.name))
+    objectives = tuple(options.objectives.split(","))
+    settings = Sweep(
+        recipe=recipe.name,
+        config=config,
+        search=Path(options.search),
+        folder=folder,
+        storage=options.storage or str(folder / "journal.log"),
+        study=options.study or recipe.name,
+        objectives=objectives,
+        trials=options.trials,
+        workers=options.workers,
+        pruner=options.pruner or ("median" if len(objectives) == 1 else "none"),
+        devices=tuple(filter(None, (options.devices or "").split(","))),
+    )
+    print(f"{recipe.name} in {folder}, {settings.trials} trials, {settings.workers} at a time", flush=True)
+    try:
+        study = sweep(settings, lambda said: print(said, flush=True))
+    except KeyboardInterrupt:
+        print("egru: stopped; the same command goes on, with the trials it was in again", file=sys.stderr)
+        return 130
+    print(table(study, settings))
+    print(f"written: {', '.join(map(str, write_outcome(study, settings)))}; trials are runs: {folder / 'trial-*'}")
     return 0
 
 
@@ -166,6 +225,28 @@ def parser() -> argparse.ArgumentParser:
         "--minutes", type=float, metavar="M", help="stop after the epoch that is in flight by then; --resume goes on"
     )
     run.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this, or the recipe's fields")
+    search = commands.add_parser(
+        "sweep",
+        help="search a recipe's fields with Optuna",
+        usage="egru sweep RECIPE --search SPACE.py [--trials N] [--workers N] [--storage PLACE] [--FIELD VALUE ...]",
+        description="Search a recipe's fields. Every trial is a run; the same command again goes on where it stopped.",
+        epilog=SWEEP_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    search.add_argument("recipe", metavar="RECIPE", help="one of `egru list`; its fields are options here too")
+    search.add_argument("--search", metavar="SPACE.py", required=True, help="defines search(trial) -> dict of fields")
+    search.add_argument("--trials", type=int, default=20, metavar="N", help="in the study in the end (20)")
+    search.add_argument("--workers", type=int, default=1, metavar="N", help="trials at a time on this machine (1)")
+    place = "a journal file, or postgresql://USER@HOST/DATABASE for many machines (FOLDER/journal.log)"
+    search.add_argument("--storage", metavar="PLACE", help=place)
+    search.add_argument("--study", metavar="NAME", help="the study's name in the storage (RECIPE)")
+    search.add_argument("--out", metavar="FOLDER", help="where the runs go (sweeps/STUDY)")
+    what = "of quality, macs, backward-macs, all in validation; two give a Pareto front (quality)"
+    search.add_argument("--objectives", default="quality", metavar="A[,B]", help=what)
+    chosen = "what stops bad trials early (median; none with several objectives)"
+    search.add_argument("--pruner", choices=("median", "hyperband", "none"), help=chosen)
+    search.add_argument("--devices", metavar="A[,B...]", help="such as cuda:0,cuda:1; workers take them in turn")
+    search.add_argument("--smoke", action="store_true", help="every trial in small: under a minute on a CPU")
     score = commands.add_parser("evaluate", help="score the best epoch of a run")
     score.add_argument("run", metavar="RUN", help="a run's folder")
     score.add_argument("--split", choices=("test", "validation"), default="test")
@@ -192,13 +273,13 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, score, small, page, tables):
+    for command in (run, search, score, small, page, tables):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
 def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentParser) -> int:
-    if rest and options.command not in ("train", "bench"):
+    if rest and options.command not in ("train", "sweep", "bench"):
         root.error(f"{options.command} does not know {' '.join(rest)}")
     match options.command:
         case "train":
@@ -208,6 +289,8 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
             if options.recipe is None and options.resume is None:
                 options.parser.error("name a RECIPE of `egru list`, or --resume RUN")
             return train(options, rest + ["--help"] * options.wants_help)
+        case "sweep":
+            return sweep(options, rest)
         case "evaluate":
             return evaluate(options.run, options.split, options.device)
         case "export":

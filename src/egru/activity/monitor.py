@@ -13,8 +13,27 @@ from egru.layers import EventRNN, Record
 from egru.models.baselines import CoRNN, IndRNN
 
 
-class _EventCounts:
+class _Counts:
+    """What can be added up over calls, and over processes."""
+
+    sums: tuple[str, ...]
+
+    def values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.sums}
+        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+    def add(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            own = getattr(self, name)
+            if value is not None:
+                other = value.to(own.device) if isinstance(value, Tensor) and isinstance(own, Tensor) else value
+                setattr(self, name, other if own is None else own + other)
+
+
+class _EventCounts(_Counts):
     """Running counts of one layer and direction; tensors on the layer's device, updated without leaving it."""
+
+    sums = ("events", "inside_window", "gradient", "input_active", "steps")
 
     def __init__(self, module: EventRNN, label: str, input_size: int) -> None:
         device = module.reset_scale.device
@@ -80,8 +99,10 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs["input"]
 
 
-class _DenseCounts:
+class _DenseCounts(_Counts):
     """Near-zero outputs of a dense recurrent module. Seen from outside: the last layer's output stands for them all."""
+
+    sums = ("near_zero", "steps", "input_active")
 
     def __init__(self, module: nn.Module, label: str, costs: list[LayerCost], tolerance: float) -> None:
         self.module, self.label, self.costs, self.tolerance = module, label, costs, tolerance
@@ -126,8 +147,10 @@ class _DenseCounts:
         return rows
 
 
-class _LinearCounts:
+class _LinearCounts(_Counts):
     """Non-zero inputs of a linear layer."""
+
+    sums = ("calls", "active")
 
     def __init__(self, module: nn.Linear, label: str) -> None:
         self.module, self.label, self.calls = module, label, 0
@@ -237,6 +260,18 @@ class ActivityMonitor:
 
     def __exit__(self, *exception: object) -> None:
         self._stop()
+
+    def counts(self) -> list[dict[str, Any]]:
+        """What was counted, for the monitor of the same model in another process to :meth:`add`."""
+        return [counts.values() for counts in self._all()]
+
+    def add(self, counts: list[dict[str, Any]]) -> None:
+        """Add what :meth:`counts` gave elsewhere."""
+        for own, other in zip(self._all(), counts, strict=True):
+            own.add(other)
+
+    def _all(self) -> list[_Counts]:
+        return [*(c for _, named in self._event for c in named.values()), *self._dense, *self._linear]
 
     def summary(self) -> ActivitySummary:
         """What was seen so far. Layers that did not run are left out."""

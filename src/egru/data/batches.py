@@ -38,6 +38,9 @@ class Batches:
             here too.
         resident: keep the whole split on the device, or gather batches on the host in a thread, two ahead. None
             decides by :func:`fits`.
+        part: ``(i, n)``: only the i-th of n parts of every batch, for processes that share it; of a batch with fewer
+            rows than that, the last parts are its first row.
+        order: draws the order of a shuffle, given the number of rows; :func:`torch.randperm` if None.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Batches:
         generator: torch.Generator | None = None,
         decode: Callable[[Tensor], Tensor] | None = None,
         resident: bool | None = None,
+        part: tuple[int, int] = (0, 1),
+        order: Callable[[int], Tensor] | None = None,
     ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"Batches: size must be an int of at least 1, got {size!r}")
@@ -61,6 +66,7 @@ class Batches:
         self.resident = fits(split, self.device) if resident is None else resident
         self.split = Split(*(part.to(self.device) for part in split)) if self.resident else split
         self.size, self.shuffle, self.generator, self.decode = size, shuffle, generator, decode
+        self.part, self.order = part, order
 
     def __len__(self) -> int:
         return -(-len(self.split.y) // self.size)
@@ -68,12 +74,17 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         n = len(self.split.y)
         if self.shuffle:
-            order = torch.randperm(n, generator=self.generator).to(self.split.x.device)
-            rows: Iterator[Tensor | slice] = iter(order.split(self.size))
+            order = torch.randperm(n, generator=self.generator) if self.order is None else self.order(n)
+            rows: Iterator[Tensor | slice] = map(self._own, order.to(self.split.x.device).split(self.size))
         else:
             rows = (slice(at, at + self.size) for at in range(0, n, self.size))
         for x, y in map(self._gather, rows) if self.resident else self._ahead(rows):
             yield (x if self.decode is None else self.decode(x)), y
+
+    def _own(self, rows: Tensor) -> Tensor:
+        index, parts = self.part
+        own = rows.tensor_split(parts)[index] if parts > 1 else rows
+        return own if len(own) else rows[:1]
 
     def _gather(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         return self.split.x[rows], self.split.y[rows]

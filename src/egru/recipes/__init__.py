@@ -5,7 +5,7 @@ They live inside the package, so that ``egru train`` finds them in an installed 
 
 from egru.recipes import gestures, images, language
 from egru.recipes.build import build, load, smoke
-from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
+from egru.recipes.config import ClassifierConfig, Config, LanguageConfig, with_fields
 from egru.recipes.pages import report
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
 from egru.recipes.start import Trained, evaluate, export, resume, start, trained
@@ -31,4 +31,5 @@ __all__ = [
     "smoke",
     "start",
     "trained",
+    "with_fields",
 ]

@@ -1,6 +1,8 @@
 """What a recipe returns: one flat dataclass with the data, the network and its training. A field is an option."""
 
 import dataclasses
+import difflib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from egru.events import Surrogate
@@ -124,6 +126,27 @@ class LanguageConfig(Network, LanguageTraining):
 
 
 Config = ClassifierConfig | LanguageConfig
+
+
+def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """``config`` with some fields changed, by name; a dot leads into a field that has fields: ``threshold.mean``."""
+    plain = to_plain(config)
+    for name, value in fields.items():
+        *path, last = name.split(".")
+        inner = plain
+        for part in path:
+            inner = inner.get(part) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or last not in inner:
+            near = difflib.get_close_matches(name, _names(to_plain(config)), 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ValueError(f"{type(config).__name__}: unknown field {name!r}{hint}")
+        inner[last] = value
+    return from_plain(type(config), plain)
+
+
+def _names(plain: Mapping[str, Any], before: str = "") -> list[str]:
+    inner = [name for key, value in plain.items() if isinstance(value, dict) for name in _names(value, f"{key}.")]
+    return [before + name for name in (*plain, *inner)]
 
 
 def stored(recipe: str, config: Config) -> dict[str, Any]:

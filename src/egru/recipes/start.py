@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -20,13 +22,16 @@ from egru.training import (
     Run,
     RunError,
     Scores,
+    Silent,
     Task,
     bar,
     checkpoint,
+    distributed,
     score,
     tensorboard,
     train,
 )
+from egru.training.progress import Progress
 from egru.training.run import CONFIG, ENVIRONMENT, METRICS, RESULT
 
 RECORDS = (CONFIG, ENVIRONMENT, METRICS, RESULT)
@@ -34,16 +39,36 @@ RECORDS = (CONFIG, ENVIRONMENT, METRICS, RESULT)
 
 
 def start(
-    recipe: str, config: Config, folder: Path, say: Callable[[str], None] = print, minutes: float | None = None
+    recipe: str,
+    config: Config,
+    folder: Path,
+    say: Callable[[str], None] = print,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+    page: bool = True,
 ) -> Result:
     """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there.
 
     After ``minutes`` the run is saved at the end of an epoch and :class:`egru.training.Paused` raised.
+    ``progress``: who hears of it; a bar if None. ``page``: write the report page in the end.
     """
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
-    model, task = build(config, load(config))
-    return _go(recipe, config, model, task, Run.create(folder, stored(recipe, config), say), minutes)
+    with distributed.group(config.device) as device:
+        placed = dataclasses.replace(config, device=device)
+        model, task = build(placed, load(placed))
+        with distributed.first_goes_first():
+            own = stored(recipe, config)
+            run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)
+        return _go(recipe, placed, model, task, run, minutes, progress, page)
+
+
+def _again(folder: Path, config: dict[str, Any]) -> bool:
+    """Whether the folder holds this very run: of the first process, or from before `torchrun` started all again."""
+    if distributed.rank() > 0:
+        return True
+    there = distributed.elastic() and (folder / CONFIG).exists()
+    return there and Run.open(folder).config() == json.loads(json.dumps(config))
 
 
 def resume(folder: Path, say: Callable[[str], None] = print, minutes: float | None = None) -> Result:
@@ -52,7 +77,9 @@ def resume(folder: Path, say: Callable[[str], None] = print, minutes: float | No
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
     recipe, config = read(run.config())
-    return _go(recipe, config, *build(config, load(config)), run, minutes)
+    with distributed.group(config.device) as device:
+        config = dataclasses.replace(config, device=device)
+        return _go(recipe, config, *build(config, load(config)), run, minutes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +138,27 @@ def export(
     return paths
 
 
-def _go(recipe: str, config: Config, model: nn.Module, task: Task, run: Run, minutes: float | None) -> Result:
+def _go(
+    recipe: str,
+    config: Config,
+    model: nn.Module,
+    task: Task,
+    run: Run,
+    minutes: float | None = None,
+    progress: Progress | None = None,
+    page: bool = True,
+) -> Result:
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run.alone())
-        progress = stack.enter_context(bar(recipe, config.epochs))
-        if config.tensorboard:
+        first = distributed.rank() == 0
+        if first:
+            stack.enter_context(run.alone())
+        if not first:
+            progress = Silent()
+        elif progress is None:
+            progress = stack.enter_context(bar(recipe, config.epochs))
+        if config.tensorboard and first:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = train(model, task, config, run, progress, minutes)
-    report([run.folder], say=run.say)
+    if page and first:
+        report([run.folder], say=run.say)
     return result

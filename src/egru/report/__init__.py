@@ -5,6 +5,7 @@ imported when asked for.
 """
 
 from egru.report.page import read_runs, write_report
+from egru.report.pareto import pareto_front
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
 from egru.report.run import Epoch, Raster, RunReport
@@ -21,6 +22,7 @@ __all__ = [
     "activity_histogram",
     "event_raster",
     "macs_bar",
+    "pareto_front",
     "print_table",
     "read_runs",
     "training_curves",

@@ -3,7 +3,7 @@
 Needs safetensors (``pip install 'egru[train]'``), imported when a checkpoint is asked for, and likes to have rich.
 """
 
-from egru.training import checkpoint
+from egru.training import checkpoint, distributed
 from egru.training.checkpoint import Damaged
 from egru.training.config import ClassifierTraining, LanguageTraining, Training, from_plain, to_plain
 from egru.training.loop import Result, score, train
@@ -29,6 +29,7 @@ __all__ = [
     "Training",
     "bar",
     "checkpoint",
+    "distributed",
     "from_plain",
     "learning_rate_factor",
     "make_optimiser",

@@ -15,7 +15,7 @@ class Training:
 
     epochs: int = 100
     batch: int = 100
-    """Sequences in a step."""
+    """Sequences in a step; where several processes train together, of each."""
     evaluation_batch: int = 500
     """Sequences side by side when validation and test are scored."""
     optimiser: Literal["adam", "adamw", "ntavsgd"] = "adam"
@@ -53,6 +53,8 @@ class Training:
     scaled, and a step whose gradient overflows is left out."""
     graph: bool = False
     """Record forward and backward pass of each shape as a CUDA graph and replay it: for GPUs that wait for Python."""
+    exchange: Literal["float32", "bfloat16"] = "float32"
+    """What processes that train together (torchrun) send each other of their gradients: bfloat16 is half the bytes."""
     device: str = "cpu"
     seed: int = 0
     save_every: int = 1
@@ -68,7 +70,7 @@ class Training:
         _require(self, "clip", self.clip is None or self.clip > 0, "positive, or none")
         for name in ("constant_share", "final_factor", "step_factor"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("optimiser", "schedule", "precision"):
+        for name in ("optimiser", "schedule", "precision", "exchange"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         fine = self.precision != "float16" or self.device.startswith("cuda")

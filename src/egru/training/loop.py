@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, LayerActivity
-from egru.training import checkpoint
+from egru.training import checkpoint, distributed
 from egru.training.config import Training
 from egru.training.graphs import Capture, Found, Graphs, Step
 from egru.training.optimise import (
@@ -54,18 +54,21 @@ def train(
     parameters = [p for p in model.parameters() if p.requires_grad]
     gradients = make_step(model, task, training, optimiser, scaler)
     eager = gradients.eager if isinstance(gradients, Graphs) else gradients
-    run.sweep()
-    if run.epochs():
-        epoch, best = run.restore(model, optimiser, device, scaler)
-    else:
-        epoch, best = 0, 0
-        run.save(epoch, model, optimiser, device, best, scaler)
+    run = distributed.seat(run)
+    with distributed.first_goes_first():
+        run.sweep()
+        if run.epochs():
+            epoch, best = run.restore(model, optimiser, device, scaler)
+        else:
+            epoch, best = 0, 0
+            run.save(epoch, model, optimiser, device, best, scaler)
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
         start, state = time.perf_counter(), None
         watch, busy = Watch(epoch + 1, device, overflows=scaler.is_enabled()), ActivityMonitor(model)
         model.train()
+        distributed.reseed(training.seed, epoch)
         for batch in watch.loading(task.batches()):
             set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
             if watch.steps == 1:  # of an epoch's steps one is looked at: the first whose state is carried
@@ -75,18 +78,19 @@ def train(
                 loss, objective, state = gradients(batch, state)
             scaler.unscale_(optimiser)
             norm = gradient_norm(parameters, training.clip)
-            watch.step(loss, objective, norm, batch.y.numel())  # stops here before NaN reaches a weight
+            watch.step(loss, objective, norm, batch.targets)  # stops here before NaN reaches a weight
             scaler.step(optimiser)
             scaler.update()
             progress.step(epoch + batch.done)
         epoch += 1
         trained = watch.summary()
+        distributed.same_buffers(model)
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
-        last, late = epoch == training.epochs, time.monotonic() >= limit
+        last, late = epoch == training.epochs, distributed.agreed(lambda: time.monotonic() >= limit)
         saved = epoch % training.save_every == 0 or last or late
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
         training_activity = busy.summary() if watch.steps > 1 else None
@@ -99,6 +103,7 @@ def train(
         if late and not last:
             raise Paused(f"time is up after epoch {epoch} of {training.epochs}, which is saved: --resume {run.folder}")
 
+    distributed.wait()
     best = run.best()
     checkpoint.load_weights(run.at(best), model)
     scores, activity = score(model, task, "test")
@@ -118,14 +123,20 @@ def make_step(
     """From a batch and a state to losses, gradients and the next state."""
     regulariser = activity_loss(model, training)
 
-    def step(batch: Batch, state: Any) -> Found:
+    def forward(batch: Batch, state: Any) -> Found:
         with regulariser as sparsity:
             loss, extra, state = task.loss(model, batch, state)
             objective = loss + extra + sparsity.value
+        return Found(loss.detach(), objective if batch.weight == 1 else objective * batch.weight, state)
+
+    forward = distributed.parallel(model, forward, training)
+
+    def step(batch: Batch, state: Any) -> Found:
+        loss, objective, state = forward(batch, state)
         if not training.graph:
             optimiser.zero_grad()
         scaler.scale(objective).backward()
-        return Found(loss.detach(), objective.detach(), state)
+        return Found(loss, objective.detach(), state)
 
     if not training.graph:
         return step
@@ -136,6 +147,8 @@ def score(model: nn.Module, task: Task, split: str) -> tuple[Scores, ActivitySum
     """How ``model`` does on a split, and how busy it is there."""
     with ActivityMonitor(model) as activity:
         scores = task.evaluate(model, split)
+    for counts in distributed.others(activity.counts()):
+        activity.add(counts)
     return scores, activity.summary()
 
 
@@ -212,11 +225,12 @@ class Watch:
         self.check()
         losses, norms = torch.stack(self.losses).double().cpu(), torch.stack(self.norms).double().cpu()
         counts = torch.tensor(self.counts, dtype=torch.float64)
+        weighted, counts = distributed.total(losses * counts), distributed.total(counts)
         taken = norms.isfinite()
         norms = norms[taken] if taken.any() else norms.new_zeros(1)
         skipped = {"skipped": int((~taken).sum())} if self.overflows else {}
         return {
-            "loss": ((losses * counts).sum() / counts.sum()).item(),
+            "loss": (weighted.sum() / counts.sum()).item(),
             "gradient_norm": norms.median().item(),
             "gradient_norm_max": norms.max().item(),
             "steps": len(self.losses),

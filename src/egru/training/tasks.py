@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from egru.data import Batches, Classification, Text, augment, batchify
+from egru.data import Batches, Classification, Split, Text, augment, batchify
 from egru.models import detached
+from egru.training import distributed
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
 _EVALUATED = 2048
@@ -18,12 +19,20 @@ _EVALUATED = 2048
 
 
 class Batch(NamedTuple):
-    """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it."""
+    """``scale`` multiplies the learning rate of the step; ``done`` is the share of the epoch that lies before it.
+
+    ``weight`` multiplies the objective, where this process has more or fewer rows of a batch than others.
+    """
 
     x: Tensor
     y: Tensor
     scale: float
     done: float
+    weight: float = 1.0
+
+    @property
+    def targets(self) -> int:
+        return self.y.numel() if self.weight else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +81,28 @@ class ClassifierTask:
         if training.augment:
             decode = (lambda x: augment(x)) if decode is None else (lambda x: augment(data.decode(x)))  # pyright: ignore
         size, device = training.evaluation_batch, training.device
-        self.data = {
-            "train": Batches(data.train, training.batch, device=device, shuffle=True, decode=decode),
-            "validation": Batches(data.validation, size, device=device, decode=data.decode),
-            "test": Batches(data.test, size, device=device, decode=data.decode),
-        }
+        self.rank, self.ranks = distributed.rank(), distributed.size()
+        self.train = Batches(
+            data.train,
+            training.batch * self.ranks,
+            device=device,
+            shuffle=True,
+            decode=decode,
+            part=(self.rank, self.ranks),
+            order=lambda rows: distributed.agreed(lambda: torch.randperm(rows)),
+        )
+        self.data = {"train": self.train}
+        for name, split in (("validation", data.validation), ("test", data.test)):
+            own = Split(*(part[self.rank :: self.ranks] for part in split)) if self.ranks > 1 else split
+            if len(own.y):
+                self.data[name] = Batches(own, size, device=device, decode=data.decode)
 
     def batches(self) -> Iterator[Batch]:
-        data = self.data["train"]
-        for i, (x, y) in enumerate(data):
-            yield Batch(x, y, 1.0, i / len(data))
+        rows, whole = len(self.train.split.y), self.train.size
+        for i, (x, y) in enumerate(self.train):
+            here = min(whole, rows - i * whole)  # in all processes together
+            own = here // self.ranks + (self.rank < here % self.ranks)
+            yield Batch(x, y, 1.0, i / len(self.train), own * self.ranks / here)
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast:
@@ -94,14 +115,17 @@ class ClassifierTask:
     @torch.no_grad()
     def evaluate(self, model: nn.Module, split: str) -> Scores:
         model.eval()
-        losses, right, count = [], [], 0
-        for x, y in self.data[split]:
+        zero = torch.zeros((), device=self.training.device)
+        losses, right, count = [zero.double()], [zero.long()], 0
+        for x, y in self.data.get(split, ()):
             with self.autocast:
                 scores = _of_sequence(model(x)[0].double())
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
             right.append((scores.argmax(-1) == y).sum())
             count += len(y)
-        return Scores(torch.stack(losses).sum().item() / count, torch.stack(right).sum().item() / count)
+        sums = torch.stack([torch.stack(losses).sum(), torch.stack(right).sum().double(), zero.double() + count])
+        loss, right, count = distributed.total(sums).tolist()
+        return Scores(loss / count, right / count)
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (scores.accuracy, -scores.loss)
@@ -118,21 +142,27 @@ class LanguageTask:
     def __init__(self, data: Text, training: LanguageTraining) -> None:
         self.training, self.autocast = training, autocast(training)
         self.data = {
-            "train": batchify(data.train, training.batch).to(training.device),
+            "train": batchify(data.train, training.batch * distributed.size()).to(training.device),
             "validation": batchify(data.validation, training.evaluation_batch).to(training.device),
             "test": batchify(data.test, training.test_batch).to(training.device),
         }
         for name, text in self.data.items():
             if len(text) < 2:
                 raise ValueError(f"LanguageTask: the {name} split is too short for a batch of {text.shape[1]}")
+            self.data[name] = text.tensor_split(distributed.size(), dim=1)[distributed.rank()].contiguous()
 
     def batches(self) -> Iterator[Batch]:
         text, bptt = self.data["train"], self.training.bptt
-        steps, start = len(text) - 1, 0
+        for start, stop, length in distributed.shared(self._stretches(len(text) - 1)):
+            yield Batch(text[start:stop], text[start + 1 : stop + 1], length / bptt, start / (len(text) - 1))
+
+    def _stretches(self, steps: int) -> Iterator[tuple[int, int, int]]:
+        """First step, end, and the length drawn."""
+        start = 0
         while start < steps:
-            length = self._length() if self.training.vary_bptt else bptt
+            length = self._length() if self.training.vary_bptt else self.training.bptt
             stop = min(start + length, steps)
-            yield Batch(text[start:stop], text[start + 1 : stop + 1], length / bptt, start / steps)
+            yield start, stop, length
             start = stop
 
     def _length(self) -> int:
@@ -155,16 +185,18 @@ class LanguageTask:
     def evaluate(self, model: Any, split: str) -> Scores:
         model.eval()
         text, state = self.data[split], None
-        stretch = max(self.training.bptt, _EVALUATED // text.shape[1])
+        stretch = max(self.training.bptt, _EVALUATED // max(1, text.shape[1]))
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
-        for x, y in zip(text[:-1].split(stretch), text[1:].split(stretch), strict=True):
+        pieces = zip(text[:-1].split(stretch), text[1:].split(stretch), strict=True) if text.numel() else ()
+        for x, y in pieces:
             with self.autocast:
                 logits, state = model(x, state)
             total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
             right += (logits.argmax(-1) == y).sum()
-        targets = text[1:].numel()
-        loss = total.item() / targets
-        return Scores(loss, right.item() / targets, math.exp(loss) if loss < 700 else math.inf)
+        sums = torch.stack([total, right.double(), torch.full_like(total, text[1:].numel())])
+        total, right, targets = distributed.total(sums).tolist()
+        loss = total / targets
+        return Scores(loss, right / targets, math.exp(loss) if loss < 700 else math.inf)
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (-scores.loss,)

@@ -1,0 +1,47 @@
+"""Quality against cost: every trial a dot, the ones nothing beats joined."""
+
+from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING
+
+from egru.report.theme import LIGHT, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def pareto_front(
+    points: Sequence[tuple[int, float, float]],
+    front: Set[int],
+    *,
+    cost: str,
+    quality: str,
+    show_cost: Callable[[float], str],
+    show_quality: Callable[[float], str],
+    theme: Theme = LIGHT,
+) -> "Figure":
+    """``points`` are (number, cost, quality); those whose number is in ``front`` are joined and named."""
+    best = sorted((point for point in points if point[0] in front), key=lambda point: point[1])
+    others = [point for point in points if point[0] not in front]
+    with theme.context():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.scatter([p[1] for p in others], [p[2] for p in others], s=20, color=theme.dense, alpha=0.6, label="beaten")
+        style = {"color": theme.event[0], "drawstyle": "steps-post", "marker": "o", "markersize": 6}
+        axes.plot([p[1] for p in best], [p[2] for p in best], label="Pareto front", **style)  # pyright: ignore
+        for number, x, y in best:
+            axes.annotate(str(number), (x, y), (5, 5), textcoords="offset points", fontsize=8.5, color=theme.muted)
+        costs = [p[1] for p in points]
+        if min(costs) > 0 and max(costs) > 4 * min(costs):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_cost(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_quality(value)))
+        axes.set_xlabel(f"{cost} (numbers: trials)")
+        axes.set_title(quality[:1].upper() + quality[1:])
+        theme.grid(axes, "both")
+        axes.legend(loc="best")
+    return figure

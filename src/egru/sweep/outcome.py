@@ -1,0 +1,83 @@
+"""What a sweep came to: a table for the terminal, a CSV of all trials, the Pareto front as a figure."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from egru.report import pareto_front
+from egru.sweep.settings import Sweep
+
+SHOWN = 10
+"""Rows of the table."""
+
+
+def describe(trial: Any, sweep: Sweep) -> str:
+    """A trial that has ended, in half a line."""
+    fields = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
+    match trial.state.name:
+        case "COMPLETE":
+            shown = (f"{g.label} {g.show(v)}" for g, v in zip(sweep.goals(), trial.values, strict=True))
+            return f"{', '.join(shown)} ({fields})"
+        case "PRUNED":
+            return f"pruned after epoch {trial.last_step} ({fields})"
+        case _:
+            return f"failed ({fields})"
+
+
+def ranked(study: Any, sweep: Sweep) -> list[Any]:
+    """The trials to choose from, best first; of several objectives, the Pareto front by the last of them."""
+    complete = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
+    if len(sweep.objectives) > 1:
+        return sorted(study.best_trials, key=lambda t: t.values[-1]) if complete else []
+    return sorted(complete, key=lambda t: t.value, reverse=sweep.goals()[0].direction == "maximize")
+
+
+def table(study: Any, sweep: Sweep) -> str:
+    """The best trials, or the Pareto front, with the fields that made them."""
+    rows = ranked(study, sweep)
+    states = [t.state.name for t in study.get_trials(deepcopy=False)]
+    counts = f"{states.count('COMPLETE')} complete, {states.count('PRUNED')} pruned, {states.count('FAIL')} failed"
+    if not rows:
+        return f"no trial is complete ({counts})"
+    fields = list(dict.fromkeys(name for trial in rows for name in trial.params))
+    lines = [["trial", *(goal.label for goal in sweep.goals()), *fields]]
+    for trial in rows if len(sweep.objectives) > 1 else rows[:SHOWN]:
+        values = [goal.show(value) for goal, value in zip(sweep.goals(), trial.values, strict=True)]
+        lines.append([str(trial.number), *values, *(_short(trial.params.get(name, "-")) for name in fields)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    body = "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+    title = f"Pareto front of {len(rows)}" if len(sweep.objectives) > 1 else f"best {len(lines) - 1}"
+    return f"{title} ({counts}; in validation):\n{body}"
+
+
+def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
+    """Write ``trials.csv`` and, of two objectives, ``pareto.svg`` and ``pareto.png``; returns what was written."""
+    trials = study.get_trials(deepcopy=False)
+    fields = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    path = sweep.folder / "trials.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["trial", "state", *sweep.objectives, *fields])
+        for trial in trials:
+            values = trial.values or [""] * len(sweep.objectives)
+            writer.writerow([trial.number, trial.state.name, *values, *(trial.params.get(f, "") for f in fields)])
+    complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    if len(sweep.objectives) != 2 or not complete:
+        return [path]
+    quality, cost = sweep.goals()
+    figure = pareto_front(
+        [(trial.number, trial.values[1], trial.values[0]) for trial in complete],
+        {trial.number for trial in study.best_trials},
+        cost=cost.label,
+        quality=f"{quality.label} in validation",
+        show_cost=cost.show,
+        show_quality=quality.show,
+    )
+    written = [sweep.folder / f"pareto.{kind}" for kind in ("svg", "png")]
+    for target in written:
+        figure.savefig(target, dpi=160)
+    return [path, *written]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

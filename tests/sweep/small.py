@@ -1,0 +1,27 @@
+"""Sweeps of a few seconds: the digits recipe with a handful of units and sequences."""
+
+import dataclasses
+from pathlib import Path
+
+from egru import recipes
+from egru.sweep import Sweep
+
+SPACE = """
+def search(trial):
+    return {
+        "hidden": trial.suggest_int("hidden", 2, 6),
+        "threshold.mean": trial.suggest_float("threshold", -4.0, 0.0),
+        "epochs": 1_000_000 if trial.number == ENDLESS else 2,
+    }
+"""
+
+
+def settings(folder: Path, space: str = SPACE, endless: int = -1, **changes) -> Sweep:
+    """``endless``: the number of the trial that never ends by itself."""
+    folder.mkdir(exist_ok=True)
+    (folder / "space.py").write_text(f"ENDLESS = {endless}\n{space}")
+    config = dataclasses.replace(
+        recipes.find("digits").make(), epochs=2, limit=30, hidden=4, batch=30, evaluation_batch=30
+    )
+    given = {"storage": str(folder / "journal.log"), "study": "small", **changes}
+    return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **given)

@@ -1,0 +1,122 @@
+"""Sweeps of several machines over a real PostgreSQL server, started for these tests and gone after them."""
+
+import dataclasses
+import glob
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from egru.sweep import sweep
+from egru.sweep.study import done, open_study
+from egru.sweep.worker import work
+from egru.training import Run
+from tests.sweep.small import settings
+
+pytest.importorskip("optuna", reason="needs Optuna: pip install 'egru[sweep]'")
+psycopg = pytest.importorskip("psycopg", reason="needs psycopg: pip install 'egru[sweep]'")
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+
+
+def binaries() -> Path | None:
+    found = [Path(path).parent for path in sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))]
+    if (path := shutil.which("postgres")) is not None:
+        found.append(Path(path).resolve().parent)
+    return found[-1] if found else None
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The URL of an empty database."""
+    bin = binaries()
+    if bin is None:
+        pytest.skip("needs a PostgreSQL server: apt-get install postgresql")
+    folder = Path(tempfile.mkdtemp(prefix="egru-postgresql-"))
+    who: dict = {"cwd": folder}
+    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+        who |= {"user": "nobody", "group": "nogroup", "extra_groups": []}
+        shutil.chown(folder, "nobody", "nogroup")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    data = folder / "data"
+    subprocess.run(
+        [bin / "initdb", "--pgdata", data, "--auth", "trust", "--username", "egru", "--no-sync", "--encoding", "UTF8"],
+        check=True, capture_output=True, **who,
+    )  # fmt: skip
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [bin / "postgres", "-D", data, "-k", folder, "-p", str(port), "-h", "127.0.0.1", "-F"],
+            stdout=log, stderr=log, **who,
+        )  # fmt: skip
+    try:
+        url = f"postgresql://egru@127.0.0.1:{port}/postgres"
+        end = time.monotonic() + 60
+        while True:
+            try:
+                psycopg.connect(url, connect_timeout=5).close()
+                break
+            except psycopg.OperationalError:
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < end
+                time.sleep(0.1)
+        yield url
+    finally:
+        process.send_signal(signal.SIGQUIT)  # at once: nobody will miss it
+        process.wait(60)
+        shutil.rmtree(folder)
+
+
+def test_two_machines_share_a_study(server, tmp_path):
+    """Two sweeps in two folders, one worker each: one study, every trial in one folder or the other."""
+    machines = [settings(tmp_path / name, storage=server, study="shared", trials=4) for name in ("one", "two")]
+    threads = [threading.Thread(target=sweep, args=(machine, lambda said: None)) for machine in machines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(240)
+        assert not thread.is_alive()
+    trials = open_study(machines[0]).get_trials()
+    assert 4 <= len(trials) <= 5  # a worker that has not asked for its trial yet is not seen from elsewhere
+    assert {trial.state.name for trial in trials} == {"COMPLETE"}
+    folders = sorted(path.name for machine in machines for path in machine.folder.glob("trial-*"))
+    assert folders == [f"trial-{number:05d}" for number in range(len(trials))]
+    assert {trial.user_attrs["folder"] for trial in trials} == {machine.home for machine in machines}
+    before = len(trials)
+    study = sweep(dataclasses.replace(machines[1], trials=before + 1), lambda said: None)
+    assert len(study.get_trials()) == before + 1
+
+
+def test_the_trial_of_a_machine_that_died_is_tried_elsewhere(server, tmp_path):
+    """No supervisor left to notice: the signs of life stop, and another machine takes the trial over."""
+    given = settings(tmp_path / "dead", endless=0, storage=server, study="heartbeat", heartbeat=1)
+    reading, writing = multiprocessing.get_context("forkserver").Pipe(duplex=False)
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=(given, None, writing))
+    process.start()
+    end = time.monotonic() + 60
+    while len(Run(given.trial_folder(0)).metrics()) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    reading.close()
+    time.sleep(3.5)
+    study = sweep(settings(tmp_path / "alive", storage=server, study="heartbeat", heartbeat=1, trials=1))
+    lost, again = study.get_trials()
+    assert (lost.state.name, again.state.name) == ("FAIL", "COMPLETE")
+    assert again.params == lost.params
+    assert done(study) == 1

@@ -1,0 +1,188 @@
+"""Two processes under `torchrun` are one with the doubled batch, and come back when one of them is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from egru import ActivityMonitor, cli
+from egru.data import Batches, Split
+from egru.models import LanguageModel
+from egru.training import ClassifierTraining, Run, distributed, loop
+from tests.training import together
+from tests.training.tiny import reader, speaker
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+HERE = Path(__file__).parents[2]
+
+
+def torchrun(*arguments: str, restarts: int = 0, folder: Path) -> subprocess.Popen:
+    paths = [os.path.abspath(path) for path in sys.path]
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--max-restarts", str(restarts), "--monitor-interval", "0.1", *arguments,
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *paths])},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The same runs by one process and by two."""
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    process = torchrun("-m", "tests.training.together", str(two), folder=two)
+    watch, default = loop.Watch, torch.get_default_dtype()
+    try:
+        together.main(one, 1)
+    finally:
+        loop.Watch = watch
+        torch.set_default_dtype(default)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return one, two
+
+
+def curve(folder: Path) -> list[float]:
+    return json.loads((folder / "curve.json").read_text())
+
+
+def scores(of: dict) -> dict:
+    return {name: value for name, value in of.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", ["classifier", "language"])
+def test_two_processes_are_one_with_the_doubled_batch(name, both):
+    one, two = (folder / name for folder in both)
+    assert len(curve(one)) >= 20
+    assert curve(two) == pytest.approx(curve(one), rel=1e-9)
+    assert max(curve(one)) / min(curve(one)) > 1.001
+    for a, b in zip(Run.open(one).metrics(), Run.open(two).metrics(), strict=True):
+        assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-9)
+        assert b["train"]["gradient_norm"] == pytest.approx(a["train"]["gradient_norm"], rel=1e-9)
+        assert b["train"]["steps"] == a["train"]["steps"]
+        assert scores(b["validation"]) == pytest.approx(scores(a["validation"]), rel=1e-6)  # text: a float32 loss
+        assert b["activity"] == a["activity"]  # counts: exactly
+    a, b = Run.open(one).result(), Run.open(two).result()
+    assert a is not None
+    assert b is not None
+    assert b["activity"] == a["activity"]
+    assert scores(b["test"]) == pytest.approx(scores(a["test"]), rel=1e-6)
+    assert b["best_epoch"] == a["best_epoch"]
+    newest = Run.open(one).newest()
+    weights = [load((Run.open(f).at(newest) / "weights.safetensors").read_bytes()) for f in (one, two)]
+    for key, value in weights[0].items():
+        torch.testing.assert_close(weights[1][key], value, rtol=1e-8, atol=1e-10)
+
+
+def test_gradients_in_bfloat16(both):
+    one, two = (folder / "bfloat16" for folder in both)
+    error = [abs(b / a - 1) for a, b in zip(curve(one), curve(two), strict=True)]
+    assert 1e-8 < max(error) < 1e-2
+    assert error[0] < 1e-12  # before the first step there is nothing to round
+
+
+def ranks(launcher: subprocess.Popen) -> dict[int, int]:
+    """The processes by rank."""
+    found = {}
+    for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(v[5:]): int(pid) for v in variables if v.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes")
+def test_killed_ranks_come_back_and_finish(tmp_path):
+    """kill -9 of the second process, then of the first; the run ends as if nothing had been, dropout included."""
+    epochs = 30
+    options = ["digits", "--smoke", "--hidden", "8", "--limit", "60", "--epochs", str(epochs), "--zoneout", "0.1"]
+    command = ["-m", "egru.cli", "train", *options, "--out"]
+    launcher = torchrun(*command, "killed", restarts=2, folder=tmp_path)
+    run, logged = Run(tmp_path / "killed"), 0
+    for victim in (1, 0):
+        end = time.monotonic() + 120
+        while len(run.metrics()) < logged + 4:
+            assert launcher.poll() is None, launcher.communicate()[0]
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        logged = len(run.metrics())
+        os.kill(ranks(launcher)[victim], signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, said
+    whole = torchrun(*command, "whole", folder=tmp_path)
+    assert whole.communicate(timeout=240)[0].count("test, epoch") == 1  # only the first process speaks
+    assert whole.returncode == 0
+    lines = run.metrics()
+    assert [line["epoch"] for line in lines] == list(range(1, epochs + 1))
+    assert said.count("epoch 1: loss") == 1  # it went on, it did not start again
+    assert logged < epochs  # there was something left to do
+    other = Run(tmp_path / "whole")
+    assert [line["train"]["loss"] for line in lines] == [line["train"]["loss"] for line in other.metrics()]
+    assert run.result()["test"] == other.result()["test"]  # pyright: ignore[reportOptionalSubscript]
+
+
+def test_parts_of_batches():
+    """Every row once, in the order of one process; the last part of a short batch is there, for its weight of zero."""
+    split = Split(torch.arange(9.0)[:, None], torch.arange(9))
+    batches = [Batches(split, 4, shuffle=True, part=(i, 2), order=lambda n: torch.arange(n).flip(0)) for i in (0, 1)]
+    assert [y.tolist() for _, y in batches[0]] == [[8, 7], [4, 3], [0]]
+    assert [y.tolist() for _, y in batches[1]] == [[6, 5], [2, 1], [0]]
+
+
+@pytest.mark.parametrize("model", [reader(), speaker(), speaker("gru")])
+def test_counts_of_several_monitors_add_up(model):
+    text = isinstance(model, LanguageModel)
+    torch.set_default_dtype(torch.float32)
+    inputs = [torch.randint(7, (5, 2)) if text else torch.randn(3, 5, 1) for _ in range(2)]
+    model.eval()
+    with torch.no_grad(), ActivityMonitor(model) as whole:
+        for x in inputs:
+            model(x)
+    parts = []
+    for x in inputs:
+        with torch.no_grad(), ActivityMonitor(model) as part:
+            model(x)
+        parts.append(part)
+    idle = ActivityMonitor(model)  # a process without a share of the split
+    for part in parts:
+        idle.add(part.counts())
+    assert idle.summary() == whole.summary()
+
+
+def test_nothing_happens_without_a_group(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    value, state = torch.ones(2), torch.get_rng_state()
+    assert (distributed.rank(), distributed.size(), distributed.launched()) == (0, 1, 1)
+    assert distributed.total(value) is value
+    assert distributed.others(value) == []
+    assert distributed.agreed(lambda: 3) == 3
+    distributed.reseed(0, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    with distributed.group("cuda") as device, distributed.first_goes_first():
+        assert device == "cuda"
+    distributed.wait()
+
+
+def test_graphs_are_for_one_process(monkeypatch):
+    monkeypatch.setattr(distributed, "_many", lambda: True)
+    training = ClassifierTraining(device="cuda", graph=True)
+    with pytest.raises(ValueError, match="graph must be off"):
+        distributed.parallel(torch.nn.Linear(1, 1), print, training)
+
+
+def test_several_processes_name_their_folder(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["train", "digits", "--smoke"]) == 1
+    assert "several processes need --out FOLDER" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""Runs for one process or for two that `torchrun` starts: no dropout, so that both are the same mathematics."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import egru
+from egru.data import Split
+from egru.models import LanguageModel, SequenceClassifier
+from egru.training import (
+    ClassifierTask,
+    ClassifierTraining,
+    LanguageTask,
+    LanguageTraining,
+    Run,
+    Silent,
+    distributed,
+    loop,
+    train,
+)
+from tests.training.tiny import sequences, text
+
+
+class Loud(loop.Watch):
+    """Keeps the loss of every step, of all processes together."""
+
+    curve: list[float] = []  # noqa: RUF012
+
+    def summary(self):
+        counts = torch.tensor(self.counts, dtype=torch.float64)
+        sums = distributed.total(torch.stack(self.losses).double() * counts)
+        Loud.curve += (sums / distributed.total(counts)).tolist()
+        return super().summary()
+
+
+def classifier(processes: int, **changes):
+    """43 rows in batches of 14: the last one has a single row, which leaves a second process with none."""
+    data = sequences()
+    data = dataclasses.replace(data, train=Split(*(part[:43] for part in data.train)))
+    training = ClassifierTraining(epochs=5, batch=14 // processes, learning_rate=1e-2, clip=1.0, **changes)
+    threshold, surrogate = egru.Threshold(mean=-3.0), egru.Surrogate(width=0.3)
+    return (
+        lambda: SequenceClassifier(1, 12, 2, threshold=threshold, surrogate=surrogate, normalise=False),
+        lambda: ClassifierTask(data, training),
+        training,
+    )
+
+
+def language(processes: int, **changes):
+    training = LanguageTraining(
+        epochs=4, batch=8 // processes, evaluation_batch=3, learning_rate=0.5, optimiser="ntavsgd", bptt=20, **changes
+    )
+    threshold = egru.Threshold(mean=-3.0)
+    return (
+        lambda: LanguageModel(7, 12, 16, num_layers=2, threshold=threshold),
+        lambda: LanguageTask(text(), training),
+        training,
+    )
+
+
+CASES = {
+    "classifier": (classifier, {}),
+    "language": (language, {}),
+    "bfloat16": (classifier, {"exchange": "bfloat16"}),
+}
+
+
+def run(name: str, folder: Path, processes: int) -> None:
+    """Train; the first process leaves the loss of every step beside the run."""
+    make, changes = CASES[name]
+    make_model, make_task, training = make(processes, **changes)
+    torch.manual_seed(0 if distributed.rank() == 0 else 1)  # the first process decides
+    model, task = make_model(), make_task()
+    with distributed.first_goes_first():
+        run = Run.create(folder, {}) if distributed.rank() == 0 else Run.open(folder)
+    Loud.curve = []
+    train(model, task, training, run, Silent())
+    if distributed.rank() == 0:
+        (folder / "curve.json").write_text(json.dumps(Loud.curve))
+
+
+def main(folder: Path, processes: int) -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    loop.Watch = Loud
+    with distributed.group("cpu") if processes > 1 else contextlib.nullcontext():
+        for name in CASES:
+            run(name, folder / name, processes)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(os.environ["WORLD_SIZE"]))
