@@ -3,6 +3,7 @@
 from egru.activity.monitor import ActivityMonitor
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters, macs_per_step
 from egru.activity.regularise import ActivityLoss, rate_loss, state_loss
+from egru.activity.stability import Stability, stability
 from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
 
 __all__ = [
@@ -13,8 +14,10 @@ __all__ = [
     "LayerActivity",
     "LayerCost",
     "LinearActivity",
+    "Stability",
     "count_parameters",
     "macs_per_step",
     "rate_loss",
+    "stability",
     "state_loss",
 ]

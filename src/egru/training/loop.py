@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary
+from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, Stability, stability
 from egru.training import checkpoint
 from egru.training.config import Training
 from egru.training.graphs import Capture, Found, Graphs, Step
@@ -49,6 +50,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
     else:
         epoch, best = 0, 0
         run.save(epoch, model, optimiser, device, best, scaler)
+    warned = False
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
@@ -68,12 +70,16 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         trained = watch.summary()
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
+            found = stability(model, lambda: task.probe(model)) if training.diagnose else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
         saved = epoch % training.save_every == 0 or epoch == training.epochs
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
-        line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
+        line = metrics_line(epoch, trained, scores, activity, found, time.perf_counter() - start)
+        if not warned and (advice := explosion(epoch, found)):
+            run.say(advice)
+            warned = True
         run.record(line)
         if saved:
             run.save(epoch, model, optimiser, device, best, scaler)
@@ -124,6 +130,21 @@ def activity_loss(model: nn.Module, training: Training) -> contextlib.AbstractCo
     if not training.rate_loss and not training.state_loss:
         return contextlib.nullcontext(_Nothing)
     return ActivityLoss(model, rate=training.rate_loss, state=training.state_loss, squared=training.squared_rate)
+
+
+def explosion(epoch: int, found: list[Stability]) -> str:
+    """What to tell a person about gradients that explode over time, if they do."""
+    layers = [layer for layer in found if layer.explodes]
+    if not layers:
+        return ""
+    worst = max(layers, key=lambda layer: layer.adjoint_growth * layer.steps)
+    growth = f"e^{worst.adjoint_growth * worst.steps:.0f}" if math.isfinite(worst.adjoint_growth) else "beyond float32"
+    return (
+        f"warning: after epoch {epoch} gradients explode in {worst.name}: a gradient that crosses {worst.steps} steps "
+        f"grows {growth} ({worst.adjoint_growth:+.3f} a step; {100 * worst.diagonal_above_one:.1f} % of the factors "
+        "from a unit's state to its next are above 1). What helps, best first: reset none; surrogate.height 0.3 or less, or "
+        "surrogate.bounded; a lower learning rate (docs/smnist-study.md)"
+    )
 
 
 class _Nothing:
@@ -194,6 +215,7 @@ class Watch:
         return {
             "loss": ((losses * counts).sum() / counts.sum()).item(),
             "gradient_norm": norms.median().item(),
+            "gradient_norm_p99": norms.quantile(0.99).item(),
             "gradient_norm_max": norms.max().item(),
             "steps": len(self.losses),
             "waited": self.waited,
@@ -202,7 +224,12 @@ class Watch:
 
 
 def metrics_line(
-    epoch: int, trained: dict[str, float], scores: Scores, activity: ActivitySummary, seconds: float
+    epoch: int,
+    trained: dict[str, float],
+    scores: Scores,
+    activity: ActivitySummary,
+    found: list[Stability],
+    seconds: float,
 ) -> dict[str, Any]:
     """One epoch as a line of metrics.jsonl."""
     overall = activity.to_dict()["overall"]
@@ -212,5 +239,13 @@ def metrics_line(
         "train": trained,
         "validation": dataclasses.asdict(scores),
         "activity": {name: overall[name] for name in kept},
+        "stability": [
+            {
+                "layer": layer.name,
+                "diagonal_above_one": layer.diagonal_above_one,
+                "adjoint_growth": layer.adjoint_growth if math.isfinite(layer.adjoint_growth) else None,
+            }
+            for layer in found
+        ],
         "seconds": seconds,
     }

@@ -15,6 +15,8 @@ from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
 _EVALUATED = 2048
 """Words scored in one call, where that is more than a stretch of training: fewer calls, the same scores."""
+_PROBED = 64
+"""Sequences in a probe."""
 
 
 class Batch(NamedTuple):
@@ -50,6 +52,10 @@ class Task(Protocol):
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         """What validation decides by: larger is better."""
+        ...
+
+    def probe(self, model: nn.Module) -> None:
+        """Run ``model`` on a little validation data, the same every time."""
         ...
 
 
@@ -105,6 +111,10 @@ class ClassifierTask:
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (scores.accuracy, -scores.loss)
+
+    def probe(self, model: nn.Module) -> None:
+        x, _ = next(iter(self.data["validation"]))
+        model(x[:_PROBED])
 
 
 def _of_sequence(scores: Tensor) -> Tensor:
@@ -168,3 +178,6 @@ class LanguageTask:
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (-scores.loss,)
+
+    def probe(self, model: nn.Module) -> None:
+        model(self.data["validation"][: self.training.bptt])
