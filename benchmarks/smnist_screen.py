@@ -101,7 +101,9 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
         except RunError as error:
             stopped = str(error)
         lines = run.metrics()
-    plain = {key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in changes.items()}  # type: ignore
+    plain = {
+        key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in changes.items()
+    }  # type: ignore
     record: dict[str, Any] = {
         "variant": name,
         "seed": seed,
@@ -143,7 +145,16 @@ def found(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def table(records: list[dict[str, Any]]) -> str:
     """Markdown, best first within a number of updates."""
-    head = ("variant", "seed", "updates", "accuracy %", "active %", "gradient norm median / p99", "adjoint a step", "above 1")
+    head = (
+        "variant",
+        "seed",
+        "updates",
+        "accuracy %",
+        "active %",
+        "gradient norm median / p99",
+        "adjoint a step",
+        "above 1",
+    )
     rows = [head, ("---",) * len(head)]
     for r in sorted(records, key=lambda r: (r["updates"], -r.get("accuracy", 0))):
         if "accuracy" not in r:

@@ -279,3 +279,38 @@ def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
     assert seen[0] == str(tmp_path / "board")
     assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
     assert seen[-1] == "closed"
+
+
+def test_every_epoch_says_how_gradients_grow(tmp_path):
+    _, model = classifier_run(tmp_path / "run", epochs=3)
+    _, other = classifier_run(tmp_path / "other", epochs=3, diagnose=False)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for line in Run.open(tmp_path / "run").metrics():
+        (layer,) = line["stability"]
+        assert layer["layer"] == "layer0"
+        assert 0 <= layer["diagonal_above_one"] <= 1
+        assert -5 < layer["adjoint_growth"] < 1
+        assert (
+            line["train"]["gradient_norm"] <= line["train"]["gradient_norm_p99"] <= line["train"]["gradient_norm_max"]
+        )
+    assert all(line["stability"] == [] for line in Run.open(tmp_path / "other").metrics())
+    language_run(tmp_path / "text", epochs=1)
+    assert [layer["layer"] for layer in Run.open(tmp_path / "text").metrics()[0]["stability"]] == ["layer0", "layer1"]
+
+
+def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
+    bad = [egru.activity.Stability("layer0", 784, 0.25, 0.09), egru.activity.Stability("layer1", 784, 0.0, math.inf)]
+    said = []
+    monkeypatch.setattr(loop_module, "stability", lambda *_: bad[:1])
+    classifier_run(tmp_path / "run", epochs=3, say=said.append)
+    (warning,) = said
+    assert "after epoch 1 gradients explode in layer0" in warning
+    assert "e^71" in warning
+    assert "25.0 %" in warning
+    assert "surrogate.height 0.3" in warning
+    monkeypatch.setattr(loop_module, "stability", lambda *_: bad)
+    classifier_run(tmp_path / "infinite", epochs=1, say=said.append)
+    assert "layer1" in said[1]
+    assert "beyond float32" in said[1]
+    assert Run.open(tmp_path / "infinite").metrics()[0]["stability"][1]["adjoint_growth"] is None

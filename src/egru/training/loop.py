@@ -142,7 +142,7 @@ def explosion(epoch: int, found: list[Stability]) -> str:
     return (
         f"warning: after epoch {epoch} gradients explode in {worst.name}: a gradient that crosses {worst.steps} steps "
         f"grows {growth} ({worst.adjoint_growth:+.3f} a step; {100 * worst.diagonal_above_one:.1f} % of the factors "
-        "from a unit's state to its next are above 1). What helps, best first: reset none; surrogate.height 0.3 or less, or "
+        "from a unit's state to its next are above 1). What helps: reset none; surrogate.height 0.3 or less, or "
         "surrogate.bounded; a lower learning rate (docs/smnist-study.md)"
     )
 

@@ -76,8 +76,8 @@ def stability(model: nn.Module, run: Callable[[], object], seed: int = 0) -> lis
 def jacobian_diagonal(layer: EGRU, record: Record) -> Tensor:
     """The factor from every carried ``c_{t-1}`` to ``c_t`` by the unit's own path, ``(T - 1, B, H)``.
 
-    ``output``: ``1 - u - rho*k``; ``threshold``: ``(1 - u)(1 - rho*theta*s)``; ``hard``: ``(1 - u)(1 - rho*k)``;
-    ``none``: ``1 - u``.
+    ``output``: ``1 - u - rho*k``; ``threshold``: ``(1 - u)(1 - rho*theta*s)``; ``hard``:
+    ``(1 - u)(1 - rho*(e + c*s))``; ``none``: ``1 - u``.
     """
     H, suffix, rho = layer.hidden_size, f"_{record.name}", layer.reset_scale
     rows = slice(H, 2 * H)
@@ -86,19 +86,17 @@ def jacobian_diagonal(layer: EGRU, record: Record) -> Tensor:
     u = torch.sigmoid(-(p + F.linear(record.y[:-1], layer.get_parameter(f"weight_hh{suffix}")[rows], bias[1])))
     c, theta = record.c[:-1], record.theta
     slope = record.surrogate.slope(c, theta)
-    k = record.surrogate.output_slope(c, (c > theta).to(c.dtype), slope)
+    e = (c > theta).to(c.dtype)
     match layer.reset:
         case "output":
-            diagonal = 1 - u - rho * k
-        case "threshold":
-            diagonal = (1 - u) * (1 - rho * theta * slope)
+            diagonal = 1 - u - rho * record.surrogate.output_slope(c, e, slope)
         case "hard":
-            diagonal = (1 - u) * (1 - rho * k)
+            diagonal = (1 - u) * (1 - rho * (e + c * slope))
         case _:
             diagonal = 1 - u
     if layer.zoneout:
         diagonal = layer.zoneout + (1 - layer.zoneout) * diagonal
-    return diagonal
+    return diagonal * (1 - rho * theta * slope) if layer.reset == "threshold" else diagonal  # what was carried on
 
 
 @torch.enable_grad()
