@@ -50,6 +50,10 @@ BASE: dict[str, Any] = {
 }
 """The demo's settings without zoneout and label smoothing, the learning rate of the first screen."""
 
+FAST: dict[str, Any] = {"learning_rate": 1e-2, "centre": True, "input_scale": 3.0}
+"""The two winners of the first round together: a higher learning rate, pixels of mean 0 and standard deviation 1."""
+SPARSE: dict[str, Any] = {**FAST, "threshold": Threshold(mean=-2.0)}
+
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "rate 0.1": {"rate_loss": 0.1},
@@ -76,6 +80,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clearing by threshold": {"reset": "threshold"},
     "height 0.1": {"surrogate": Surrogate(width=0.3, height=0.1)},
     "height 1": {"surrogate": Surrogate(width=0.3, height=1.0)},
+    "fast": FAST,
+    "fast, thresholds 0.12": SPARSE,
+    "fast, thresholds 0.27": {**FAST, "threshold": Threshold(mean=-1.0)},
+    "fast, thresholds 0.12, rate 0.3": {**SPARSE, "rate_loss": 0.3},
+    "fast, thresholds 0.12, lr 2e-2": {**SPARSE, "learning_rate": 2e-2},
+    "fast, thresholds 0.12, memory 196": {**SPARSE, "uniform_gates": False, "longest_memory": 196.0},
+    "fast, thresholds 0.12, wide": {**SPARSE, "surrogate": Surrogate(width=1.0, height=0.3)},
+    "fast, thresholds 0.12, zoneout 0.1": {**SPARSE, "zoneout": 0.1},
+    "fast, thresholds 0.12, smoothed labels": {**SPARSE, "label_smoothing": 0.1},
+    "fast, thresholds 0.12, reset gate after": {**SPARSE, "reset_gate": "after"},
+    "fast, thresholds 0.12, clearing by output": {**SPARSE, "reset": "output"},
+    "fast, thresholds 0.12, clearing by threshold": {**SPARSE, "reset": "threshold"},
+    "fast, thresholds 0.12, mean": {**SPARSE, "readout": "mean"},
+    "fast, thresholds 0.12, trace 40": {**SPARSE, "trace": 40.0},
+    "fast, thresholds 0.12, permuted": {**SPARSE, "data": "psmnist"},
+    "fast, thresholds 0.12, 256 units": {**SPARSE, "hidden": 256},
+    "fast, thresholds 0.12, 256 units, lr 4e-3": {**SPARSE, "hidden": 256, "learning_rate": 4e-3},
+    "fast, thresholds 0.12, 28 by 28": {**SPARSE, "side": 28, "trace": 800.0},
+    "fast, gru": {"cell": "gru", "uniform_gates": False, "learning_rate": 1e-2, "centre": True},
     "paper": {
         "learning_rate": 1e-3,
         "schedule": "constant",
