@@ -53,6 +53,7 @@ BASE: dict[str, Any] = {
 FAST: dict[str, Any] = {"learning_rate": 1e-2, "centre": True, "input_scale": 3.0}
 """The two winners of the first round together: a higher learning rate, pixels of mean 0 and standard deviation 1."""
 SPARSE: dict[str, Any] = {**FAST, "threshold": Threshold(mean=-2.0)}
+RARE: dict[str, Any] = {**FAST, "rate_loss": 1.0}
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -81,6 +82,33 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "height 0.1": {"surrogate": Surrogate(width=0.3, height=0.1)},
     "height 1": {"surrogate": Surrogate(width=0.3, height=1.0)},
     "fast": FAST,
+    "fast, rate 0.3": {**FAST, "rate_loss": 0.3},
+    "fast, rate 0.3, permuted": {**FAST, "rate_loss": 0.3, "data": "psmnist"},
+    "fast, rate 1": RARE,
+    "fast, rate 3": {**FAST, "rate_loss": 3.0},
+    "fast, thresholds 0.05": {**FAST, "threshold": Threshold(mean=-3.0)},
+    "fast, permuted": {**FAST, "data": "psmnist"},
+    "fast, rate 1, permuted": {**RARE, "data": "psmnist"},
+    "fast, rate 1, permuted, memory 196": {
+        **RARE,
+        "data": "psmnist",
+        "uniform_gates": False,
+        "longest_memory": 196.0,
+    },
+    "fast, rate 1, 28 by 28": {**RARE, "side": 28, "trace": 800.0},
+    "fast, rate 1, 256 units": {**RARE, "hidden": 256, "input_scale": 4.9},
+    "fast, rate 1, 256 units, lr 4e-3": {**RARE, "hidden": 256, "input_scale": 4.9, "learning_rate": 4e-3},
+    "fast, rate 1, not normalised": {**RARE, "normalise": False},
+    "fast, rate 1, clearing by output": {**RARE, "reset": "output"},
+    "fast, rate 1, clearing by output, bounded": {
+        **RARE,
+        "reset": "output",
+        "surrogate": Surrogate(width=0.3, height=0.5, bounded=True),
+    },
+    "fast, rate 1, clearing by threshold": {**RARE, "reset": "threshold"},
+    "fast, rate 1, zoneout 0.1": {**RARE, "zoneout": 0.1},
+    "fast, rate 1, lr 2e-2": {**RARE, "learning_rate": 2e-2},
+    "fast, rate 1, memory 196": {**RARE, "uniform_gates": False, "longest_memory": 196.0},
     "fast, thresholds 0.12": SPARSE,
     "fast, thresholds 0.27": {**FAST, "threshold": Threshold(mean=-1.0)},
     "fast, thresholds 0.12, rate 0.3": {**SPARSE, "rate_loss": 0.3},
@@ -95,8 +123,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fast, thresholds 0.12, mean": {**SPARSE, "readout": "mean"},
     "fast, thresholds 0.12, trace 40": {**SPARSE, "trace": 40.0},
     "fast, thresholds 0.12, permuted": {**SPARSE, "data": "psmnist"},
-    "fast, thresholds 0.12, 256 units": {**SPARSE, "hidden": 256},
-    "fast, thresholds 0.12, 256 units, lr 4e-3": {**SPARSE, "hidden": 256, "learning_rate": 4e-3},
     "fast, thresholds 0.12, 28 by 28": {**SPARSE, "side": 28, "trace": 800.0},
     "fast, gru": {"cell": "gru", "uniform_gates": False, "learning_rate": 1e-2, "centre": True},
     "paper": {
@@ -202,7 +228,7 @@ def table(records: list[dict[str, Any]]) -> str:
             r["variant"], str(r["seed"]), str(r["updates"]) + (" (stopped)" if r["stopped"] else ""),
             f"{100 * r['accuracy']:.1f}", f"{100 * r['activity']:.1f}",
             f"{r['gradient_norm']:.2g} / {r['gradient_norm_p99']:.2g}",
-            "–" if growth is None else f"{growth:+.3f}", "–" if share is None else f"{100 * share:.1f} %",
+            "-" if growth is None else f"{growth:+.3f}", "-" if share is None else f"{100 * share:.1f} %",
         ))  # fmt: skip
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
