@@ -28,7 +28,7 @@ from egru.data import Classification, Split
 from egru.events import Surrogate
 from egru.layers import Threshold
 from egru.recipes import ClassifierConfig
-from egru.training import Run, RunError, Silent, train
+from egru.training import Run, RunError, Silent, to_plain, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "smnist_screen.jsonl"
 TRAINED, JUDGED = 20_000, 2_000
@@ -164,9 +164,7 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
         except RunError as error:
             stopped = str(error)
         lines = run.metrics()
-    plain = {
-        key: dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value for key, value in changes.items()
-    }  # type: ignore
+    plain = {key: to_plain(value) if dataclasses.is_dataclass(value) else value for key, value in changes.items()}
     record: dict[str, Any] = {
         "variant": name,
         "seed": seed,

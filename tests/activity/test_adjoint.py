@@ -1,6 +1,7 @@
 """The probe against autograd and against cases that can be worked out by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ def seen(layer, x):
     return records
 
 
-def made(reset, **options):
+def made(reset, **options) -> Any:
     torch.manual_seed(3)
     surrogate = egru.Surrogate(width=0.8, height=1.5, bounded=options.pop("bounded", False))
     return egru.EGRU(2, H, reset=reset, surrogate=surrogate, threshold=egru.Threshold(mean=-2.0), **options)
@@ -53,13 +54,13 @@ def test_the_diagonal_is_autograds(reset, zoneout, bounded):
             )  # fmt: skip
             return zoneout * carried + (1 - zoneout) * out.c_seen
 
-        full = torch.autograd.functional.jacobian(step, record.c[t - 1])
+        full: Any = torch.autograd.functional.jacobian(step, record.c[t - 1])
         index = torch.arange(3)[:, None], torch.arange(H)[None, :]
         assert torch.allclose(found[t - 1], full[*index, *index].detach(), atol=1e-12)
 
 
 def test_a_leak_fades_at_its_own_rate():
-    layer = egru.EGRU(1, H, reset="none")
+    layer: Any = egru.EGRU(1, H, reset="none")
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.zero_()
@@ -84,7 +85,7 @@ def test_the_papers_clearing_explodes_and_none_does_not():
     """Units that fire all the time inside a high window: each clearing turns the gradient round and amplifies it."""
     found = {}
     for reset in ("output", "none"):
-        layer = egru.EGRU(
+        layer: Any = egru.EGRU(
             1, H, reset=reset, threshold=egru.Threshold.constant(0.2), surrogate=egru.Surrogate(height=3.0)
         )
         with torch.no_grad():
@@ -109,6 +110,8 @@ def test_layers_directions_and_what_is_left_alone():
     assert model.training
     assert not model[0]._observers
     assert all(parameter.grad is None for parameter in model.parameters())
+    bare = egru.EGRU(2, H, bias=False)
+    assert len(probe(bare, lambda: bare(torch.ones(9, 2, 2)))) == 1
     packed = nn.utils.rnn.pack_padded_sequence(torch.ones(9, 2, 2), torch.tensor([9, 4]))
     assert probe(model, lambda: model(packed)) == []
     dense = nn.GRU(2, H)

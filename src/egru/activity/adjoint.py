@@ -107,7 +107,8 @@ def adjoint_growth(layer: EGRU, record: Record, seed: int = 0) -> float:
     x = record.input.detach().to(layer._weight.dtype)
     device = x.device.type
     with torch.autocast(device, enabled=False):
-        weights = Weights(*(part.detach() for part in layer._weights(f"_{record.name}", x)[:5]))
+        given = layer._weights(f"_{record.name}", x)[:5]
+        weights = Weights(*(None if part is None else part.detach() for part in given))  # pyright: ignore[reportArgumentType]
         rest = x.new_zeros(x.shape[1], layer.hidden_size)
         state, pieces = EventState(rest, rest), []
         # An event of "hard" reaches over a seam by a path of its own, so there the sequence stays in one piece.
