@@ -187,6 +187,7 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
             "gradient_norm_p99": max(line["train"]["gradient_norm_p99"] for line in lines),
             "diagonal_above_one": stability.get("diagonal_above_one"),
             "adjoint_growth": stability.get("adjoint_growth"),
+            "adjoint_peak": stability.get("adjoint_peak"),
             "curve": [
                 [
                     round(line["validation"]["accuracy"], 4),

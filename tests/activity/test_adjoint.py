@@ -76,9 +76,10 @@ def test_a_leak_fades_at_its_own_rate():
 def test_pieces_are_the_whole(reset, monkeypatch):
     layer = made(reset, recurrent_clip=0.1)
     (record,) = seen(layer, torch.randn(23, 3, 2))
-    whole = adjoint_growth(layer, record)
+    monkeypatch.setattr("egru.activity.adjoint.PIECE", 100)
+    whole, _ = adjoint_growth(layer, record)
     monkeypatch.setattr("egru.activity.adjoint.PIECE", 5)
-    assert adjoint_growth(layer, record) == pytest.approx(whole, rel=1e-9)
+    assert adjoint_growth(layer, record)[0] == pytest.approx(whole, rel=1e-9)
 
 
 def test_the_papers_clearing_explodes_and_none_does_not():
@@ -119,6 +120,25 @@ def test_layers_directions_and_what_is_left_alone():
 
 
 def test_what_counts_as_an_explosion():
-    assert Stability("a", 784, 0.0, 0.012).explodes
-    assert not Stability("a", 784, 0.0, 0.011).explodes
-    assert Stability("a", 10, 0.0, math.inf).explodes
+    assert Stability("a", 784, 0.0, -0.05, 9.3).explodes
+    assert not Stability("a", 784, 0.0, 0.01, 9.2).explodes
+    assert Stability("a", 10, 0.0, math.inf, math.inf).explodes
+
+
+def test_a_peak_in_the_middle_is_seen():
+    """The gradient grows where the input keeps units firing and fades where it keeps them silent."""
+    layer: Any = egru.EGRU(1, H, threshold=egru.Threshold.constant(0.2), surrogate=egru.Surrogate(height=3.0))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.threshold_l0.fill_(0.2)
+        layer.weight_ih_l0[2 * H :] = 2.0
+        layer.bias_ih_l0[H : 2 * H] = -1.0
+    x = torch.zeros(192, 2, 1)
+    x[64:128] = 1.0
+    (found,) = probe(layer, lambda: layer(x))
+    (loud,) = probe(layer, lambda: layer(x[64:128]))
+    assert loud.explodes
+    assert found.explodes
+    assert found.adjoint_growth < 0
+    assert found.adjoint_peak == pytest.approx(loud.adjoint_peak, rel=0.2)

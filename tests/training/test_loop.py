@@ -300,17 +300,25 @@ def test_every_epoch_says_how_gradients_grow(tmp_path):
 
 
 def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
-    bad = [egru.activity.Stability("layer0", 784, 0.25, 0.09), egru.activity.Stability("layer1", 784, 0.0, math.inf)]
+    Stability = egru.activity.Stability
+    bad = [Stability("layer0", 784, 0.25, -0.05, 70.6), Stability("layer1", 784, 0.0, math.inf, math.inf)]
     said = []
     monkeypatch.setattr(loop_module, "stability", lambda *_: bad[:1])
     classifier_run(tmp_path / "run", epochs=3, say=said.append)
     (warning,) = said
-    assert "after epoch 1 gradients explode in layer0" in warning
-    assert "e^71" in warning
-    assert "25.0 %" in warning
+    assert "gradients explode in epoch 1" in warning
+    assert "back through layer0 a gradient grows e^70.6-fold; 25.0 %" in warning
     assert "surrogate.height 0.3" in warning
     monkeypatch.setattr(loop_module, "stability", lambda *_: bad)
     classifier_run(tmp_path / "infinite", epochs=1, say=said.append)
-    assert "layer1" in said[1]
-    assert "beyond float32" in said[1]
+    assert "layer1 a gradient grows beyond float32" in said[1]
     assert Run.open(tmp_path / "infinite").metrics()[0]["stability"][1]["adjoint_growth"] is None
+
+
+def test_large_norms_alone_are_an_explosion(tmp_path, monkeypatch):
+    said = []
+    classifier_run(tmp_path / "run", epochs=2, say=said.append)
+    assert not said
+    monkeypatch.setattr(loop_module, "EXPLODED", 1e-3)
+    classifier_run(tmp_path / "other", epochs=2, say=said.append)
+    assert len(said) == 1

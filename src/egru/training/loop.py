@@ -27,6 +27,9 @@ from egru.training.progress import Progress
 from egru.training.run import Run, RunError
 from egru.training.tasks import Batch, Scores, Task
 
+EXPLODED = 1e3
+"""A norm of the gradient that only recurrent gradients reach."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -77,7 +80,7 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         saved = epoch % training.save_every == 0 or epoch == training.epochs
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
         line = metrics_line(epoch, trained, scores, activity, found, time.perf_counter() - start)
-        if not warned and (advice := explosion(epoch, found)):
+        if not warned and (advice := explosion(epoch, found, trained)):
             run.say(advice)
             warned = True
         run.record(line)
@@ -132,18 +135,18 @@ def activity_loss(model: nn.Module, training: Training) -> contextlib.AbstractCo
     return ActivityLoss(model, rate=training.rate_loss, state=training.state_loss, squared=training.squared_rate)
 
 
-def explosion(epoch: int, found: list[Stability]) -> str:
+def explosion(epoch: int, found: list[Stability], trained: dict[str, float]) -> str:
     """What to tell a person about gradients that explode over time, if they do."""
-    layers = [layer for layer in found if layer.explodes]
-    if not layers:
+    worst = max(found, key=lambda layer: layer.adjoint_peak, default=None)
+    if worst is None or not (worst.explodes or trained["gradient_norm_p99"] > EXPLODED):
         return ""
-    worst = max(layers, key=lambda layer: layer.adjoint_growth * layer.steps)
-    growth = f"e^{worst.adjoint_growth * worst.steps:.0f}" if math.isfinite(worst.adjoint_growth) else "beyond float32"
+    peak = f"e^{worst.adjoint_peak:.1f}-fold" if math.isfinite(worst.adjoint_peak) else "beyond float32"
     return (
-        f"warning: after epoch {epoch} gradients explode in {worst.name}: a gradient that crosses {worst.steps} steps "
-        f"grows {growth} ({worst.adjoint_growth:+.3f} a step; {100 * worst.diagonal_above_one:.1f} % of the factors "
-        "from a unit's state to its next are above 1). What helps: reset none; surrogate.height 0.3 or less, or "
-        "surrogate.bounded; a lower learning rate (docs/smnist-study.md)"
+        f"warning: gradients explode in epoch {epoch}: their norm has a median of {trained['gradient_norm']:.2g} and a "
+        f"99th percentile of {trained['gradient_norm_p99']:.2g}. On its way back through {worst.name} a gradient grows "
+        f"{peak}; {100 * worst.diagonal_above_one:.1f} % of the factors from a unit's state to its next are above 1. "
+        "What helps: reset none; surrogate.height 0.3 or less, or surrogate.bounded; a lower learning rate "
+        "(docs/smnist-study.md)"
     )
 
 
@@ -244,6 +247,7 @@ def metrics_line(
                 "layer": layer.name,
                 "diagonal_above_one": layer.diagonal_above_one,
                 "adjoint_growth": layer.adjoint_growth if math.isfinite(layer.adjoint_growth) else None,
+                "adjoint_peak": layer.adjoint_peak if math.isfinite(layer.adjoint_peak) else None,
             }
             for layer in found
         ],
