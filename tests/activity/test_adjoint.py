@@ -133,7 +133,7 @@ def test_a_peak_in_the_middle_is_seen():
             parameter.zero_()
         layer.threshold_l0.fill_(0.2)
         layer.weight_ih_l0[2 * H :] = 2.0
-        layer.bias_ih_l0[H : 2 * H] = -1.0
+        layer.bias_ih_l0[H : 2 * H] = -0.75
     x = torch.zeros(192, 2, 1)
     x[64:128] = 1.0
     (found,) = probe(layer, lambda: layer(x))
