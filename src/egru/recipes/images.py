@@ -133,7 +133,7 @@ def stable() -> ClassifierConfig:
         reset="none",
         threshold=Threshold(mean=-4.0),
         surrogate=Surrogate(width=0.3, height=0.5),
-        rate_loss=0.3,
+        rate_loss=0.5,
     )
 
 
