@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,21 @@ def test_the_gates_are_spread():
     assert (gates - torch.linspace(0, 1, 128)).abs().max() < 0.15
 
 
+def test_memories_are_spread_in_their_logarithm():
+    config = ClassifierConfig(data="digits", hidden=256, longest_memory=64.0)
+    model, _ = build(config, load(config))
+    bias = model.get_parameter("layer0.bias_ih_l0")[256:512] + model.get_parameter("layer0.bias_hh_l0")[256:512]
+    steps = 1 / torch.sigmoid(-bias).sort(descending=True).values
+    assert (steps.log() / torch.tensor(64.0).log() - torch.linspace(0, 1, 256)).abs().max() < 0.12
+
+
+def test_input_weights_are_scaled():
+    config = ClassifierConfig(data="digits", hidden=8)
+    plain, scaled = (build(replace(config, input_scale=s), load(config))[0].state_dict() for s in (1.0, 3.0))
+    for name, value in scaled.items():
+        assert torch.equal(value, 3 * plain[name] if name == "layer0.weight_ih_l0" else plain[name])
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -175,6 +191,11 @@ def test_the_gates_are_spread():
         ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be left out with cell cornn"),
         ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip must be left out with cell gru"),
         ({"cell": "gru", "uniform_gates": True}, "uniform_gates needs cell egru"),
+        ({"cell": "gru", "longest_memory": 9.0}, "longest_memory needs cell egru"),
+        ({"cell": "gru", "input_scale": 2.0}, "input_scale needs cell egru"),
+        ({"longest_memory": 1.0}, "longest_memory must be above 1 step, or none; got 1.0"),
+        ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
+        ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),
         ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
         pytest.param(
             {"device": "cuda"},

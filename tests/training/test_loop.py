@@ -358,3 +358,46 @@ def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
     assert seen[0] == str(tmp_path / "board")
     assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
     assert seen[-1] == "closed"
+
+
+def test_every_epoch_says_how_gradients_grow(tmp_path):
+    _, model = classifier_run(tmp_path / "run", epochs=3)
+    _, other = classifier_run(tmp_path / "other", epochs=3, diagnose=False)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for line in Run.open(tmp_path / "run").metrics():
+        (layer,) = line["stability"]
+        assert layer["layer"] == "layer0"
+        assert 0 <= layer["diagonal_above_one"] <= 1
+        assert -5 < layer["adjoint_growth"] < 1
+        assert (
+            line["train"]["gradient_norm"] <= line["train"]["gradient_norm_p99"] <= line["train"]["gradient_norm_max"]
+        )
+    assert all(line["stability"] == [] for line in Run.open(tmp_path / "other").metrics())
+    language_run(tmp_path / "text", epochs=1)
+    assert [layer["layer"] for layer in Run.open(tmp_path / "text").metrics()[0]["stability"]] == ["layer0", "layer1"]
+
+
+def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
+    Stability = egru.activity.Stability
+    bad = [Stability("layer0", 784, 0.25, -0.05, 70.6), Stability("layer1", 784, 0.0, math.inf, math.inf)]
+    said = []
+    monkeypatch.setattr(loop_module, "stability", lambda *_: bad[:1])
+    classifier_run(tmp_path / "run", epochs=3, say=said.append)
+    (warning,) = said
+    assert "gradients explode in epoch 1" in warning
+    assert "back through layer0 a gradient grows e^70.6-fold; 25.0 %" in warning
+    assert "surrogate.height 0.3" in warning
+    monkeypatch.setattr(loop_module, "stability", lambda *_: bad)
+    classifier_run(tmp_path / "infinite", epochs=1, say=said.append)
+    assert "layer1 a gradient grows beyond float32" in said[1]
+    assert Run.open(tmp_path / "infinite").metrics()[0]["stability"][1]["adjoint_growth"] is None
+
+
+def test_large_norms_alone_are_an_explosion(tmp_path, monkeypatch):
+    said = []
+    classifier_run(tmp_path / "run", epochs=2, say=said.append)
+    assert not said
+    monkeypatch.setattr(loop_module, "EXPLODED", 1e-3)
+    classifier_run(tmp_path / "other", epochs=2, say=said.append)
+    assert len(said) == 1

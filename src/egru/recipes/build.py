@@ -57,8 +57,10 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
     model = _classifier(config, data_set).to(config.device)
     if config.centre:
         model.get_buffer("mean").copy_(_mean_frame(data_set))
-    if config.uniform_gates:
-        _spread_gates(model)
+    if config.uniform_gates or config.longest_memory:
+        _spread_gates(model, config.longest_memory)
+    if config.input_scale != 1:
+        _scale_input(model, config.input_scale)
     return model, ClassifierTask(data_set, config)
 
 
@@ -111,17 +113,28 @@ def _mean_frame(data_set: data.Classification) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _spread_gates(model: nn.Module) -> None:
-    """Update-gate biases such that, at rest, the gates are uniform over (0, 1)."""
-    layers = [module for module in model.modules() if isinstance(module, EGRU)]
-    if not layers:
-        raise ValueError("uniform_gates needs cell egru")
-    for layer in layers:
+def _spread_gates(model: nn.Module, longest: float | None) -> None:
+    """Update-gate biases such that, at rest, the gates are uniform over (0, 1), or memories log-uniform to longest."""
+    for layer in _event_layers(model, "uniform_gates" if longest is None else "longest_memory"):
         H = layer.hidden_size
-        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)
+        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)  # what is kept of a state in a step: torch's z
+        if longest is not None:
+            gates = (1 - longest**-gates).clamp_min(1 / H)
         for i in range(layer.num_layers):
             layer.get_parameter(f"bias_ih_l{i}")[H : 2 * H] = torch.logit(gates)
             layer.get_parameter(f"bias_hh_l{i}")[H : 2 * H] = 0
+
+
+@torch.no_grad()
+def _scale_input(model: nn.Module, scale: float) -> None:
+    _event_layers(model, "input_scale")[0].get_parameter("weight_ih_l0").mul_(scale)
+
+
+def _event_layers(model: nn.Module, option: str) -> list[EGRU]:
+    layers = [module for module in model.modules() if isinstance(module, EGRU)]
+    if not layers:
+        raise ValueError(f"{option} needs cell egru")
+    return layers
 
 
 def smoke(config: Config) -> Config:

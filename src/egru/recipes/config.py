@@ -89,6 +89,10 @@ class ClassifierConfig(Network, ClassifierTraining):
     """Batch normalisation of what the readout sees; the trace is then a weighted mean."""
     uniform_gates: bool = False
     """Start with update gates spread over (0, 1): memories of every length (egru)."""
+    longest_memory: float | None = None
+    """Start with update gates 1/t, t spread evenly in its logarithm from 1 to so many steps (egru)."""
+    input_scale: float = 1.0
+    """Multiplies the first layer's input weights at the start (egru)."""
     convolutional: bool = False
     """Put the paper's convolutional head before the layers (dvs)."""
 
@@ -98,6 +102,12 @@ class ClassifierConfig(Network, ClassifierTraining):
         if self.side is not None and self.side not in sides:
             accepted = " or ".join(map(str, sides)) or "left out"
             raise ValueError(f"side must be {accepted} with data {self.data}, got {self.side}")
+        if self.uniform_gates and self.longest_memory is not None:
+            raise ValueError("uniform_gates and longest_memory both set the update gates: leave one out")
+        if self.longest_memory is not None and not self.longest_memory > 1:
+            raise ValueError(f"longest_memory must be above 1 step, or none; got {self.longest_memory}")
+        if not self.input_scale > 0:
+            raise ValueError(f"input_scale must be positive, got {self.input_scale}")
         if self.centre and self.convolutional:
             raise ValueError("centre is for layers that read the frames themselves: leave it out with convolutional")
         if (self.convolutional or self.augment or self.smooth) and not self.data.startswith("dvs"):

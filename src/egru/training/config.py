@@ -59,6 +59,8 @@ class Training:
     seed: int = 0
     save_every: int = 1
     """Epochs between two checkpoints: what a kill may cost. Validation chooses among the epochs that were saved."""
+    diagnose: bool = True
+    """After every epoch, measure on one validation batch how gradients grow or fade over time, and warn (egru)."""
     tensorboard: bool = False
     """Also write the metrics where TensorBoard finds them, in the run's folder."""
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, LayerActivity
+from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, LayerActivity, Stability, stability
 from egru.training import checkpoint, distributed
 from egru.training.config import Training
 from egru.training.graphs import Capture, Found, Graphs, Step
@@ -26,6 +26,9 @@ from egru.training.optimise import (
 from egru.training.progress import Progress
 from egru.training.run import Paused, Run, RunError
 from egru.training.tasks import Batch, Scores, Task
+
+EXPLODED = 1e3
+"""A norm of the gradient that only recurrent gradients reach."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,7 @@ def train(
         else:
             epoch, best = 0, 0
             run.save(epoch, model, optimiser, device, best, scaler)
+    warned = False
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
@@ -87,6 +91,7 @@ def train(
         distributed.same_buffers(model)
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
+            found = stability(model, lambda: task.probe(model)) if training.diagnose else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
@@ -95,7 +100,10 @@ def train(
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
         training_activity = busy.summary() if watch.steps > 1 else None
         seconds, elapsed = time.perf_counter() - start, time.monotonic() - begun
-        line = metrics_line(epoch, trained, scores, activity, training_activity, seconds, elapsed)
+        line = metrics_line(epoch, trained, scores, activity, training_activity, found, seconds, elapsed)
+        if not warned and (advice := explosion(epoch, found, trained)):
+            run.say(advice)
+            warned = True
         run.record(line)
         if saved:
             run.save(epoch, model, optimiser, device, best, scaler)
@@ -157,6 +165,21 @@ def activity_loss(model: nn.Module, training: Training) -> contextlib.AbstractCo
     if not training.rate_loss and not training.state_loss:
         return contextlib.nullcontext(_Nothing)
     return ActivityLoss(model, rate=training.rate_loss, state=training.state_loss, squared=training.squared_rate)
+
+
+def explosion(epoch: int, found: list[Stability], trained: dict[str, float]) -> str:
+    """What to tell a person about gradients that explode over time, if they do."""
+    worst = max(found, key=lambda layer: layer.adjoint_peak, default=None)
+    if worst is None or not (worst.explodes or trained["gradient_norm_p99"] > EXPLODED):
+        return ""
+    peak = f"e^{worst.adjoint_peak:.1f}-fold" if math.isfinite(worst.adjoint_peak) else "beyond float32"
+    return (
+        f"warning: gradients explode in epoch {epoch}: their norm has a median of {trained['gradient_norm']:.2g} and a "
+        f"99th percentile of {trained['gradient_norm_p99']:.2g}. On its way back through {worst.name} a gradient grows "
+        f"{peak}; {100 * worst.diagonal_above_one:.1f} % of the factors from a unit's state to its next are above 1. "
+        "What helps: reset none; surrogate.height 0.3 or less, or surrogate.bounded; a lower learning rate "
+        "(docs/smnist-study.md)"
+    )
 
 
 class _Nothing:
@@ -232,6 +255,7 @@ class Watch:
         return {
             "loss": (weighted.sum() / counts.sum()).item(),
             "gradient_norm": norms.median().item(),
+            "gradient_norm_p99": norms.quantile(0.99).item(),
             "gradient_norm_max": norms.max().item(),
             "steps": len(self.losses),
             "waited": self.waited,
@@ -248,6 +272,7 @@ def metrics_line(
     scores: Scores,
     activity: ActivitySummary,
     training_activity: ActivitySummary | None,
+    found: list[Stability],
     seconds: float,
     elapsed: float,
 ) -> dict[str, Any]:
@@ -261,6 +286,15 @@ def metrics_line(
         "layers": {layer.name: sparsities(layer) for layer in activity.layers},
         "training_activity": training_activity and sparsities(training_activity),
         "training_layers": training_activity and {x.name: sparsities(x) for x in training_activity.layers},
+        "stability": [
+            {
+                "layer": layer.name,
+                "diagonal_above_one": layer.diagonal_above_one,
+                "adjoint_growth": layer.adjoint_growth if math.isfinite(layer.adjoint_growth) else None,
+                "adjoint_peak": layer.adjoint_peak if math.isfinite(layer.adjoint_peak) else None,
+            }
+            for layer in found
+        ],
         "seconds": seconds,
         "elapsed": elapsed,
     }

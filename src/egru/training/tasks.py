@@ -16,6 +16,8 @@ from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
 _EVALUATED = 2048
 """Words scored in one call, where that is more than a stretch of training: fewer calls, the same scores."""
+_PROBED = 64
+"""Sequences in a probe."""
 
 
 class Batch(NamedTuple):
@@ -59,6 +61,10 @@ class Task(Protocol):
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         """What validation decides by: larger is better."""
+        ...
+
+    def probe(self, model: nn.Module) -> None:
+        """Run ``model`` on a little validation data, the same every time."""
         ...
 
 
@@ -130,6 +136,10 @@ class ClassifierTask:
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (scores.accuracy, -scores.loss)
 
+    def probe(self, model: nn.Module) -> None:
+        x, _ = next(iter(self.data["validation"]))
+        model(x[:_PROBED])
+
 
 def _of_sequence(scores: Tensor) -> Tensor:
     """``(B, classes)`` of double precision; the logarithm of the mean probability where every step has scores."""
@@ -200,3 +210,6 @@ class LanguageTask:
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (-scores.loss,)
+
+    def probe(self, model: nn.Module) -> None:
+        model(self.data["validation"][: self.training.bptt])
