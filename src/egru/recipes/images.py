@@ -122,7 +122,7 @@ def stable() -> ClassifierConfig:
     return replace(
         smnist(),
         epochs=36,
-        learning_rate=4e-3,
+        learning_rate=5e-3,
         schedule="one-cycle",
         clip=1.0,
         trace=800.0,
