@@ -68,8 +68,7 @@ def main() -> None:
         f"{links.inside / 1e9:.0f} GB/s inside a node of {GPUS_PER_NODE}, {links.between / 1e9:.0f} GB/s between nodes."
     )
     print()
-    names = "parameters, share of the peak, GPUs, gradients, compute ms, all-reduce ms, speed-up: none hidden, all"
-    print(f"| {' | '.join(names.split(', '))} |")
+    print("| parameters | of the peak | GPUs | gradients | compute, ms | exchange, ms | speed-up: none hidden | all |")
     print("|---|---|---|---|---|---|---|---|")
     for count, rate in ((small, share), (large, share), (large, 0.5)):
         compute = 6 * count * words / (rate * PEAK)

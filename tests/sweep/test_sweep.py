@@ -252,7 +252,9 @@ def test_a_journal_cut_short_is_mended(tmp_path):
     journal = tmp_path / "journal.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 4, "wor')
+    Path("journal.log.lock").symlink_to(journal)
     mend(journal)
+    assert not Path("journal.log.lock").is_symlink()
     assert journal.read_bytes() == whole
     assert states(open_study(given)) == ["RUNNING"]
     mend(tmp_path / "nothing.log")

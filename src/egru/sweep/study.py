@@ -13,6 +13,8 @@ from egru.training import RunError, to_plain
 
 RETRIES = 2
 """Times a lost trial is tried again: one that takes its worker down every time must end some day."""
+_GRACE = 10
+"""Seconds after which a worker that holds the journal's lock, and writes nothing, counts as dead."""
 _PLACE = ("device", "root", "tensorboard")
 """Fields that may differ from machine to machine, or call to call."""
 
@@ -87,7 +89,8 @@ def _storage(sweep: Sweep) -> Any:
     if "://" not in sweep.storage:
         path = Path(sweep.storage)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+        lock = storages.journal.JournalFileSymlinkLock(str(path), grace_period=_GRACE)
+        return storages.JournalStorage(storages.journal.JournalFileBackend(str(path), lock))
     scheme, address = sweep.storage.split("://", 1)
     if scheme in ("postgresql", "postgres"):
         scheme = "postgresql+psycopg"  # which driver stands behind the plain name depends on SQLAlchemy's version
@@ -113,7 +116,11 @@ def _pruner(sweep: Sweep) -> Any:
 
 
 def mend(journal: Path) -> None:
-    """Cut off a last line that a power failure left half written; Optuna would stumble over what comes after it."""
+    """Undo what a dead writer left: its lock, and a half-written last line that Optuna would stumble over later.
+
+    Only where nobody else writes.
+    """
+    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     data = journal.read_bytes() if journal.exists() else b""
     if data and not data.endswith(b"\n"):
         with journal.open("r+b") as file:
