@@ -101,6 +101,36 @@ def test_runs_get_a_name_of_their_own(capsys, tmp_path):
     assert folder.name.startswith("digits-gru-2")
 
 
+def test_export(capsys, tmp_path):
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run")[0] == 0
+    code, out, _ = egru(capsys, "export", "run", "small", "--weights", "float32")
+    assert code == 0
+    assert out.splitlines()[0].startswith("small/weights-1-of-1.safetensors: 0.0")
+    assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [
+        "config.json",
+        "environment.json",
+        "metrics.jsonl",
+        "result.json",
+        "weights-1-of-1.safetensors",
+    ]
+    lines = [egru(capsys, "evaluate", folder)[1].splitlines()[0] for folder in ("run", "small")]
+    assert lines[0] == lines[1]
+    code, _, err = egru(capsys, "export", "run", "small")
+    assert code == 1
+    assert err == "egru: small exists and is not an empty folder; name another one\n"
+
+
+def test_a_run_of_another_device(capsys, tmp_path):
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run", "--precision", "bfloat16")[0] == 0
+    path = tmp_path / "run" / "config.json"
+    stored = json.loads(path.read_text())
+    stored["config"] |= {"device": "cuda", "graph": True}
+    path.write_text(json.dumps(stored))
+    if not torch.cuda.is_available():
+        assert "device must be cpu" in egru(capsys, "evaluate", "run")[2]
+    assert egru(capsys, "evaluate", "run", "--device", "cpu")[0] == 0
+
+
 def test_resume(capsys, monkeypatch, tmp_path):
     calls, original = 0, ClassifierTask.evaluate
 
@@ -125,6 +155,14 @@ def test_resume(capsys, monkeypatch, tmp_path):
     assert code == 1
     assert "is finished" in err
     assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith("egru: --resume takes the run's own")
+
+
+def test_time_is_up(capsys, tmp_path):
+    code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--minutes", "1e-9")
+    assert code == 75
+    assert err == "egru: time is up after epoch 1 of 2, which is saved: --resume run\n"
+    assert egru(capsys, "train", "--resume", "run", "--minutes", "60")[0] == 0
+    assert Run.open(tmp_path / "run").result() is not None
 
 
 @pytest.mark.parametrize("name", ["smnist", "ptb", "wikitext2", "dvs"])

@@ -39,7 +39,7 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         if options.recipe or options.smoke or options.out or arguments:
             raise ValueError("--resume takes the run's own settings; leave the recipe and all other options out")
         folder = Path(options.resume)
-        result = recipes.resume(folder)
+        result = recipes.resume(folder, minutes=options.minutes)
     else:
         recipe = recipes.find(options.recipe)
         config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
@@ -47,7 +47,7 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
         print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
-        result = recipes.start(recipe.name, config, folder)
+        result = recipes.start(recipe.name, config, folder, minutes=options.minutes)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
     return 0
@@ -76,12 +76,21 @@ class UsageError(Exception):
     """Options that do not make sense."""
 
 
-def evaluate(run: str, split: str) -> int:
+def evaluate(run: str, split: str, device: str | None) -> int:
     from egru import recipes
 
-    scores, activity, epoch = recipes.evaluate(Path(run), split)
-    print_scores(f"{split}, epoch {epoch}", scores, activity)
+    scores, activity, epoch = recipes.evaluate(Path(run), split, device=device)
+    print_scores(f"{split}, epoch {epoch or 'unknown'}", scores, activity)
     print(activity)
+    return 0
+
+
+def export(run: str, out: str, weights: str, part: float) -> int:
+    from egru import recipes
+
+    paths = recipes.export(Path(run), Path(out), weights, int(part * 2**20))
+    for path in paths:
+        print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     return 0
 
 
@@ -144,7 +153,8 @@ def parser() -> argparse.ArgumentParser:
     run = commands.add_parser(
         "train",
         help="train a recipe of `egru list`, or go on with a run",
-        usage="egru train RECIPE [--smoke] [--out FOLDER] [--FIELD VALUE ...]\n       egru train --resume RUN",
+        usage="egru train RECIPE [--smoke] [--out FOLDER] [--minutes M] [--FIELD VALUE ...]\n"
+        "       egru train --resume RUN [--minutes M]",
         description="Train a recipe. `egru train RECIPE --help` shows its fields; every one is an option.",
         add_help=False,
     )
@@ -152,10 +162,14 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--smoke", action="store_true", help="in small: under a minute on a CPU")
     run.add_argument("--out", metavar="FOLDER", help="where the run goes; runs/RECIPE-TIME by default")
     run.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, with its own settings")
+    run.add_argument(
+        "--minutes", type=float, metavar="M", help="stop after the epoch that is in flight by then; --resume goes on"
+    )
     run.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this, or the recipe's fields")
     score = commands.add_parser("evaluate", help="score the best epoch of a run")
     score.add_argument("run", metavar="RUN", help="a run's folder")
     score.add_argument("--split", choices=("test", "validation"), default="test")
+    score.add_argument("--device", help="another device than the run's, in float32: cpu for a run made on a GPU")
     page = commands.add_parser("report", help="one page of a run, or of several side by side, to open in a browser")
     page.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
     page.add_argument("--out", metavar="FOLDER", help="where the page goes: RUN/report, of several runs report")
@@ -164,6 +178,13 @@ def parser() -> argparse.ArgumentParser:
     )
     tables.add_argument("table", nargs="?", metavar="TABLE", help="one of `egru reproduce`")
     tables.add_argument("--keep", metavar="RUN", help="add a finished run to our numbers (in a checkout)")
+    small = commands.add_parser(
+        "export", help="a run without its training: the best epoch's weights in small files, and its records"
+    )
+    small.add_argument("run", metavar="RUN", help="a run's folder")
+    small.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
+    small.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
+    small.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file; 16 by default")
     commands.add_parser("list", help="all recipes, with the paper's numbers")
     commands.add_parser("doctor", help="what is installed, which kernels are in use, which data are present")
     commands.add_parser("info", help="which kernels are in use, and why")
@@ -171,7 +192,7 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, score, page, tables):
+    for command in (run, score, page, tables, small):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -188,7 +209,9 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
                 options.parser.error("name a RECIPE of `egru list`, or --resume RUN")
             return train(options, rest + ["--help"] * options.wants_help)
         case "evaluate":
-            return evaluate(options.run, options.split)
+            return evaluate(options.run, options.split, options.device)
+        case "export":
+            return export(options.run, options.out, options.weights, options.part)
         case "report":
             return report(options.runs, options.out)
         case "reproduce":
@@ -204,7 +227,7 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Errors are one line: 2 where something is missing, 1 where it went wrong, 130 after Ctrl-C.
+    """Errors are one line: 2 where something is missing, 1 where it went wrong, 75 when time is up, 130 after Ctrl-C.
 
     Where whoever reads the output has left (`egru list | head`), there is nobody to tell: 141 in silence.
     """
@@ -231,6 +254,9 @@ def guarded(arguments: list[str] | None) -> int:
     except UsageError as error:
         print(f"egru: {error}", file=sys.stderr)
         return 2
+    except egru.training.Paused as pause:
+        print(f"egru: {pause}", file=sys.stderr)
+        return 75
     except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         if options.verbose:
             traceback.print_exc()

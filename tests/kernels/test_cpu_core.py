@@ -103,8 +103,8 @@ def test_under_autocast_weights_and_input_are_rounded(precision: str) -> None:
     results = []
     for each in (asked, dataclasses.replace(exact, **operands), exact):
         forward = get("cpu").forward(each, True)
-        grads = [torch.ones_like(out) for out in forward[:4]]
-        backward = get("cpu").backward(each, forward.y, forward.c, forward.reserve, *grads, True)
+        ones = [torch.ones_like(out) for out in forward[:4]]
+        backward = get("cpu").backward(each, forward.y, forward.c, forward.reserve, *ones, input_gradient=True)
         results.append([*forward[:4], *backward])
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
     assert not torch.equal(results[0][0], results[2][0])

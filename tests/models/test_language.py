@@ -4,7 +4,7 @@ from torch import nn
 
 import egru
 from egru.models import LanguageModel, detached
-from egru.models.language import aligned_linear
+from egru.models.language import Readout, aligned_linear
 from tests.helpers import lively, worst
 
 CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
@@ -127,6 +127,19 @@ def test_bad_arguments():
         LanguageModel(0, 2, 3)
 
 
+@pytest.mark.parametrize(("mode", "steps"), [("variational", 1), ("plain", 6)])
+def test_masks_last_a_sequence_or_a_step(mode, steps, monkeypatch):
+    masks = []
+    dropout = torch.nn.functional.dropout
+    monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: (masks.append(tuple(x.shape)), dropout(x, p))[1])
+    model = language(embedding_dropout=0.3, output_dropout=0.2, dropout=0.1, dropout_mode=mode)
+    model.train()
+    model(torch.randint(11, (6, 3)))
+    assert [shape[:2] for shape in masks] == [(steps, 3)] * (1 + model.num_layers)
+    with pytest.raises(ValueError, match="dropout_mode"):
+        language(dropout_mode="never")
+
+
 @pytest.mark.parametrize("features", [5, 8])
 def test_padding_the_readout_changes_nothing(features):
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, features), (4, features), (4,)))
@@ -135,6 +148,28 @@ def test_padding_the_readout_changes_nothing(features):
         scores = linear(x, weight, bias)
         pairs.append([scores, *torch.autograd.grad(scores.square().sum(), (x, weight, bias))])
     assert worst(*pairs) < 1e-12
+
+
+@pytest.mark.cuda
+def test_the_readout_counts_under_autocast():
+    torch.set_default_dtype(torch.float32)
+    model = language().cuda().eval()
+    tokens = torch.randint(11, (8, 3)).cuda()
+    found = []
+    for low in (False, True):
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=low), egru.ActivityMonitor(model) as seen:
+            model(tokens)
+        found.append([linear.calls for linear in seen.summary().linears])
+    assert found == [[24], [24]]
+
+
+def test_the_readout_counts_however_it_multiplies(monkeypatch):
+    """On a GPU under autocast it pads its weights: the MACs of a step must not lose it."""
+    model = language().eval()
+    monkeypatch.setattr(Readout, "forward", lambda self, x: aligned_linear(x, self.weight, self.bias))
+    with torch.no_grad(), egru.ActivityMonitor(model) as seen:
+        model(torch.randint(11, (8, 3)))
+    assert [linear.calls for linear in seen.summary().linears] == [24]
 
 
 @pytest.mark.cuda

@@ -5,15 +5,18 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from egru.recipes import RECIPES, ClassifierConfig, build, find, load, smoke, start
+from egru.events import Surrogate
+from egru.recipes import RECIPES, ClassifierConfig, LanguageConfig, build, find, load, smoke, start
 from egru.recipes.config import read, stored
-from egru.training import Run
+from egru.training import Run, learning_rate_factor
 
 CURVES = Path(__file__).with_name("curves.json")
 HEADS = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
@@ -48,6 +51,23 @@ def test_the_smoke_form_keeps_its_curve(name, tmp_path):
 
 def test_every_recipe_has_a_curve():
     assert set(json.loads(CURVES.read_text())) == set(RECIPES)
+
+
+def test_the_recipe_of_evnn_is_evnns():
+    """The command of its benchmarks/lm/README.md for Penn Treebank, and what its train.py makes of it."""
+    config = find("ptb-evnn").make()
+    assert isinstance(config, LanguageConfig)
+    assert (config.hidden, config.embedding, config.layers) == (1350, 750, 3)
+    assert (config.optimiser, config.learning_rate, config.betas) == ("adamw", 1.2e-3, (0.0, 0.999))
+    assert (config.weight_decay, config.clip, config.batch, config.bptt) == (0.10, 0.1, 64, 70)
+    assert (config.embedding_dropout, config.word_dropout, config.dropout) == (0.6, 0.1, 0.25)
+    assert (config.output_dropout, config.dropconnect) == (0.5, 0.7)
+    assert (config.evaluation_batch, config.test_batch) == (64, 1)
+    assert (config.threshold.kind, config.threshold.mean, config.freeze_thresholds) == ("clamp", 0.01, True)
+    assert config.surrogate == Surrogate(width=1 / 3.6, height=3.6)
+    assert (config.reset, config.reset_gate) == ("threshold", "after")
+    factors = [learning_rate_factor(config, epoch) for epoch in (0, 699, 850, 1000)]
+    assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
 def test_names_and_numbers():
@@ -166,3 +186,36 @@ def test_the_gates_are_spread():
 def test_settings_that_do_not_go_together(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
+
+
+def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):
+    """As on a machine where nothing can be installed; only the figures as files are then left out."""
+    code = f"""
+import sys, dataclasses
+for name in ("tyro", "rich", "matplotlib", "tonic", "scipy"):
+    sys.modules[name] = None
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from egru import recipes
+from egru.training import Paused
+from tests.training.tiny import text
+for name in ("start", "trained"):
+    sys.modules["egru.recipes." + name].load = lambda config: text()
+config = dataclasses.replace(recipes.smoke(recipes.find("ptb-evnn").make()), epochs=3, save_every=25)
+folder = Path({str(tmp_path / "run")!r})
+for minutes in (1e-9, None):
+    try:
+        if minutes:
+            recipes.start("ptb-evnn", config, folder, minutes=minutes)
+        else:
+            recipes.resume(folder, minutes=24)
+    except Paused as pause:
+        print(pause)
+print(len(recipes.export(folder, folder.parent / "small", "int8", 1 << 20)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
+    assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

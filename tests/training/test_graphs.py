@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, Silent, train
+from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, Run, Silent, train
+from egru.training import graphs as graphs_module
 from egru.training import loop as loop_module
 from egru.training.graphs import Found, Graphs, leaves
 from egru.training.optimise import make_optimiser, make_scaler
@@ -91,6 +92,21 @@ def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
         assert torch.equal(graphs.gradients[0], torch.full((2,), value))
     assert torch.stack(seen).tolist() == [2.0, 7.0, 14.0, 23.0]
     assert (pretended.captured, pretended.replayed) == (1, 2)  # the first two: without and with a state
+
+
+def test_the_loop_learns_the_same_with_replayed_steps(tmp_path, monkeypatch):
+    """Also where one step of an epoch is run eagerly, to be looked at."""
+    monkeypatch.setattr(graphs_module, "CUDACapture", Pretended)
+    lines = []
+    for graph in (False, True):
+        model, task, training = make("language", epochs=2, vary_bptt=False)
+        object.__setattr__(training, "graph", graph)
+        run = Run.create(tmp_path / f"{graph}", {})
+        train(model, task, training, run, Silent())
+        lines.append(run.metrics())
+    for plain, replayed in zip(*lines, strict=True):
+        assert replayed["train"]["loss"] == pytest.approx(plain["train"]["loss"], rel=1e-5)
+        assert replayed["training_activity"] == pytest.approx(plain["training_activity"], abs=1e-3)
 
 
 def test_graphs_need_a_gpu():

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import egru
+from egru.activity.monitor import _EventCounts as EventCounts
 from egru.models import SequenceClassifier
 from egru.training import (
     ClassifierTask,
     ClassifierTraining,
     LanguageTask,
     LanguageTraining,
+    Paused,
     Run,
     Silent,
     from_plain,
@@ -25,6 +27,7 @@ from egru.training import (
 )
 from egru.training import loop as loop_module
 from egru.training.progress import bar, words
+from egru.training.run import METRICS
 from tests.training.tiny import classifier_run, language_run, reader, sequences, speaker, text
 
 
@@ -72,6 +75,82 @@ def test_the_result_is_the_best_epochs(tmp_path):
     scores = ClassifierTask(sequences(), training).evaluate(model, "validation")
     assert scores.loss == pytest.approx(line["validation"]["loss"])
     assert scores.accuracy == line["validation"]["accuracy"]
+
+
+def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
+    result, _ = language_run(tmp_path / "run", epochs=2)
+    run = Run.open(tmp_path / "run")
+    for line in run.metrics():
+        assert list(line["layers"]) == ["layer0", "layer1"]
+        for name in ("activity_sparsity", "backward_sparsity", "backward_skippable"):
+            values = [layer[name] for layer in line["layers"].values()]
+            units = [16, 12]
+            mean = sum(v * n for v, n in zip(values, units, strict=True)) / sum(units)
+            assert line["activity"][name] == pytest.approx(mean)
+            assert name != "activity_sparsity" or values[0] != values[1]
+        assert list(line["training_layers"]) == ["layer0", "layer1"]
+        assert 0 < line["training_activity"]["activity_sparsity"] < 1
+        assert line["training_activity"] != {k: line["activity"][k] for k in line["training_activity"]}
+        assert line["elapsed"] >= line["seconds"]
+    stored = run.result()
+    assert stored is not None
+    assert stored["activity"]["overall"]["forward_macs"] == result.activity.forward_macs > 0
+    assert stored["activity"]["linears"][0]["name"] == "readout"
+
+
+def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(EventCounts, "__call__", lambda self, record: seen.append(record.c.requires_grad))
+    monkeypatch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        language_run(tmp_path / "run")
+    assert len(seen) == 2  # two layers, once
+
+
+def test_a_single_step_an_epoch_is_not_looked_at(tmp_path):
+    classifier_run(tmp_path / "run", epochs=1, batch=48)
+    (line,) = Run.open(tmp_path / "run").metrics()
+    assert line["train"]["steps"] == 1
+    assert line["training_activity"] is line["training_layers"] is None
+
+
+def test_a_run_from_before_the_layers_were_counted_goes_on(tmp_path):
+    with pytest.raises(Paused):
+        language_run(tmp_path / "run", epochs=2, minutes=1e-9)
+    path = tmp_path / "run" / METRICS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    new = ("layers", "training_activity", "training_layers", "elapsed")
+    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k not in new}) + "\n" for x in lines))
+    result, _ = language_run(tmp_path / "run", epochs=2)
+    assert result.test.perplexity is not None
+    assert [("layers" in line) for line in Run.open(tmp_path / "run").metrics()] == [False, True]
+
+
+def test_a_run_stops_when_its_time_is_up_and_goes_on_as_if_it_had_not(tmp_path):
+    folder = tmp_path / "paused"
+    for epoch in (1, 2):  # at the end of an epoch, saved though no epoch before the last would be
+        with pytest.raises(Paused, match=f"time is up after epoch {epoch} of 3, which is saved: --resume .*paused"):
+            classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)
+        assert Run.open(folder).newest() == epoch
+        assert Run.open(folder).result() is None
+    classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)  # the last epoch is the end, late or not
+    classifier_run(tmp_path / "whole", epochs=3, save_every=3)
+    one, two = (Run.open(tmp_path / name) for name in ("paused", "whole"))
+    weights = [(run.at(3) / "weights.safetensors").read_bytes() for run in (one, two)]
+    assert weights[0] == weights[1]
+    assert one.result() is not None
+    with pytest.raises(ValueError, match="minutes must be positive"):
+        classifier_run(tmp_path / "never", minutes=0)
+
+
+def test_without_rich_an_epoch_is_still_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    language_run(tmp_path / "run", epochs=1)
+    (line,) = Run.open(tmp_path / "run").metrics()
+    with bar("tiny", 1) as shown:
+        shown.step(0.5)
+        shown.epoch(line)
+    assert capsys.readouterr().out == words(line) + "\n"
 
 
 def test_checkpoints_now_and_then(tmp_path, monkeypatch):

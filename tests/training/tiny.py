@@ -37,25 +37,25 @@ def speaker(cell: str = "egru") -> LanguageModel:
     return LanguageModel(7, 12, 16, num_layers=2, cell=cell, dropout=0.1, **options)
 
 
-def classifier_run(folder: Path, epochs: int = 4, say=print, **changes):
+def classifier_run(folder: Path, epochs: int = 4, say=print, minutes=None, **changes):
     """Start or go on with a run; the result and the model."""
     training = ClassifierTraining(epochs=epochs, **{"batch": 16, "learning_rate": 4e-2, "clip": 1.0, **changes})
-    return _run(folder, reader, ClassifierTask(sequences(), training), training, say)
+    return _run(folder, reader, ClassifierTask(sequences(), training), training, say, minutes)
 
 
-def language_run(folder: Path, epochs: int = 3, say=print, **changes):
+def language_run(folder: Path, epochs: int = 3, say=print, minutes=None, **changes):
     training = LanguageTraining(
         epochs=epochs, **{"batch": 8, "evaluation_batch": 4, "learning_rate": 2e-2, "bptt": 20, **changes}
     )
-    return _run(folder, speaker, LanguageTask(text(), training), training, say)
+    return _run(folder, speaker, LanguageTask(text(), training), training, say, minutes)
 
 
-def _run(folder: Path, make_model, task, training, say):
+def _run(folder: Path, make_model, task, training, say, minutes):
     torch.set_num_threads(1)
     torch.manual_seed(training.seed)
     model = make_model()
     run = Run.open(folder, say) if (folder / "config.json").exists() else Run.create(folder, {}, say)
-    return train(model, task, training, run, Silent()), model
+    return train(model, task, training, run, Silent(), minutes), model
 
 
 def endless(folder: str) -> None:

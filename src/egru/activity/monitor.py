@@ -205,7 +205,7 @@ class ActivityMonitor:
                 self._event.append((module, self._event_counts(module, label)))
             elif costs := _dense_costs(module):
                 self._dense.append(_DenseCounts(module, label, costs, self.tolerance))
-            elif type(module) is nn.Linear:
+            elif isinstance(module, nn.Linear):
                 self._linear.append(_LinearCounts(module, label))
         if watching:
             self._start()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.layers import checks
-from egru.layers.dropout import sequence_dropout
+from egru.layers.dropout import MODES, sequence_dropout
 from egru.models.stack import RecurrentStack, StackOutput
 
 
@@ -22,8 +22,9 @@ class LanguageModel(RecurrentStack):
         vocabulary: number of words.
         embedding_size, hidden_size, num_layers, cell: as above; cells as in :class:`~egru.models.SequenceClassifier`.
         word_dropout: probability that a word's vector is zero, everywhere in a call.
-        embedding_dropout: on the vectors, variational.
-        dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
+        embedding_dropout: on the vectors.
+        dropout, output_dropout: on the outputs of all layers but the last, and of the last.
+        dropout_mode: "variational", one mask a sequence, or "plain", anew at every step; not of words.
         tied: whether the decoder shares the embedding's weights.
         options: go to every layer: ``dropconnect``, ``threshold``, ``surrogate``, ``zoneout``, …
     """
@@ -40,6 +41,7 @@ class LanguageModel(RecurrentStack):
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
+        dropout_mode: str = "variational",
         tied: bool = True,
         **options: Any,
     ) -> None:
@@ -49,6 +51,7 @@ class LanguageModel(RecurrentStack):
         checks.positive_int(me, "num_layers", num_layers)
         self.word_dropout = checks.probability(me, "word_dropout", word_dropout)
         self.embedding_dropout = checks.probability(me, "embedding_dropout", embedding_dropout)
+        self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, MODES)
         if cell == "dense_indrnn":
             if num_layers != 1:
                 raise ValueError(f"{me}: cell='dense_indrnn' is one deep layer, num_layers=1; got {num_layers}")
@@ -56,7 +59,7 @@ class LanguageModel(RecurrentStack):
         self.embedding = nn.Embedding(vocabulary, embedding_size)
         sizes = [embedding_size, *[hidden_size] * (num_layers - 1), embedding_size]
         self._add_layers(sizes, cell, dropout, output_dropout, options)
-        self.readout = nn.Linear(embedding_size, vocabulary)
+        self.readout = Readout(embedding_size, vocabulary)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.readout.bias)
         if tied:
@@ -74,7 +77,7 @@ class LanguageModel(RecurrentStack):
         if self.training and self.word_dropout:
             words = torch.ones(self.embedding.num_embeddings, 1, dtype=x.dtype, device=x.device)
             x = x * F.embedding(tokens, F.dropout(words, self.word_dropout))
-        x = sequence_dropout(x, self.embedding_dropout, "variational", self.training)
+        x = sequence_dropout(x, self.embedding_dropout, self.dropout_mode, self.training)
         return self._run_layers(x, state)
 
     def forward(self, tokens: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
@@ -83,9 +86,16 @@ class LanguageModel(RecurrentStack):
 
     def decode(self, output: Tensor) -> Tensor:
         """Scores of the next word."""
-        if output.is_cuda and torch.is_autocast_enabled("cuda"):
-            return aligned_linear(output, self.readout.weight, self.readout.bias)
         return self.readout(output)
+
+
+class Readout(nn.Linear):
+    """A linear layer whose half-precision products are aligned."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.is_cuda and torch.is_autocast_enabled("cuda"):
+            return aligned_linear(input, self.weight, self.bias)
+        return super().forward(input)
 
 
 def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class StackOutput(NamedTuple):
 
 
 class RecurrentStack(nn.Module):
-    """One-layer modules ``layer0``, ``layer1``, …, time first, variational dropout on what each puts out.
+    """One-layer modules ``layer0``, ``layer1``, …, time first, dropout on what each puts out, variational by default.
 
     They are children of the model itself, where :class:`egru.EventEngine` looks for them.
     """
@@ -41,6 +41,7 @@ class RecurrentStack(nn.Module):
         super().__init__()
         self.num_layers = 0
         self.dropout = self.output_dropout = 0.0
+        self.dropout_mode = "variational"
 
     def _add_layers(
         self, sizes: list[int], cell: str, dropout: float, output_dropout: float, options: dict[str, Any]
@@ -73,7 +74,7 @@ class RecurrentStack(nn.Module):
             y, last = layer(dropped, before)
             after.append(last)
             p = self.output_dropout if i == self.num_layers - 1 else self.dropout
-            dropped = sequence_dropout(y, p, "variational", self.training)
+            dropped = sequence_dropout(y, p, self.dropout_mode, self.training)
         return StackOutput(y, dropped, tuple(after))
 
 

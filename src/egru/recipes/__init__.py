@@ -8,7 +8,8 @@ from egru.recipes.build import build, load, smoke
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig
 from egru.recipes.pages import report
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
-from egru.recipes.start import evaluate, resume, start
+from egru.recipes.start import evaluate, export, resume, start
+from egru.recipes.trained import Trained, trained
 
 __all__ = [
     "RECIPES",
@@ -17,8 +18,10 @@ __all__ = [
     "LanguageConfig",
     "Paper",
     "Recipe",
+    "Trained",
     "build",
     "evaluate",
+    "export",
     "find",
     "gestures",
     "images",
@@ -28,4 +31,5 @@ __all__ = [
     "resume",
     "smoke",
     "start",
+    "trained",
 ]

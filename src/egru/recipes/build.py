@@ -73,6 +73,7 @@ def _language_model(config: LanguageConfig, vocabulary: int) -> nn.Module:
         embedding_dropout=config.embedding_dropout,
         dropout=config.dropout,
         output_dropout=config.output_dropout,
+        dropout_mode=config.dropout_mode,
         **config.layer_options(),
     )
 

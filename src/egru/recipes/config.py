@@ -117,7 +117,9 @@ class LanguageConfig(Network, LanguageTraining):
     word_dropout: float = 0.0
     """On whole words."""
     embedding_dropout: float = 0.0
-    """On the words' vectors; one mask a sequence."""
+    """On the words' vectors."""
+    dropout_mode: Literal["variational", "plain"] = "variational"
+    """Of all dropout but that on words: one mask a sequence, or anew at every step."""
     layers: int = 3
 
 

@@ -126,13 +126,17 @@ def indrnn() -> LanguageConfig:
 
 
 def evnn(data: str = "ptb") -> LanguageConfig:
-    """EvNN's retuned recipe: AdamW, low fixed thresholds, a narrow and high surrogate."""
+    """EvNN's retuned recipe: AdamW, low fixed thresholds, a narrow and high surrogate, a cosine to zero.
+
+    Value by value from its ``benchmarks/lm``; docs/training.md says where our code differs.
+    """
     return LanguageConfig(
         data=data,  # pyright: ignore[reportArgumentType]
         hidden=1350,
         embedding=750,
         epochs=1000,
         batch=64,
+        evaluation_batch=64,
         bptt=70,
         optimiser="adamw",
         learning_rate=1.2e-3,
@@ -141,6 +145,7 @@ def evnn(data: str = "ptb") -> LanguageConfig:
         clip=0.1,
         schedule="cosine",
         constant_share=0.7,
+        final_factor=0.0,
         freeze_thresholds=True,
         embedding_dropout=0.6,
         word_dropout=0.1,

@@ -1,6 +1,6 @@
 """Training: one loop for every model, and runs that survive what happens to them.
 
-Needs safetensors and rich (``pip install 'egru[train]'``), imported when a checkpoint or a bar is asked for.
+Needs safetensors (``pip install 'egru[train]'``), imported when a checkpoint is asked for, and likes to have rich.
 """
 
 from egru.training import checkpoint
@@ -9,7 +9,7 @@ from egru.training.config import ClassifierTraining, LanguageTraining, Training,
 from egru.training.loop import Result, score, train
 from egru.training.optimise import AveragedSGD, learning_rate_factor, make_optimiser
 from egru.training.progress import Silent, bar, tensorboard
-from egru.training.run import Run, RunError
+from egru.training.run import Paused, Run, RunError
 from egru.training.tasks import ClassifierTask, LanguageTask, Scores, Task
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Damaged",
     "LanguageTask",
     "LanguageTraining",
+    "Paused",
     "Result",
     "Run",
     "RunError",

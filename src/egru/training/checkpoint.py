@@ -76,9 +76,14 @@ def load_facts(folder: Path) -> dict[str, Any]:
     return json.loads((folder / STATE).read_text(encoding="utf-8"))["facts"]
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights the model was judged by, tied ones once."""
+    return _read_tensors(folder / WEIGHTS)
+
+
 def load_weights(folder: Path, model: nn.Module) -> None:
     """Put the weights the model was judged by into ``model``."""
-    _put(model, _read_tensors(folder / WEIGHTS))
+    put(model, read_weights(folder))
 
 
 def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, devic
     tensors = _read_tensors(folder / TRAINER)
     stored = json.loads((folder / STATE).read_text(encoding="utf-8"))
     raw = {name.removeprefix("raw."): value for name, value in tensors.items() if name.startswith("raw.")}
-    _put(model, _read_tensors(folder / WEIGHTS) | raw)
+    put(model, read_weights(folder) | raw)
     state: dict[int, dict[str, Any]] = {int(key): dict(value) for key, value in stored["optimiser"]["state"].items()}
     for name, value in tensors.items():
         if name.startswith("optimiser."):
@@ -147,7 +152,8 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
-def _put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put weights into ``model``, in which tied ones may be there once."""
     own = model.state_dict()
     known = {own[name].data_ptr(): value for name, value in weights.items() if name in own}
     model.load_state_dict(weights | {n: known[x.data_ptr()] for n, x in own.items() if n not in weights})

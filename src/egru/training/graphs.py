@@ -38,8 +38,8 @@ class _Recorded(NamedTuple):
 class Graphs:
     """``step`` recorded as a CUDA graph for every shape of batch that comes a second time; the first is run as it is.
 
-    Gradients stay where they are from now on: they are set to zero before ``step``, which adds to them. that a call
-    returns is overwritten when its shape comes again: it is for the next call to read.
+    Gradients stay where they are from now on: they are set to zero before ``step``, which adds to them. The state
+    that a call returns is overwritten when its shape comes again: it is for the next call to read.
     """
 
     def __init__(self, step: Step, parameters: list[nn.Parameter], capture: Capture | None = None) -> None:
@@ -53,7 +53,7 @@ class Graphs:
         key = (batch.x.shape, batch.y.shape, state is None)
         if key not in self.recorded:
             self.recorded[key] = None
-            return self._run(batch, state)
+            return self.eager(batch, state)
         graph = self.recorded[key]
         if graph is None:
             graph = self.recorded[key] = self._record(batch, state)
@@ -65,14 +65,15 @@ class Graphs:
         graph.replay()
         return Found(graph.found.loss.clone(), graph.found.objective.clone(), graph.found.state)
 
-    def _run(self, batch: Batch, state: Any) -> Found:
+    def eager(self, batch: Batch, state: Any) -> Found:
+        """The same, not recorded and not replayed: Python sees what happens."""
         torch._foreach_zero_(self.gradients)
         return self.step(batch, state)
 
     def _record(self, batch: Batch, state: Any) -> _Recorded:
         own = batch._replace(x=batch.x.clone(), y=batch.y.clone())
         before = map_state(Tensor.clone, state)
-        found, replay = self.capture(lambda: self._run(own, before))
+        found, replay = self.capture(lambda: self.eager(own, before))
         return _Recorded(own, before, found, replay)
 
 

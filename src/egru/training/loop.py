@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -9,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary
+from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, LayerActivity
 from egru.training import checkpoint
 from egru.training.config import Training
 from egru.training.graphs import Capture, Found, Graphs, Step
@@ -23,7 +24,7 @@ from egru.training.optimise import (
     set_learning_rate,
 )
 from egru.training.progress import Progress
-from egru.training.run import Run, RunError
+from egru.training.run import Paused, Run, RunError
 from egru.training.tasks import Batch, Scores, Task
 
 
@@ -37,12 +38,22 @@ class Result:
     seconds: float
 
 
-def train(model: nn.Module, task: Task, training: Training, run: Run, progress: Progress) -> Result:
-    """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once."""
+def train(
+    model: nn.Module, task: Task, training: Training, run: Run, progress: Progress, minutes: float | None = None
+) -> Result:
+    """Train from where ``run`` stands to the last epoch; then score the best epoch on the test split, once.
+
+    After ``minutes`` it saves at the end of the epoch and raises :class:`Paused`: the run goes on another time.
+    """
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"train: minutes must be positive, or None for no limit; got {minutes!r}")
+    begun = time.monotonic()
+    limit = math.inf if minutes is None else begun + 60 * minutes
     device = torch.device(training.device)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     parameters = [p for p in model.parameters() if p.requires_grad]
     gradients = make_step(model, task, training, optimiser, scaler)
+    eager = gradients.eager if isinstance(gradients, Graphs) else gradients
     run.sweep()
     if run.epochs():
         epoch, best = run.restore(model, optimiser, device, scaler)
@@ -53,11 +64,15 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
 
     while epoch < training.epochs:
         start, state = time.perf_counter(), None
-        watch = Watch(epoch + 1, device, overflows=scaler.is_enabled())
+        watch, busy = Watch(epoch + 1, device, overflows=scaler.is_enabled()), ActivityMonitor(model)
         model.train()
         for batch in watch.loading(task.batches()):
             set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
-            loss, objective, state = gradients(batch, state)
+            if watch.steps == 1:  # of an epoch's steps one is looked at: the first whose state is carried
+                with busy:
+                    loss, objective, state = eager(batch, state)
+            else:
+                loss, objective, state = gradients(batch, state)
             scaler.unscale_(optimiser)
             norm = gradient_norm(parameters, training.clip)
             watch.step(loss, objective, norm, batch.y.numel())  # stops here before NaN reaches a weight
@@ -71,13 +86,18 @@ def train(model: nn.Module, task: Task, training: Training, run: Run, progress: 
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
-        saved = epoch % training.save_every == 0 or epoch == training.epochs
+        last, late = epoch == training.epochs, time.monotonic() >= limit
+        saved = epoch % training.save_every == 0 or last or late
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
-        line = metrics_line(epoch, trained, scores, activity, time.perf_counter() - start)
+        training_activity = busy.summary() if watch.steps > 1 else None
+        seconds, elapsed = time.perf_counter() - start, time.monotonic() - begun
+        line = metrics_line(epoch, trained, scores, activity, training_activity, seconds, elapsed)
         run.record(line)
         if saved:
             run.save(epoch, model, optimiser, device, best, scaler)
         progress.epoch(line)
+        if late and not last:
+            raise Paused(f"time is up after epoch {epoch} of {training.epochs}, which is saved: --resume {run.folder}")
 
     best = run.best()
     checkpoint.load_weights(run.at(best), model)
@@ -148,6 +168,10 @@ class Watch:
         self.counts: list[int] = []
         self.checked, self.waited = 0, 0.0
 
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
     def loading(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             start = time.perf_counter()
@@ -201,16 +225,32 @@ class Watch:
         }
 
 
+_SPARSITIES = ("activity_sparsity", "backward_sparsity", "backward_skippable")
+
+
 def metrics_line(
-    epoch: int, trained: dict[str, float], scores: Scores, activity: ActivitySummary, seconds: float
+    epoch: int,
+    trained: dict[str, float],
+    scores: Scores,
+    activity: ActivitySummary,
+    training_activity: ActivitySummary | None,
+    seconds: float,
+    elapsed: float,
 ) -> dict[str, Any]:
     """One epoch as a line of metrics.jsonl."""
-    overall = activity.to_dict()["overall"]
-    kept = ("activity_sparsity", "backward_sparsity", "backward_skippable", "forward_macs", "backward_macs")
+    macs = {"forward_macs": activity.forward_macs, "backward_macs": activity.backward_macs}
     return {
         "epoch": epoch,
         "train": trained,
         "validation": dataclasses.asdict(scores),
-        "activity": {name: overall[name] for name in kept},
+        "activity": sparsities(activity) | macs,
+        "layers": {layer.name: sparsities(layer) for layer in activity.layers},
+        "training_activity": training_activity and sparsities(training_activity),
+        "training_layers": training_activity and {x.name: sparsities(x) for x in training_activity.layers},
         "seconds": seconds,
+        "elapsed": elapsed,
     }
+
+
+def sparsities(of: ActivitySummary | LayerActivity) -> dict[str, float | None]:
+    return {name: getattr(of, name) for name in _SPARSITIES}

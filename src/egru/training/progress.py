@@ -26,6 +26,13 @@ class Silent:
         pass
 
 
+class Lines(Silent):
+    """A line per epoch."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        print(words(line), flush=True)
+
+
 def words(line: dict[str, Any]) -> str:
     """An epoch on one line."""
     trained, scores, activity = line["train"], line["validation"], line["activity"]
@@ -45,13 +52,14 @@ def words(line: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def bar(name: str, epochs: int) -> Iterator[Progress]:
-    """A rich progress bar under one line per epoch."""
+    """A progress bar under one line per epoch; without rich, the lines alone."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
-    except ImportError as error:
-        raise ImportError("the progress bar needs rich: pip install 'egru[train]'") from error
+    except ImportError:
+        yield Lines()
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f} / {task.total:.0f}"),
                TextColumn("epochs"), TimeRemainingColumn())  # fmt: skip
     with Bar(*columns, console=Console(soft_wrap=True), transient=True) as shown:
@@ -87,5 +95,9 @@ def tensorboard(inner: Progress, folder: Path) -> Iterator[Progress]:
                     for name, value in line[group].items():
                         if value is not None:
                             writer.add_scalar(f"{group}/{name}", value, line["epoch"])
+                for layer, sparsities in line["layers"].items():
+                    for name, value in sparsities.items():
+                        if value is not None:
+                            writer.add_scalar(f"{layer}/{name}", value, line["epoch"])
 
         yield Both()

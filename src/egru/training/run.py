@@ -23,6 +23,10 @@ class RunError(RuntimeError):
     """A run that cannot start or go on; the message says why and what is left."""
 
 
+class Paused(RunError):
+    """A run whose time was up before its end: saved, and ready to go on."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """One run's folder. ``say`` gets what a person should know, such as a damaged checkpoint."""
