@@ -2,7 +2,7 @@
 
     egru export RUN small --weights int8                        # records and weights of a run
     python benchmarks/language_engine.py small --out small/engine.json
-    mkdir -p benchmarks/results/runs/ptb-evnn && cp small/*.json* benchmarks/results/runs/ptb-evnn/
+    egru reproduce --keep RUN                                   # its records; copy small/engine.json beside them
     python benchmarks/language_results.py                       # reads benchmarks/results/runs/*, writes docs/
 
 A run there is a folder with config.json, environment.json, metrics.jsonl and result.json, as `egru export` leaves them;

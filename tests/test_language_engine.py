@@ -18,7 +18,8 @@ import language_engine  # pyright: ignore[reportMissingImports]
 @pytest.fixture(autouse=True)
 def single_precision(ground, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(sys.modules["egru.recipes.start"], "load", lambda config: text())
+    for module in ("start", "trained"):
+        monkeypatch.setattr(sys.modules[f"egru.recipes.{module}"], "load", lambda config: text())
     small = {"hidden": 24, "embedding": 20, "layers": 2, "batch": 8, "epochs": 3, "bptt": 20, "learning_rate": 2e-2}
     recipes.start("ptb", LanguageConfig(**small), tmp_path / "run", say=lambda _: None)
 

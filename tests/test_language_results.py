@@ -18,7 +18,8 @@ import language_results  # pyright: ignore[reportMissingImports]
 @pytest.fixture(autouse=True)
 def single_precision(ground, monkeypatch):
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(sys.modules["egru.recipes.start"], "load", lambda config: text())
+    for module in ("start", "trained"):
+        monkeypatch.setattr(sys.modules[f"egru.recipes.{module}"], "load", lambda config: text())
 
 
 def page(tmp_path) -> str:
@@ -36,7 +37,7 @@ def test_nothing_is_made_up(tmp_path):
     assert "58.7" in written
     assert "images/" not in written
     stored = Path(__file__).parent.parent / "docs" / "results.md"
-    if not language_results.RUNS.is_dir():
+    if not any(language_results.RUNS.glob("ptb-*")):
         assert stored.read_text() == written
 
 

@@ -210,7 +210,7 @@ def test_settings_that_do_not_go_together(changes, words, tmp_path):
 
 
 def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):
-    """As on a machine where nothing can be installed; the page of the run is then left out, with a word."""
+    """As on a machine where nothing can be installed; only the figures as files are then left out."""
     code = f"""
 import sys, dataclasses
 for name in ("tyro", "rich", "matplotlib", "tonic", "scipy"):
@@ -220,7 +220,8 @@ from pathlib import Path
 from egru import recipes
 from egru.training import Paused
 from tests.training.tiny import text
-sys.modules["egru.recipes.start"].load = lambda config: text()
+for name in ("start", "trained"):
+    sys.modules["egru.recipes." + name].load = lambda config: text()
 config = dataclasses.replace(recipes.smoke(recipes.find("ptb-evnn").make()), epochs=3, save_every=25)
 folder = Path({str(tmp_path / "run")!r})
 for minutes in (1e-9, None):
@@ -237,4 +238,5 @@ print(len(recipes.export(folder, folder.parent / "small", "int8", 1 << 20)))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
-    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "no report page", "5"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
+    assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

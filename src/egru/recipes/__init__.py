@@ -8,7 +8,8 @@ from egru.recipes.build import build, load, smoke
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig, with_fields
 from egru.recipes.pages import report
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
-from egru.recipes.start import Trained, evaluate, export, resume, start, trained
+from egru.recipes.start import evaluate, export, resume, start
+from egru.recipes.trained import Trained, trained
 
 __all__ = [
     "RECIPES",

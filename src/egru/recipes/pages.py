@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from egru.activity import ActivitySummary
-from egru.recipes.build import build, load
 from egru.recipes.config import Config, read
 from egru.recipes.raster import rasters
 from egru.recipes.registry import RECIPES
+from egru.recipes.trained import trained
 from egru.report import Epoch, Raster, RunReport, write_report
-from egru.training import Damaged, Run, RunError, checkpoint, to_plain
+from egru.runtime.export import has_parts
+from egru.training import Damaged, Run, RunError, to_plain
 
 
 def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str], None] = print) -> Path:
@@ -28,11 +29,11 @@ def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str]
     reports = [_read(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
     drawn: list[Raster] = []
     notes: list[str] = []
-    for name, run, (_, config), one in zip(names, runs, configs, reports, strict=True):
+    for name, run, one in zip(names, runs, reports, strict=True):
         if not one.event_layers:
             continue
         try:
-            found = _rasters(run, config)
+            found = _rasters(run)
         except (FileNotFoundError, ImportError, RunError, Damaged) as error:
             notes.append(f"No events of {name} are drawn: {' '.join(str(error).split())}.")
             continue
@@ -110,7 +111,7 @@ def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
 def _epoch(line: dict[str, Any]) -> Epoch:
     activity, validation = line["activity"], line["validation"]
     events = activity["backward_sparsity"] is not None
-    layers = line.get("layers") or activity.get("layers") or {}  # runs of older versions have none
+    layers = line.get("layers", {})  # runs of older versions have none
     return Epoch(
         line["epoch"],
         line["train"]["loss"],
@@ -122,11 +123,8 @@ def _epoch(line: dict[str, Any]) -> Epoch:
     )
 
 
-def _rasters(run: Run, config: Config) -> list[Raster]:
-    if not run.epochs():
+def _rasters(run: Run) -> list[Raster]:
+    if not run.epochs() and not has_parts(run.folder):
         raise FileNotFoundError("the run's checkpoints are not here")
-    plain = dataclasses.replace(config, device="cpu", precision="float32", graph=False)
-    data = load(plain)
-    model, _ = build(plain, data)
-    checkpoint.load_weights(run.at(run.best()), model)
-    return rasters(model, plain, data)
+    found = trained(run.folder, "cpu", run.say)
+    return rasters(found.model, found.config, found.data)

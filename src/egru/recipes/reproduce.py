@@ -1,7 +1,7 @@
 """The paper's tables, ours beside them: every number of ours with the command that made it and its date.
 
-Ours are kept in ``results/`` next to this file, a folder a run: what `egru reproduce --keep RUN` copied, without the
-checkpoints. Each is a run that `egru report` can read.
+Ours are kept in the repository's ``benchmarks/results/runs/``, a folder a run: what `egru reproduce --keep RUN` copied,
+without the checkpoints. Each is a run that `egru report` can read.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from egru.training import Run, RunError
 from egru.training.checkpoint import replace_file
 from egru.training.run import CONFIG, ENVIRONMENT, METRICS, RESULT
 
-RESULTS = Path(__file__).with_name("results")
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
 RECORD = "record.json"
 ALIASES = {"smnist": "smnist-egru-590", "psmnist": "psmnist-egru-590", "ptb": "ptb-egru-1350"}
 ALIASES |= {"wikitext2": "wikitext2-egru-1350"}
@@ -72,18 +72,21 @@ class Kept:
 
 
 def kept(folder: Path = RESULTS) -> list[Kept]:
-    """Every result that is kept, oldest first."""
+    """Every result that is kept, by date."""
+    if not folder.is_dir():
+        raise FileNotFoundError("egru reproduce needs the repository, which keeps our results: clone it")
     found: list[Kept] = []
-    for path in sorted(folder.glob(f"*/{RECORD}")):
+    for path in sorted(folder.glob(f"*/{CONFIG}")):
         run = Run.open(path.parent)
-        record, result = json.loads(path.read_text(encoding="utf-8")), run.result()
-        if result is None:
-            raise RunError(f"{path.parent} has no {RESULT}: keep finished runs only")
+        result, record = run.result(), path.with_name(RECORD)
+        if result is None:  # the records of a run that was stopped
+            continue
         recipe, config = read(run.config())
+        made = {"command": command(recipe, config), "date": "undated"}
+        if record.exists():
+            made = json.loads(record.read_text(encoding="utf-8"))
         overall = result["activity"]["overall"]
-        found.append(
-            Kept(ALIASES.get(recipe, recipe), config, record["command"], record["date"], result["test"], overall)
-        )
+        found.append(Kept(ALIASES.get(recipe, recipe), config, made["command"], made["date"], result["test"], overall))
     return sorted(found, key=lambda result: result.date)
 
 
