@@ -255,8 +255,8 @@ def test_a_full_disk_at_every_write(allowed, tmp_path, monkeypatch):
     assert_same(files(tmp_path / "run", 4), files(tmp_path / "whole", 4))
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_nan_stops_and_says_where(what, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("what", "every", "kept"), [("loss", 1, 2), ("gradient", 1, 2), ("loss", 5, 0)])
+def test_nan_stops_and_says_where(what, every, kept, tmp_path, monkeypatch):
     from egru.training.tasks import ClassifierTask
 
     steps, original = 0, ClassifierTask.loss
@@ -273,10 +273,10 @@ def test_nan_stops_and_says_where(what, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ClassifierTask, "loss", loss)
     name = "loss" if what == "loss" else "gradient norm"
-    with pytest.raises(RunError, match=rf"{name} is nan in epoch 3, step 2: .*epoch 2 is the last good state"):
-        classifier_run(tmp_path / "run", epochs=5)
-    assert Run.open(tmp_path / "run", pytest.fail).newest() == 2
-    assert all(x.isfinite().all() for x in files(tmp_path / "run", 2).values() if x.is_floating_point())
+    with pytest.raises(RunError, match=rf"{name} is nan in epoch 3, step 2: .*epoch {kept} is the last good state"):
+        classifier_run(tmp_path / "run", epochs=5, save_every=every)
+    assert Run.open(tmp_path / "run", pytest.fail).newest() == kept
+    assert all(x.isfinite().all() for x in files(tmp_path / "run", kept).values() if x.is_floating_point())
     monkeypatch.undo()
     classifier_run(tmp_path / "run", epochs=5)
     classifier_run(tmp_path / "whole", epochs=5)

@@ -65,12 +65,12 @@ def train(
         else:
             epoch, best = 0, 0
             run.save(epoch, model, optimiser, device, best, scaler)
-    warned = False
+    kept, warned = epoch, False
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
         start, state = time.perf_counter(), None
-        watch, busy = Watch(epoch + 1, device, overflows=scaler.is_enabled()), ActivityMonitor(model)
+        watch, busy = Watch(epoch + 1, kept, device, overflows=scaler.is_enabled()), ActivityMonitor(model)
         model.train()
         distributed.reseed(training.seed, epoch)
         for batch in watch.loading(task.batches()):
@@ -91,7 +91,8 @@ def train(
         distributed.same_buffers(model)
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
-            found = stability(model, lambda: task.probe(model)) if training.diagnose else []
+            probed = training.diagnose and distributed.rank() == 0  # which has rows of every split, and writes
+            found = stability(model, lambda: task.probe(model)) if probed else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
@@ -107,6 +108,7 @@ def train(
         run.record(line)
         if saved:
             run.save(epoch, model, optimiser, device, best, scaler)
+            kept = epoch
         progress.epoch(line)
         if late and not last:
             raise Paused(f"time is up after epoch {epoch} of {training.epochs}, which is saved: --resume {run.folder}")
@@ -196,8 +198,8 @@ class Watch:
     patience = 30
     """Overflows in a row that are one too many: by then the scale has fallen from 2^16 to 2^-14."""
 
-    def __init__(self, epoch: int, device: torch.device, overflows: bool = False) -> None:
-        self.epoch, self.every, self.overflows = epoch, 1 if device.type == "cpu" else 50, overflows
+    def __init__(self, epoch: int, kept: int, device: torch.device, overflows: bool = False) -> None:
+        self.epoch, self.kept, self.every, self.overflows = epoch, kept, 1 if device.type == "cpu" else 50, overflows
         self.losses: list[Tensor] = []
         self.objectives: list[Tensor] = []
         self.norms: list[Tensor] = []
@@ -241,7 +243,7 @@ class Watch:
     def stop(self, name: str, value: Tensor, step: int) -> NoReturn:
         raise RunError(
             f"{name} is {value.item()} in epoch {self.epoch}, step {step}: training stopped, "
-            f"the checkpoint of epoch {self.epoch - 1} is the last good state"
+            f"the checkpoint of epoch {self.kept} is the last good state"
         )
 
     def summary(self) -> dict[str, float]:
