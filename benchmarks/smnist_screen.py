@@ -98,6 +98,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fast, rate 1, 28 by 28": {**RARE, "side": 28, "trace": 800.0},
     "fast, rate 1, 256 units": {**RARE, "hidden": 256, "input_scale": 4.9},
     "fast, rate 1, 256 units, lr 4e-3": {**RARE, "hidden": 256, "input_scale": 4.9, "learning_rate": 4e-3},
+    "fast, rate 1, 590 units": {**RARE, "hidden": 590, "input_scale": 7.5},
+    "fast, rate 0.5, 590 units, lr 5e-3": {
+        **FAST,
+        "hidden": 590,
+        "input_scale": 7.5,
+        "learning_rate": 5e-3,
+        "rate_loss": 0.5,
+    },
     "fast, rate 1, not normalised": {**RARE, "normalise": False},
     "fast, rate 1, clearing by output": {**RARE, "reset": "output"},
     "fast, rate 1, clearing by output, bounded": {

@@ -99,8 +99,12 @@ def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
 
 
 def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(EventCounts, "__call__", lambda self, record: seen.append(record.c.requires_grad))
+    seen, count = [], EventCounts.__call__
+    monkeypatch.setattr(
+        EventCounts,
+        "__call__",
+        lambda self, record: seen.append(record.c.requires_grad) or count(self, record),
+    )
     monkeypatch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         language_run(tmp_path / "run")
@@ -189,7 +193,7 @@ def test_bfloat16(tmp_path):
 
 def test_chunks_carry_both_halves_of_the_state(monkeypatch):
     """The loss over a text read in stretches is the loss over the whole of it."""
-    monkeypatch.setattr("egru.training.tasks._EVALUATED", 0)
+    monkeypatch.setattr("egru.training.tasks._EVALUATED", {"cpu": 0})
     training = LanguageTraining(evaluation_batch=4, bptt=7)
     task, model = LanguageTask(text(), training), speaker()
     columns = task.data["validation"]

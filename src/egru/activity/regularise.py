@@ -67,10 +67,12 @@ class ActivityLoss:
 
     def _observe(self, record: Record) -> None:
         c, theta, lengths = record.c, record.theta, record.lengths
-        rate = rate_loss(c, theta, record.surrogate, target=self.target, squared=self.squared, lengths=lengths)
-        self.value = (
-            self.value + self.rate * rate + self.state * state_loss(c, theta, margin=self.margin, lengths=lengths)
-        )
+        if self.rate:
+            surrogate, target = record.surrogate, self.target
+            rate = rate_loss(c, theta, surrogate, target=target, squared=self.squared, lengths=lengths)
+            self.value = self.value + self.rate * rate
+        if self.state:
+            self.value = self.value + self.state * state_loss(c, theta, margin=self.margin, lengths=lengths)
 
     def __enter__(self) -> "ActivityLoss":
         self.value = 0.0

@@ -122,7 +122,7 @@ def stable() -> ClassifierConfig:
     return replace(
         smnist(),
         epochs=36,
-        learning_rate=5e-3,
+        learning_rate=1e-2,
         schedule="one-cycle",
         clip=1.0,
         trace=800.0,
@@ -133,7 +133,7 @@ def stable() -> ClassifierConfig:
         reset="none",
         threshold=Threshold(mean=-4.0),
         surrogate=Surrogate(width=0.3, height=0.5),
-        rate_loss=0.5,
+        rate_loss=1.0,
     )
 
 

@@ -54,9 +54,7 @@ def train(
     limit = math.inf if minutes is None else begun + 60 * minutes
     device = torch.device(training.device)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
-    parameters = [p for p in model.parameters() if p.requires_grad]
     gradients = make_step(model, task, training, optimiser, scaler)
-    eager = gradients.eager if isinstance(gradients, Graphs) else gradients
     run = distributed.seat(run)
     with distributed.first_goes_first():
         run.sweep()
@@ -69,23 +67,9 @@ def train(
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
 
     while epoch < training.epochs:
-        start, state = time.perf_counter(), None
-        watch, busy = Watch(epoch + 1, kept, device, overflows=scaler.is_enabled()), ActivityMonitor(model)
-        model.train()
-        distributed.reseed(training.seed, epoch)
-        for batch in watch.loading(task.batches()):
-            set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
-            if watch.steps == 1:  # of an epoch's steps one is looked at: the first whose state is carried
-                with busy:
-                    loss, objective, state = eager(batch, state)
-            else:
-                loss, objective, state = gradients(batch, state)
-            scaler.unscale_(optimiser)
-            norm = gradient_norm(parameters, training.clip)
-            watch.step(loss, objective, norm, batch.targets)  # stops here before NaN reaches a weight
-            scaler.step(optimiser)
-            scaler.update()
-            progress.step(epoch + batch.done)
+        start = time.perf_counter()
+        watch = Watch(epoch + 1, kept, device, overflows=scaler.is_enabled())
+        training_activity = one_epoch(epoch, model, task, training, gradients, optimiser, scaler, watch, progress)
         epoch += 1
         trained = watch.summary()
         distributed.same_buffers(model)
@@ -99,7 +83,6 @@ def train(
         last, late = epoch == training.epochs, distributed.agreed(lambda: time.monotonic() >= limit)
         saved = epoch % training.save_every == 0 or last or late
         best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
-        training_activity = busy.summary() if watch.steps > 1 else None
         seconds, elapsed = time.perf_counter() - start, time.monotonic() - begun
         line = metrics_line(epoch, trained, scores, activity, training_activity, found, seconds, elapsed)
         if not warned and (advice := explosion(epoch, found, trained)):
@@ -120,6 +103,39 @@ def train(
     result = Result(best, scores, activity, sum(line["seconds"] for line in run.metrics()))
     run.finish({**dataclasses.asdict(result), "activity": activity.to_dict()})
     return result
+
+
+def one_epoch(
+    epoch: int,
+    model: nn.Module,
+    task: Task,
+    training: Training,
+    gradients: Step,
+    optimiser: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    watch: "Watch",
+    progress: Progress,
+) -> ActivitySummary | None:
+    """Every batch once, after ``epoch`` epochs; how busy ``model`` was in the second step, whose state is carried."""
+    eager = gradients.eager if isinstance(gradients, Graphs) else gradients
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    busy, state = ActivityMonitor(model), None
+    model.train()
+    distributed.reseed(training.seed, epoch)
+    for batch in watch.loading(task.batches()):
+        set_learning_rate(optimiser, batch.scale * learning_rate_factor(training, epoch + batch.done))
+        if watch.steps == 1:
+            with busy:
+                loss, objective, state = eager(batch, state)
+        else:
+            loss, objective, state = gradients(batch, state)
+        scaler.unscale_(optimiser)
+        norm = gradient_norm(parameters, training.clip)
+        watch.step(loss, objective, norm, batch.targets)  # stops here before NaN reaches a weight
+        scaler.step(optimiser)
+        scaler.update()
+        progress.step(epoch + batch.done)
+    return busy.summary() if watch.steps > 1 else None
 
 
 def make_step(

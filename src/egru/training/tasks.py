@@ -14,7 +14,7 @@ from egru.models import detached
 from egru.training import distributed
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 
-_EVALUATED = 2048
+_EVALUATED = {"cpu": 2048, "cuda": 8192}
 """Words scored in one call, where that is more than a stretch of training: fewer calls, the same scores."""
 _PROBED = 64
 """Sequences in a probe."""
@@ -195,7 +195,7 @@ class LanguageTask:
     def evaluate(self, model: Any, split: str) -> Scores:
         model.eval()
         text, state = self.data[split], None
-        stretch = max(self.training.bptt, _EVALUATED // max(1, text.shape[1]))
+        stretch = max(self.training.bptt, _EVALUATED[text.device.type] // max(1, text.shape[1]))
         total, right = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
         pieces = zip(text[:-1].split(stretch), text[1:].split(stretch), strict=True) if text.numel() else ()
         for x, y in pieces:
