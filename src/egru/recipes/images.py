@@ -140,7 +140,7 @@ def stable() -> ClassifierConfig:
 @recipe("psmnist-stable", note="ours: no explosion over 784 steps (docs/smnist-study.md)")
 def permuted_stable() -> ClassifierConfig:
     """EGRU 590 on permuted sequential MNIST with the settings of smnist-stable."""
-    return replace(stable(), data="psmnist")
+    return replace(stable(), data="psmnist", rate_loss=0.3)
 
 
 def scaling(hidden: int) -> ClassifierConfig:
