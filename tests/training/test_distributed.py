@@ -62,7 +62,6 @@ def scores(of: dict) -> dict:
     return {name: value for name, value in of.items() if value is not None}
 
 
-@pytest.mark.slow  # now and then a process aborts while it ends ("terminate called without an active exception")
 @pytest.mark.parametrize("name", ["classifier", "language"])
 def test_two_processes_are_one_with_the_doubled_batch(name, both):
     one, two = (folder / name for folder in both)
@@ -87,7 +86,6 @@ def test_two_processes_are_one_with_the_doubled_batch(name, both):
         torch.testing.assert_close(weights[1][key], value, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.slow
 def test_gradients_in_bfloat16(both):
     one, two = (folder / "bfloat16" for folder in both)
     error = [abs(b / a - 1) for a, b in zip(curve(one), curve(two), strict=True)]
@@ -104,7 +102,6 @@ def ranks(launcher: subprocess.Popen) -> dict[int, int]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes")
 def test_killed_ranks_come_back_and_finish(tmp_path):
     """kill -9 of the second process, then of the first; the run ends as if nothing had been, dropout included."""

@@ -91,6 +91,13 @@ def main(folder: Path, processes: int) -> None:
     with distributed.group("cpu") if processes > 1 else contextlib.nullcontext():
         for name in CASES:
             run(name, folder / name, processes)
+    assert processes == 1 or "pt_gloo_runloop" not in threads()
+
+
+def threads() -> list[str]:
+    """Names of this process's threads. One of a group that is still there may abort the process while it ends."""
+    tasks = Path("/proc/self/task")
+    return [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
 
 
 if __name__ == "__main__":

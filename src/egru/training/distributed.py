@@ -8,6 +8,8 @@ Runs are written by the first process; the folder must be one that all of them s
 # torch.distributed names what its C++ part holds without exporting it.
 
 import contextlib
+import gc
+import importlib
 import inspect
 import os
 import time
@@ -61,12 +63,16 @@ def group(device: str) -> Iterator[str]:
     if torch.device(device).type == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
+    # Its functions take the group of the moment as a default argument, and keep it. DDP imports it; imported now, there
+    # is none. A group that is kept has threads that outlive the interpreter, and abort when they free a tensor then.
+    importlib.import_module("torch.distributed.nn.functional")
     backend = "nccl" if device.startswith("cuda") else "gloo"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         dist.init_process_group(backend, store=_fresh_store(), rank=int(os.environ["RANK"]), world_size=launched())
     else:
         dist.init_process_group(backend)
     yield device
+    gc.collect()  # a DDP module left in a cycle would keep the group's threads, too
     dist.destroy_process_group()  # not after an error: others may never come, and `torchrun` ends them
 
 
