@@ -145,6 +145,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "surrogate": Surrogate(),
     },
     "gru": {"cell": "gru", "uniform_gates": False},
+    "gru, alike": {"cell": "gru", **FAST, "input_scale": 7.3},
+    "gru, alike, lr 3e-3": {"cell": "gru", **FAST, "input_scale": 7.3, "learning_rate": 3e-3},
 }
 
 

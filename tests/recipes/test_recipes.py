@@ -158,8 +158,9 @@ def test_centring_takes_the_mean_of_the_training_frames():
         ClassifierConfig(data="dvs", centre=True, convolutional=True)
 
 
-def test_the_gates_are_spread():
-    config = RECIPES["digits"].make()
+@pytest.mark.parametrize("name", ["digits", "digits-gru"])
+def test_the_gates_are_spread(name):
+    config = replace(RECIPES[name].make(), uniform_gates=True)
     model, _ = build(config, load(config))
     bias = model.get_parameter("layer0.bias_ih_l0")[128:256] + model.get_parameter("layer0.bias_hh_l0")[128:256]
     gates = torch.sigmoid(bias).sort().values
@@ -190,9 +191,9 @@ def test_input_weights_are_scaled():
         ({"cell": "gru", "zoneout": 0.1}, "zoneout must be left out with cell gru"),
         ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be left out with cell cornn"),
         ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip must be left out with cell gru"),
-        ({"cell": "gru", "uniform_gates": True}, "uniform_gates needs cell egru"),
-        ({"cell": "gru", "longest_memory": 9.0}, "longest_memory needs cell egru"),
-        ({"cell": "gru", "input_scale": 2.0}, "input_scale needs cell egru"),
+        ({"cell": "cornn", "uniform_gates": True}, "uniform_gates needs cell egru"),
+        ({"cell": "cornn", "longest_memory": 9.0}, "longest_memory needs cell egru"),
+        ({"cell": "cornn", "input_scale": 2.0}, "input_scale needs cell egru"),
         ({"longest_memory": 1.0}, "longest_memory must be above 1 step, or none; got 1.0"),
         ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
         ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),

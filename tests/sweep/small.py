@@ -1,10 +1,13 @@
 """Sweeps of a few seconds: the digits recipe with a handful of units and sequences."""
 
 import dataclasses
+import os
 from pathlib import Path
+from typing import Any
 
 from egru import recipes
 from egru.sweep import Sweep
+from egru.sweep.worker import work
 
 SPACE = """
 def search(trial):
@@ -25,3 +28,11 @@ def settings(folder: Path, space: str = SPACE, endless: int = -1, **changes) -> 
     )
     given = {"storage": str(folder / "journal.log"), "study": "small", **changes}
     return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **given)
+
+
+def stillborn(sweep: Sweep, device: str | None, connection: Any) -> None:
+    """A worker that dies at once while there are files ``dead-*``, of which it takes one with it."""
+    for mark in sweep.folder.glob("dead-*"):
+        mark.unlink()
+        os._exit(9)
+    work(sweep, device, connection)

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from egru import cli
-from egru.recipes import find, with_fields
+from egru.recipes import find, resume, with_fields
 from egru.sweep import read_search, sweep, table, write_outcome
 from egru.sweep.study import RETRIES, done, lose, mend, open_study
 from egru.training import Run, RunError
-from tests.sweep.small import SPACE, settings
+from tests.sweep.small import SPACE, settings, stillborn
 
 optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'egru[sweep]'")
 PATH = [os.path.abspath(path) for path in sys.path]
@@ -57,7 +57,8 @@ def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
         lines = run.metrics()
         assert trial.intermediate_values == {line["epoch"]: line["validation"]["accuracy"] for line in lines}
         assert trial.value == lines[run.best() - 1]["validation"]["accuracy"]
-        assert run.result() is not None
+        assert run.result() is None  # the test split is for the trial that is chosen
+    assert resume(tmp_path / "trial-00001").best_epoch == Run.open(tmp_path / "trial-00001").best()
     assert len(said) == 2
     sweep(first, said.append)
     assert said[2:] == ["going on with study 'small': 2 of 2 trials are there"]
@@ -117,6 +118,21 @@ def test_a_killed_worker_loses_only_its_trial(tmp_path):
     assert again.user_attrs["replaces"] == 0
     assert said[2] == "trial 0: its worker was lost (exit code -9), tried again"
     assert done(study) == 3
+
+
+@pytest.mark.parametrize("dead", [RETRIES, RETRIES + 1])
+def test_workers_that_die_before_they_have_a_trial(dead, tmp_path, monkeypatch):
+    """Now and then is no harm; one after the other ends the sweep."""
+    monkeypatch.setattr("egru.sweep.supervise.work", stillborn)
+    given, said = settings(tmp_path, trials=1), []
+    for i in range(dead):
+        (tmp_path / f"dead-{i}").touch()
+    if dead > RETRIES:
+        with pytest.raises(RunError, match="3 workers in a row ended before they had a trial"):
+            sweep(given, said.append)
+    else:
+        assert states(sweep(given, said.append)) == ["COMPLETE"]
+    assert said[:dead] == ["a worker ended before it had a trial (exit code 9)"] * dead
 
 
 def test_a_killed_sweep_goes_on(tmp_path):

@@ -115,7 +115,7 @@ def _mean_frame(data_set: data.Classification) -> torch.Tensor:
 @torch.no_grad()
 def _spread_gates(model: nn.Module, longest: float | None) -> None:
     """Update-gate biases such that, at rest, the gates are uniform over (0, 1), or memories log-uniform to longest."""
-    for layer in _event_layers(model, "uniform_gates" if longest is None else "longest_memory"):
+    for layer in _gated_layers(model, "uniform_gates" if longest is None else "longest_memory"):
         H = layer.hidden_size
         gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)  # what is kept of a state in a step: torch's z
         if longest is not None:
@@ -127,13 +127,14 @@ def _spread_gates(model: nn.Module, longest: float | None) -> None:
 
 @torch.no_grad()
 def _scale_input(model: nn.Module, scale: float) -> None:
-    _event_layers(model, "input_scale")[0].get_parameter("weight_ih_l0").mul_(scale)
+    _gated_layers(model, "input_scale")[0].get_parameter("weight_ih_l0").mul_(scale)
 
 
-def _event_layers(model: nn.Module, option: str) -> list[EGRU]:
-    layers = [module for module in model.modules() if isinstance(module, EGRU)]
+def _gated_layers(model: nn.Module, option: str) -> list[EGRU | nn.GRU]:
+    """Both have their gates in one order."""
+    layers = [module for module in model.modules() if isinstance(module, EGRU | nn.GRU)]
     if not layers:
-        raise ValueError(f"{option} needs cell egru")
+        raise ValueError(f"{option} needs cell egru or gru")
     return layers
 
 

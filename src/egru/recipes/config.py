@@ -88,11 +88,11 @@ class ClassifierConfig(Network, ClassifierTraining):
     normalise: bool = False
     """Batch normalisation of what the readout sees; the trace is then a weighted mean."""
     uniform_gates: bool = False
-    """Start with update gates spread over (0, 1): memories of every length (egru)."""
+    """Start with update gates spread over (0, 1): memories of every length (egru, gru)."""
     longest_memory: float | None = None
-    """Start with update gates 1/t, t spread evenly in its logarithm from 1 to so many steps (egru)."""
+    """Start with update gates 1/t, t spread evenly in its logarithm from 1 to so many steps (egru, gru)."""
     input_scale: float = 1.0
-    """Multiplies the first layer's input weights at the start (egru)."""
+    """Multiplies the first layer's input weights at the start (egru, gru)."""
     convolutional: bool = False
     """Put the paper's convolutional head before the layers (dvs)."""
 

@@ -137,6 +137,12 @@ def stable() -> ClassifierConfig:
     )
 
 
+@recipe("smnist-stable-gru", note="ours")
+def stable_gru() -> ClassifierConfig:
+    """GRU 590 on sequential MNIST, trained and initialised as smnist-stable: input weights of the same size."""
+    return replace(stable(), cell="gru", input_scale=18.0, rate_loss=0.0)
+
+
 @recipe("psmnist-stable", note="ours: no explosion over 784 steps (docs/smnist-study.md)")
 def permuted_stable() -> ClassifierConfig:
     """EGRU 590 on permuted sequential MNIST with the settings of smnist-stable."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from egru.sweep.outcome import describe
 from egru.sweep.settings import Sweep, read_search
-from egru.sweep.study import done, elsewhere, lose, lose_stale, mend, open_study, reclaim
+from egru.sweep.study import RETRIES, done, elsewhere, lose, lose_stale, mend, open_study, reclaim
 from egru.sweep.worker import work
 from egru.training import RunError
 
@@ -58,6 +58,7 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
     if sys.platform != "win32":
         context.set_forkserver_preload(["egru.sweep", "optuna", "torch._dynamo"])  # the slow part of a start, once
     workers: dict[int, _Worker] = {}
+    fruitless = 0
     try:
         while True:
             lose_stale(study)
@@ -76,7 +77,9 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
             for slot, worker in list(workers.items()):
                 if not worker.process.is_alive():
                     del workers[slot]
-                    _settle(study, settings, worker, say)
+                    fruitless = 0 if _settle(study, settings, worker, say) else fruitless + 1
+            if fruitless > RETRIES:
+                raise RunError(f"{fruitless} workers in a row ended before they had a trial, as the last lines say")
     finally:  # Ctrl-C, or an error that every trial would run into
         for worker in workers.values():
             worker.process.terminate()
@@ -87,19 +90,21 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
                 lose(study, worker.trial)
 
 
-def _settle(study: Any, settings: Sweep, worker: _Worker, say: Callable[[str], None]) -> None:
-    """A worker has ended: say what its trial came to, or put it in line again."""
+def _settle(study: Any, settings: Sweep, worker: _Worker, say: Callable[[str], None]) -> bool:
+    """A worker has ended: say what its trial came to, or put it in line again; False if it had none yet."""
     worker.process.join()
     worker.listen()
     if worker.wrong is not None:
         raise worker.wrong
     if worker.trial is None:
-        raise RunError(f"a worker ended before it had a trial, with code {worker.process.exitcode}")
+        say(f"a worker ended before it had a trial (exit code {worker.process.exitcode})")
+        return False
     if lose(study, worker.trial):
         say(f"trial {worker.trial}: its worker was lost (exit code {worker.process.exitcode}), tried again")
-        return
+        return True
     trial = study.get_trials(deepcopy=False)[worker.trial]
     say(f"trial {trial.number}: {describe(trial, settings)}" + (f": {worker.failed}" if worker.failed else ""))
+    return True
 
 
 @contextlib.contextmanager

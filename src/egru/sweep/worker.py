@@ -1,5 +1,6 @@
 """One trial, in a process of its own: what it does to the machine ends with it."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -16,16 +17,23 @@ from egru.sweep.study import open_study, optuna
 from egru.training import Run, Silent
 
 
+class Over(Exception):
+    """The last epoch is done. The test split is left for the trial that will be chosen."""
+
+
 class Reports(Silent):
     """Progress for Optuna: the objective after every epoch, and the end of a trial that is not worth its time."""
 
-    def __init__(self, trial: Any, goal: Goal) -> None:
-        self.trial, self.goal = trial, goal
+    def __init__(self, trial: Any, goals: list[Goal], epochs: int) -> None:
+        self.trial, self.goals, self.epochs = trial, goals, epochs
 
     def epoch(self, line: dict[str, Any]) -> None:
-        self.trial.report(self.goal.of(line), line["epoch"])
-        if self.trial.should_prune():
-            raise optuna().TrialPruned(f"after epoch {line['epoch']}")
+        if len(self.goals) == 1:  # of several, Optuna prunes by none
+            self.trial.report(self.goals[0].of(line), line["epoch"])
+            if self.trial.should_prune():
+                raise optuna().TrialPruned(f"after epoch {line['epoch']}")
+        if line["epoch"] == self.epochs:
+            raise Over
 
 
 def work(sweep: Sweep, device: str | None, connection: Connection) -> None:
@@ -62,8 +70,9 @@ def run_trial(sweep: Sweep, trial: Any) -> list[float]:
     folder, goals = sweep.trial_folder(trial.number), sweep.goals()
     if folder.exists():
         raise ValueError(f"{folder} is there already, from another study: name another --out or --study")
-    progress = Silent() if len(goals) > 1 else Reports(trial, goals[0])  # of several, Optuna prunes by none
-    start(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
+    progress = Reports(trial, goals, config.epochs)
+    with contextlib.suppress(Over):
+        start(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
     run = Run.open(folder)
     best = run.best()
     line = next(line for line in run.metrics() if line["epoch"] == best)
