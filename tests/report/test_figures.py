@@ -99,20 +99,20 @@ def test_a_raster_carries_every_event_and_its_value(sign):
 
 def test_a_large_raster_is_thinned_from_the_busiest_to_the_quietest():
     rng = np.random.default_rng(0)
-    events = (rng.random((700, 1000)) < np.linspace(0, 1, 1000)).astype(float)
-    raster = Raster("Large", rng.random((700, 300)), events, None, "", (("a", 600), ("b", 400)))
-    figure = figures.raster(raster, "raster-1", cells=100_000)
+    events = (rng.random((900, 1000)) < np.linspace(0, 1, 1000)).astype(float)
+    raster = Raster("Large", rng.random((900, 300)), events, None, "", (("a", 600), ("b", 400)))
+    figure = figures.raster(raster, "raster-1", cells=152_200)
     data = figure.data
     assert data is not None
-    assert data["steps"] == 512
+    assert data["steps"] == 784
     assert [len(layer["units"]) for layer in data["layers"]] == [97, 97]
-    assert levels(data["events"], 194).size <= 100_000
+    assert levels(data["events"], 194).size <= 152_200
     assert data["layers"][1]["size"] == 400
     assert max(data["layers"][1]["units"]) < 400  # numbered within the layer
-    assert levels(data["input"]["data"], 64).shape == (64, 512)
+    assert levels(data["input"]["data"], 64).shape == (64, 784)
     drawn = levels(data["events"], 194)[97:] > 0
-    np.testing.assert_array_equal(drawn, events[:512, 600 + np.array(data["layers"][1]["units"])].T > 0)
-    assert "Drawn: 194 of 1,000 units. The first 512 of 700 steps." in figure.caption
+    np.testing.assert_array_equal(drawn, events[:784, 600 + np.array(data["layers"][1]["units"])].T > 0)
+    assert "Drawn: 194 of 1,000 units. The first 784 of 900 steps." in figure.caption
     assert data["active"][0] == int((events[0] != 0).sum())  # of all units
 
 

@@ -19,7 +19,8 @@ from egru.report.run import Epoch, Raster, RunReport
 
 UNITS = 192
 """Of one layer in a raster; of larger layers, as many units from the busiest to the quietest."""
-STEPS = 512
+STEPS = 784
+"""Of a raster: an image of MNIST, pixel by pixel."""
 CELLS = 250_000
 """Units times steps of all rasters of a page together: a third of a megabyte."""
 INPUTS = 64
