@@ -1,8 +1,10 @@
 """Which settings train on sequential MNIST: short runs of named variants on a CPU, one line of JSON each.
 
     python benchmarks/smnist_screen.py                          # every variant that is not in the file yet
-    python benchmarks/smnist_screen.py --variants base tau196   # these
+    python benchmarks/smnist_screen.py --variants base fast     # these
+    python benchmarks/smnist_screen.py --add RUN NAME           # a run that `egru train` made, as one more line
     python benchmarks/smnist_screen.py --table                  # what was found, as Markdown
+    python benchmarks/smnist_screen.py --figure                 # gradient norms of every line, docs/images/
 
 A variant is a recipe's fields that differ from the base. Each trains for the same number of updates with a whole course
 of the learning rate, on 20,000 images and is judged on 2,000 others, all from the training file; images of 14 by 14
@@ -10,6 +12,7 @@ pixels unless a variant says otherwise. The test file is never read into a score
 """
 
 import argparse
+import collections
 import dataclasses
 import datetime
 import functools
@@ -18,7 +21,9 @@ import math
 import pathlib
 import sys
 import tempfile
+import textwrap
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,9 +33,13 @@ from egru.data import Classification, Split
 from egru.events import Surrogate
 from egru.layers import Threshold
 from egru.recipes import ClassifierConfig
+from egru.recipes.config import read
+from egru.report import LIGHT
 from egru.training import Run, RunError, Silent, to_plain, train
+from egru.training.loop import EXPLODED
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "smnist_screen.jsonl"
+FIGURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "smnist-gradients.png"
 TRAINED, JUDGED = 20_000, 2_000
 BASE: dict[str, Any] = {
     "data": "smnist",
@@ -174,45 +183,82 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
         except RunError as error:
             stopped = str(error)
         lines = run.metrics()
+    spent = time.perf_counter() - start
     plain = {key: to_plain(value) if dataclasses.is_dataclass(value) else value for key, value in changes.items()}
+    return entry(name, seed, plain, lines, spent, stopped, said) | {"asked": updates}
+
+
+def finished(folder: pathlib.Path, name: str) -> dict[str, Any]:
+    """The line of a run that `egru train` made: its validation split is the judge, its last epoch counts."""
+    run = Run.open(folder)
+    config, lines = to_plain(read(run.config())[1]), run.metrics()
+    if run.result() is None:
+        raise RunError(f"{folder} is not finished; only whole runs are added")
+    base = to_plain(ClassifierConfig(**BASE))
+    changes = {key: value for key, value in config.items() if value != base[key] and key not in ("seed", "root")}
+    record = entry(name, config["seed"], changes, lines, lines[-1]["elapsed"])
+    return record | {"asked": record["updates"]}
+
+
+def entry(
+    name: str,
+    seed: int,
+    changes: dict[str, Any],
+    lines: list[dict[str, Any]],
+    seconds: float,
+    stopped: str = "",
+    said: Sequence[str] = (),
+) -> dict[str, Any]:
+    """A line of the file, from a run's metrics."""
     record: dict[str, Any] = {
         "variant": name,
         "seed": seed,
         "updates": sum(line["train"]["steps"] for line in lines),
-        "changes": plain,
+        "changes": changes,
         "stopped": stopped,
         "said": said,
-        "seconds": round(time.perf_counter() - start),
+        "seconds": round(seconds),
         "date": datetime.date.today().isoformat(),
     }
-    if lines:
-        last = lines[-1]
-        stability = last["stability"][0] if last["stability"] else {}
-        record |= {
-            "accuracy": last["validation"]["accuracy"],
-            "activity": 1 - last["activity"]["activity_sparsity"],
-            "backward_skippable": last["activity"]["backward_skippable"],
-            "loss": last["train"]["loss"],
-            "gradient_norm": last["train"]["gradient_norm"],
-            "gradient_norm_p99": max(line["train"]["gradient_norm_p99"] for line in lines),
-            "diagonal_above_one": stability.get("diagonal_above_one"),
-            "adjoint_growth": stability.get("adjoint_growth"),
-            "adjoint_peak": stability.get("adjoint_peak"),
-            "curve": [
-                [
-                    round(line["validation"]["accuracy"], 4),
-                    float(f"{line['train']['gradient_norm']:.3g}"),
-                    float(f"{line['train']['gradient_norm_p99']:.3g}"),
-                    line["stability"][0]["adjoint_growth"] if line["stability"] else None,
-                ]
-                for line in lines
-            ],
-        }
-    return record
+    if not lines:
+        return record
+    last = lines[-1]
+    stability = last["stability"][0] if last["stability"] else {}
+    return record | {
+        "accuracy": last["validation"]["accuracy"],
+        "activity": 1 - last["activity"]["activity_sparsity"],
+        "backward_skippable": last["activity"]["backward_skippable"],
+        "loss": last["train"]["loss"],
+        "gradient_norm": last["train"]["gradient_norm"],
+        "gradient_norm_p99": max(line["train"]["gradient_norm_p99"] for line in lines),
+        "diagonal_above_one": stability.get("diagonal_above_one"),
+        "adjoint_growth": stability.get("adjoint_growth"),
+        "adjoint_peak": stability.get("adjoint_peak"),
+        "curve": [
+            [
+                round(line["validation"]["accuracy"], 4),
+                float(f"{line['train']['gradient_norm']:.3g}"),
+                float(f"{line['train']['gradient_norm_p99']:.3g}"),
+                line["stability"][0]["adjoint_growth"] if line["stability"] else None,
+            ]
+            for line in lines
+        ],
+    }
 
 
 def found(path: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def known(path: pathlib.Path, name: str, seed: int, updates: int) -> bool:
+    return any((r["variant"], r["seed"], r["asked"]) == (name, seed, updates) for r in found(path))
+
+
+def append(path: pathlib.Path, record: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+    name, accuracy = record["variant"], 100 * record.get("accuracy", 0)
+    print(f"{name:20s} seed {record['seed']}: {accuracy:.1f} %, {record['seconds']} s {record['stopped']}", flush=True)
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -242,6 +288,48 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def figure(records: list[dict[str, Any]], columns: int = 5) -> Any:
+    """A panel a variant, a colour a seed: the gradient norm's median and 99th percentile of every epoch."""
+    variants: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+    for r in sorted(records, key=lambda r: (r["updates"] < 1000, -r.get("accuracy", 0))):
+        if "curve" in r:
+            variants[r["variant"]].append(r)
+    rows = math.ceil(len(variants) / columns)
+    with LIGHT.context():
+        from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
+        from matplotlib.ticker import MaxNLocator
+
+        drawing = Figure(figsize=(2 * columns, 1.62 * rows + 0.6), layout="constrained")
+        panels: Any = drawing.subplots(rows, columns, squeeze=False)
+        for axes in panels.flat[len(variants) :]:
+            axes.set_axis_off()
+        for axes, (name, mine) in zip(panels.flat, variants.items(), strict=False):
+            for r in mine:
+                colour = LIGHT.dense if r["adjoint_growth"] is None else LIGHT.event[r["seed"] % len(LIGHT.event)]
+                epochs = range(1, len(r["curve"]) + 1)
+                for style, values in zip(("-", ":"), list(zip(*r["curve"], strict=True))[1:3], strict=True):
+                    axes.plot(epochs, values, style, color=colour, linewidth=1.4, marker="." if len(epochs) < 9 else "")
+            axes.set_yscale("log")
+            largest = max(r["gradient_norm_p99"] for r in mine)
+            axes.set_ylim(0.01, EXPLODED if largest <= EXPLODED else 10 * largest)
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.minorticks_off()
+            axes.tick_params(labelsize=7)
+            colour = LIGHT.alarm if largest > EXPLODED else LIGHT.ink
+            axes.set_title(textwrap.fill(name, 25), fontsize=8, fontweight="normal", pad=4, color=colour)
+            LIGHT.grid(axes)
+        ink = {"color": LIGHT.muted, "linewidth": 1.4}
+        keys = [Line2D([], [], label="median", **ink), Line2D([], [], label="99th percentile", linestyle=":", **ink)]
+        seeds = sorted({r["seed"] for r in records})
+        keys += [Line2D([], [], color=LIGHT.event[seed % len(LIGHT.event)], label=f"seed {seed}") for seed in seeds]
+        keys += [Line2D([], [], color=LIGHT.dense, label="GRU")]
+        drawing.legend(handles=keys, loc="outside upper left", ncols=len(keys), fontsize=8.5)
+        drawing.supxlabel("epoch", fontsize=9, color=LIGHT.muted)
+        drawing.supylabel("norm of the gradient before clipping", fontsize=9, color=LIGHT.muted)
+    return drawing
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), metavar="NAME")
@@ -249,22 +337,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--add", nargs=2, metavar=("RUN", "NAME"), help="add a finished run's records, train nothing")
     parser.add_argument("--table", action="store_true", help="print what is in the file, and train nothing")
+    parser.add_argument("--figure", type=pathlib.Path, nargs="?", const=FIGURE, help="draw it, and train nothing")
     options = parser.parse_args(arguments)
+    if options.add:
+        record = finished(pathlib.Path(options.add[0]), options.add[1])
+        if not known(options.out, record["variant"], record["seed"], record["asked"]):
+            append(options.out, record)
     if options.table:
         print(table(found(options.out)))
+    if options.figure:
+        figure(found(options.out)).savefig(options.figure, dpi=100)
+    if options.add or options.table or options.figure:
         return 0
     torch.set_num_threads(options.threads)
     for name in options.variants:
         for seed in options.seeds:
-            key = (name, seed, options.updates)
-            if any((r["variant"], r["seed"], r["asked"]) == key for r in found(options.out)):
-                continue
-            record = one(name, VARIANTS[name], options.updates, seed) | {"asked": options.updates}
-            with options.out.open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            accuracy = 100 * record.get("accuracy", 0)
-            print(f"{name:20s} seed {seed}: {accuracy:.1f} %, {record['seconds']} s {record['stopped']}", flush=True)
+            if not known(options.out, name, seed, options.updates):
+                append(options.out, one(name, VARIANTS[name], options.updates, seed))
     return 0
 
 
