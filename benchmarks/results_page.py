@@ -70,7 +70,8 @@ TASKS = (
         {
             "smnist-stable": "EGRU 590, settings that train",
             "smnist-egru-590": "EGRU 590, the paper's settings",
-            "smnist-gru-590": "GRU 590",
+            "smnist-stable-gru": "GRU 590, trained and started alike",
+            "smnist-gru-590": "GRU 590, the paper's settings",
             "smnist-cornn-256": "coRNN 256",
         },
         others=(
@@ -107,7 +108,7 @@ of `smnist-stable` is a trial of the study; it is not the paper's GRU and did ba
         {
             "psmnist-stable": "EGRU 590, settings that train",
             "psmnist-egru-590": "EGRU 590, the paper's settings",
-            "psmnist-gru-590": "GRU 590",
+            "psmnist-gru-590": "GRU 590, the paper's settings",
             "psmnist-cornn-256": "coRNN 256",
         },
         before="The same with the pixels in one fixed random order.\n",
