@@ -15,7 +15,7 @@ from safetensors.torch import load
 from egru import ActivityMonitor, cli
 from egru.data import Batches, Split
 from egru.models import LanguageModel
-from egru.training import ClassifierTraining, Run, distributed, loop
+from egru.training import ClassifierTraining, Run, Silent, distributed, loop
 from tests.training import together
 from tests.training.tiny import reader, speaker
 
@@ -130,6 +130,29 @@ def test_killed_ranks_come_back_and_finish(tmp_path):
     other = Run(tmp_path / "whole")
     assert [line["train"]["loss"] for line in lines] == [line["train"]["loss"] for line in other.metrics()]
     assert run.result()["test"] == other.result()["test"]  # pyright: ignore[reportOptionalSubscript]
+
+
+@pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)])
+def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
+    """Every exchange there is, with the one process that NCCL takes on a GPU: the run is that without a group."""
+    torch.set_default_dtype(torch.float32)
+    device = "cuda" if backend == "nccl" else "cpu"
+    make_model, make_task, training = together.classifier(1, exchange=exchange, device=device)
+
+    def losses(folder: Path) -> list[float]:
+        torch.manual_seed(0)
+        loop.train(make_model().to(device), make_task(), training, Run.create(folder, {}), Silent())
+        return [line["train"]["loss"] for line in Run.open(folder).metrics()]
+
+    alone = losses(tmp_path / "alone")
+    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(distributed, "_many", lambda: True)
+            assert losses(tmp_path / "group") == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_parts_of_batches():
