@@ -5,6 +5,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import egru
 from egru.activity import rate_loss, state_loss
+from egru.events import emit
 from tests.helpers import lively
 
 
@@ -18,6 +19,19 @@ def test_rate_loss_is_the_papers():
     assert rate_loss(c, theta, surrogate, squared=True, target=0.2).item() == pytest.approx(((rate - 0.2) ** 2).item())
     (grad,) = torch.autograd.grad(loss, c)
     torch.testing.assert_close(grad, surrogate.slope(c, theta) / c.numel())
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([6, 2, 4])])
+@pytest.mark.parametrize("shape", ["triangle", "fast_sigmoid"])
+def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape):
+    c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
+    surrogate = egru.Surrogate(width=0.5, height=0.7, shape=shape)
+    _, e = emit(c, c, theta, surrogate)
+    real = torch.ones(6, 3) if lengths is None else (torch.arange(6)[:, None] < lengths).double()
+    wanted = 2.5 * (e * real[..., None]).sum() / (4 * real.sum())
+    found = 2.5 * rate_loss(c, theta, surrogate, target=0, lengths=lengths)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.autograd.grad(found, (c, theta)), torch.autograd.grad(wanted, (c, theta)))
 
 
 def test_state_loss_leaves_the_threshold_alone():

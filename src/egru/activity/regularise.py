@@ -1,20 +1,51 @@
 """The paper's two activity regularisers, as functions of a state and around a whole model."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from egru.events import Surrogate, emit
+from egru.events import Surrogate
 from egru.layers import EventRNN, Record
+
+
+def _real(values: Tensor, lengths: Tensor) -> Tensor:
+    """Which entries of ``(T, B, H)`` are not padding, to be broadcast."""
+    return (torch.arange(values.shape[0], device=values.device)[:, None] < lengths)[..., None]
 
 
 def _mean(values: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the real entries of ``(T, B, H)``."""
     if lengths is None:
         return values.mean()
-    real = (torch.arange(values.shape[0], device=values.device)[:, None] < lengths)[..., None]
-    return torch.where(real, values, 0).sum() / (lengths.sum() * values.shape[-1])
+    return torch.where(_real(values, lengths), values, 0).sum() / (lengths.sum() * values.shape[-1])
+
+
+class _Rate(torch.autograd.Function):
+    """``mean([c > theta])`` with the surrogate's slope as derivative, in few passes: states may fill gigabytes."""
+
+    @staticmethod
+    def forward(c: Tensor, theta: Tensor, surrogate: Surrogate, lengths: Tensor | None) -> Tensor:
+        fired = c > theta
+        if lengths is not None:
+            fired &= _real(c, lengths)
+        return fired.sum().to(c.dtype) / (c.numel() if lengths is None else lengths.sum() * c.shape[-1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        c, theta, ctx.surrogate, lengths = inputs
+        ctx.save_for_backward(c, theta, lengths)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        c, theta, lengths = ctx.saved_tensors
+        grad = ctx.surrogate.slope(c, theta)
+        if lengths is None:
+            grad = grad * (grads[0] / c.numel())
+        else:
+            grad = torch.where(_real(c, lengths), grad, 0) * (grads[0] / (lengths.sum() * c.shape[-1]))
+        return grad, -grad.sum_to_size(theta.shape), None, None
 
 
 def rate_loss(
@@ -27,8 +58,7 @@ def rate_loss(
     lengths: Tensor | None = None,
 ) -> Tensor:
     """``mean(e) - target``, differentiable through the surrogate; squared as in EvNN on request."""
-    _, e = emit(c, c, theta, surrogate)
-    excess = _mean(e, lengths) - target
+    excess = _Rate.apply(c, theta, surrogate, lengths) - target  # pyright: ignore[reportOptionalOperand]
     return excess**2 if squared else excess
 
 
