@@ -93,6 +93,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fast": FAST,
     "fast, rate 0.3": {**FAST, "rate_loss": 0.3},
     "fast, rate 0.3, permuted": {**FAST, "rate_loss": 0.3, "data": "psmnist"},
+    **{
+        f"fast, rate 0.3, permuted, {name}": {**FAST, "rate_loss": 0.3, "data": "psmnist", **changes}
+        for name, changes in (
+            ("zoneout 0.1", {"zoneout": 0.1}),
+            ("dropconnect 0.2", {"dropconnect": 0.2}),
+            ("smoothed labels", {"label_smoothing": 0.1}),
+            ("squared", {"rate_loss": 10.0, "squared_rate": True}),
+        )
+    },
     "fast, rate 1": RARE,
     "fast, rate 3": {**FAST, "rate_loss": 3.0},
     "fast, thresholds 0.05": {**FAST, "threshold": Threshold(mean=-3.0)},
