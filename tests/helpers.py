@@ -1,11 +1,14 @@
 """Small things several test files need."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import egru
+from egru.data import Split
 
 
 def worst(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> float:
@@ -38,3 +41,13 @@ def lively(layer: egru.EGRU, gain: float = 2.0) -> egru.EGRU:
             if not name.startswith("threshold"):
                 parameter.mul_(gain)
     return layer
+
+
+def mnist_sample() -> Split:
+    """Every 20th digit of the MNIST test file, 500 in all, as ``egru.data.sequential_mnist`` gives them.
+
+    The file holds the bytes as published: ``images[::20]`` and ``labels[::20]`` of what ``parse_idx`` reads.
+    """
+    with np.load(Path(__file__).with_name("mnist-sample.npz")) as file:
+        images, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])
+    return Split((images.float() / 255).flatten(1)[..., None], labels.long())

@@ -1,4 +1,4 @@
-"""What a newcomer touches first: the README's example and the demo."""
+"""What a newcomer touches first: the README's examples and the demo."""
 
 import importlib.util
 import json
@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import egru
+from egru.data import Classification
+from tests.helpers import mnist_sample
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,12 +21,16 @@ def single_precision(ground):
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_readme_example_runs(capsys):
+def test_the_readme_examples_run(capsys, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 1
-    assert sum(bool(line.strip()) for line in blocks[0].splitlines()) <= 15
-    exec(compile(blocks[0], "README.md", "exec"), {})
+    layer, engine = blocks
+    assert sum(bool(line.strip()) for line in layer.splitlines()) <= 15
+    exec(compile(layer, "README.md", "exec"), {})
     assert "rnn (EGRU)" in capsys.readouterr().out
+    digits = Classification("some digits", 10, *[mnist_sample()] * 3)
+    monkeypatch.setattr(egru.data, "sequential_mnist", lambda: digits)
+    exec(compile(engine, "README.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("7 7 Activity(steps=784, ")
 
 
 def load_recipe(name):

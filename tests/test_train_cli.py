@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from egru import cli, doctor
+from egru.data import Classification, Split
 from egru.recipes import RECIPES
 from egru.training import Run
 from egru.training.tasks import ClassifierTask
+from tests.helpers import mnist_sample
 
 PATH = [os.path.abspath(path) for path in sys.path]  # before a test changes the folder
 SMALL = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60"]
@@ -131,6 +133,17 @@ def test_a_run_of_another_device(capsys, tmp_path):
     assert egru(capsys, "evaluate", "run", "--device", "cpu")[0] == 0
 
 
+def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
+    few = Split(*(part[90:120] for part in mnist_sample()))
+    whole = Classification("some digits", 10, few, few, few)
+    monkeypatch.setattr(sys.modules["egru.recipes.trained"], "load", lambda config: whole)
+    code, out, err = egru(capsys, "evaluate", "smnist")
+    assert (code, err) == (0, "")
+    assert out.startswith("test, epoch 36: accuracy 96.67 %, 98.8 % silent, ")  # one of 30 is wrong
+    (tmp_path / "smnist").mkdir()
+    assert egru(capsys, "evaluate", "smnist")[2] == "egru: smnist is not a run: it has no config.json\n"
+
+
 def test_resume(capsys, monkeypatch, tmp_path):
     calls, original = 0, ClassifierTask.evaluate
 
@@ -184,7 +197,8 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
         (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
         (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be left out with cell gru"),
         (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
-        (["evaluate", "nowhere"], 1, "nowhere is not a run"),
+        (["evaluate", "nowhere"], 1, "nowhere is not a run's folder, nor a pretrained model; there is smnist"),
+        (["evaluate", "smnist"], 2, "EGRU_DATA"),
     ],
 )
 def test_errors_are_one_line(arguments, code, words, capsys):

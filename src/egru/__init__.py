@@ -4,6 +4,7 @@ from egru import activity, continuous, data, functional, kernels, models, report
 from egru.activity import ActivityLoss, ActivityMonitor
 from egru.events import EventState, Surrogate, register_surrogate
 from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
+from egru.recipes.trained import pretrained
 from egru.runtime import EventEngine
 from egru.trace import exponential_trace
 
@@ -25,6 +26,7 @@ __all__ = [
     "functional",
     "kernels",
     "models",
+    "pretrained",
     "register_surrogate",
     "report",
     "training",

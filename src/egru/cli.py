@@ -247,8 +247,13 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--pruner", choices=("median", "hyperband", "none"), help=chosen)
     search.add_argument("--devices", metavar="A[,B...]", help="such as cuda:0,cuda:1; workers take them in turn")
     search.add_argument("--smoke", action="store_true", help="every trial in small: under a minute on a CPU")
-    score = commands.add_parser("evaluate", help="score the best epoch of a run")
-    score.add_argument("run", metavar="RUN", help="a run's folder")
+    score = commands.add_parser(
+        "evaluate",
+        help="score the best epoch of a run, or a pretrained model",
+        description="Score the best epoch of a run, or a pretrained model: `egru evaluate smnist`. The data are "
+        "those it was trained on, under EGRU_DATA.",
+    )
+    score.add_argument("run", metavar="RUN", help="a run's folder, or the name of a pretrained model: smnist")
     score.add_argument("--split", choices=("test", "validation"), default="test")
     score.add_argument("--device", help="another device than the run's, in float32: cpu for a run made on a GPU")
     small = commands.add_parser(

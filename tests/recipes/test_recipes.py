@@ -16,6 +16,7 @@ import torch
 
 from egru.events import Surrogate
 from egru.recipes import RECIPES, ClassifierConfig, LanguageConfig, build, find, load, smoke, start
+from egru.recipes.build import Shape, classifier
 from egru.recipes.config import read, stored
 from egru.training import Run, learning_rate_factor
 
@@ -88,14 +89,10 @@ def test_configs_survive_json(name):
 
 def parameters(name: str, inputs: int, classes: int) -> int:
     """Of a classifier recipe at full size, on data of this shape."""
-    from egru.data import Classification, Split
-    from egru.recipes.build import _classifier
-
     config = RECIPES[name].make()
     assert isinstance(config, ClassifierConfig)
     frame = (2, 32, 32) if inputs == 2048 else (inputs,)
-    split = Split(torch.zeros(1, 2, *frame), torch.zeros(1, dtype=torch.long))
-    model = _classifier(config, Classification("shape", classes, split, split, split))
+    model = classifier(config, Shape(frame, 2, classes))
     return sum(p.numel() for p in model.parameters())
 
 
@@ -141,11 +138,7 @@ def test_baselines_have_their_authors_settings(name, settings):
 
 @pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
 def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
-    from egru.data import Classification, Split
-    from egru.recipes.build import _classifier
-
-    split = Split(torch.zeros(1, 2, *frame), torch.zeros(1, dtype=torch.long))
-    model = _classifier(ClassifierConfig(input_dropout=0.3), Classification("shape", 2, split, split, split))
+    model = classifier(ClassifierConfig(input_dropout=0.3), Shape(frame, 2, 2))
     assert model.input_dropout == 0.3
 
 

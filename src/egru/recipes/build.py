@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
         model = _language_model(config, len(data_set.vocabulary)).to(config.device)
         return model, LanguageTask(data_set, config)
     assert isinstance(data_set, data.Classification)
-    model = _classifier(config, data_set).to(config.device)
+    model = classifier(config, _shape(data_set)).to(config.device)
     if config.centre:
         model.get_buffer("mean").copy_(_mean_frame(data_set))
     if config.uniform_gates or config.longest_memory:
@@ -80,16 +80,29 @@ def _language_model(config: LanguageConfig, vocabulary: int) -> nn.Module:
     )
 
 
-def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.Module:
+class Shape(NamedTuple):
+    """What a classifier must know of its data."""
+
+    frame: tuple[int, ...]
+    steps: int
+    classes: int
+
+
+def _shape(data_set: data.Classification) -> Shape:
     first = data_set.train.x[:1]
     frame = (first if data_set.decode is None else data_set.decode(first)).shape[2:]
+    return Shape(tuple(frame), first.shape[1], data_set.classes)
+
+
+def classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifier:
+    """As it is before training, but for what :func:`build` sets from the data and the config's seed."""
     decay = math.exp(-1 / config.trace)
     options = {
         "num_layers": config.layers,
         "cell": config.cell,
         "readout": config.readout,
         "decay": decay,
-        "gain": (1 - decay) / (1 - decay ** first.shape[1]) if config.normalise else 1.0,
+        "gain": (1 - decay) / (1 - decay**shape.steps) if config.normalise else 1.0,
         "normalise": config.normalise,
         "centre": config.centre,
         "input_dropout": config.input_dropout,
@@ -97,11 +110,11 @@ def _classifier(config: ClassifierConfig, data_set: data.Classification) -> nn.M
         "output_dropout": config.output_dropout,
         **config.layer_options(),
     }
-    if len(frame) > 1:
+    if len(shape.frame) > 1:
         return gesture_network(
-            config.hidden, frame=tuple(frame), classes=data_set.classes, convolutional=config.convolutional, **options
+            config.hidden, frame=shape.frame, classes=shape.classes, convolutional=config.convolutional, **options
         )
-    return SequenceClassifier(frame[0], config.hidden, data_set.classes, **options)
+    return SequenceClassifier(math.prod(shape.frame), config.hidden, shape.classes, **options)
 
 
 def _mean_frame(data_set: data.Classification) -> torch.Tensor:

@@ -15,7 +15,7 @@ from egru.activity import ActivitySummary
 from egru.recipes.build import build, load
 from egru.recipes.config import Config, read, stored
 from egru.recipes.pages import report
-from egru.recipes.trained import trained
+from egru.recipes.trained import run_or_pretrained, trained
 from egru.runtime.export import save_parts
 from egru.training import (
     Result,
@@ -85,8 +85,8 @@ def resume(folder: Path, say: Callable[[str], None] = print, minutes: float | No
 def evaluate(
     folder: Path, split: str = "test", say: Callable[[str], None] = print, device: str | None = None
 ) -> tuple[Scores, ActivitySummary, int | None]:
-    """Score the best epoch of a run on a split: scores, activity and the epoch."""
-    found = trained(folder, device, say)
+    """Score the best epoch of a run, or of a pretrained model by its name, on a split: scores, activity, the epoch."""
+    found = trained(*run_or_pretrained(folder, device), say)
     scores, activity = score(found.model, found.task, split)
     return scores, activity, found.epoch
 

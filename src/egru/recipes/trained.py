@@ -1,16 +1,21 @@
-"""What a run learnt, from its folder."""
+"""What a run learnt, from its folder; and the runs that ship with the package."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from egru.data import Classification, Text
-from egru.recipes.build import build, load
-from egru.recipes.config import Config, read
+from egru.models import SequenceClassifier
+from egru.recipes.build import Shape, build, classifier, load
+from egru.recipes.config import ClassifierConfig, Config, read
 from egru.runtime.export import has_parts, load_parts
-from egru.training import Run, Task, checkpoint
+from egru.training import Run, RunError, Task, checkpoint
+
+PRETRAINED = {"smnist": Shape(frame=(1,), steps=784, classes=10)}
+"""Exported runs in the folder ``pretrained``, and the data they read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,3 +45,33 @@ def trained(folder: Path, device: str | None = None, say: Callable[[str], None] 
         epoch = run.best()
         checkpoint.load_weights(run.at(epoch), model)
     return Trained(config, model.eval(), task, data_set, epoch)
+
+
+def pretrained(name: str) -> SequenceClassifier:
+    """A model that ships with the package, in evaluation mode on the CPU; it needs no data.
+
+    "smnist": EGRU 590, recipe ``smnist-stable``. Reads images ``(B, 784, 1)`` row by row, grey values in [0, 1], and
+    gives scores of the ten digits. ``egru.EventEngine(**egru.pretrained("smnist").streaming())`` reads pixel by pixel.
+    """
+    if name not in PRETRAINED:
+        raise ValueError(f"pretrained: name must be one of {', '.join(PRETRAINED)}; got {name!r}")
+    folder = _shipped(name)
+    _, config = read(Run.open(folder).config())
+    assert isinstance(config, ClassifierConfig)
+    model = classifier(config, PRETRAINED[name])
+    checkpoint.put(model, load_parts(folder))
+    return model.eval()
+
+
+def run_or_pretrained(run: Path, device: str | None) -> tuple[Path, str | None]:
+    """The folder of a run, or of a pretrained model by its name; the latter on the CPU where its device is not here."""
+    if run.is_dir():
+        return run, device
+    name = str(run)
+    if name not in PRETRAINED:
+        raise RunError(f"{name} is not a run's folder, nor a pretrained model; there is {', '.join(PRETRAINED)}")
+    return _shipped(name), device or (None if torch.cuda.is_available() else "cpu")
+
+
+def _shipped(name: str) -> Path:
+    return Path(__file__).with_name("pretrained") / name

@@ -71,6 +71,7 @@ def load_parts(folder: Path) -> dict[str, Tensor]:
     paths = has_parts(folder)
     if not paths:
         raise BadParts(f"{folder} holds no weights-*.safetensors")
+    safetensors = _safetensors()
     found: dict[str, Tensor] = {}
     parts = int(paths[0].stem.rsplit("-", 1)[1])
     for i in range(1, parts + 1):
@@ -78,7 +79,7 @@ def load_parts(folder: Path) -> dict[str, Tensor]:
         if path not in paths:
             raise BadParts(f"{path} is missing: all {parts} parts are needed")
         try:
-            with _safetensors().safe_open(path, "pt") as file:
+            with safetensors.safe_open(path, "pt") as file:
                 facts = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors has an exception of its own
