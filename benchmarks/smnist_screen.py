@@ -94,11 +94,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fast, rate 0.3": {**FAST, "rate_loss": 0.3},
     "fast, rate 0.3, permuted": {**FAST, "rate_loss": 0.3, "data": "psmnist"},
     **{
-        f"fast, rate 0.3, permuted, {name}": {**FAST, "rate_loss": 0.3, "data": "psmnist", **changes}
+        f"fast, rate 0.3, {task}{name}": {**FAST, "rate_loss": 0.3, **data, **changes}
+        for task, data in (("", {}), ("permuted, ", {"data": "psmnist"}))
         for name, changes in (
             ("zoneout 0.1", {"zoneout": 0.1}),
             ("dropconnect 0.2", {"dropconnect": 0.2}),
             ("smoothed labels", {"label_smoothing": 0.1}),
+            ("reset gate after", {"reset_gate": "after"}),
             ("squared", {"rate_loss": 10.0, "squared_rate": True}),
         )
     },
