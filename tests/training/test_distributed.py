@@ -146,7 +146,8 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
         return [line["train"]["loss"] for line in Run.open(folder).metrics()]
 
     alone = losses(tmp_path / "alone")
-    torch.distributed.init_process_group(backend, store=torch.distributed.HashStore(), rank=0, world_size=1)
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(distributed, "_many", lambda: True)
