@@ -64,10 +64,11 @@ class CoRNN(nn.Module):
             state = CoRNNState(zeros, zeros)
         y, z = state
         ys: list[Tensor] = []
+        weight = self.weight_hh_l0.T
         for p in F.linear(x, self.weight_ih_l0, self.bias_l0):
-            force = torch.tanh(p + F.linear(torch.cat([y, z], -1), self.weight_hh_l0))
-            z = z + self.dt * (force - self.gamma * y - self.epsilon * z)
-            y = y + self.dt * z
+            force = torch.tanh(torch.addmm(p, torch.cat([y, z], -1), weight))
+            z = torch.add((1 - self.dt * self.epsilon) * z, y, alpha=-self.dt * self.gamma).add(force, alpha=self.dt)
+            y = y.add(z, alpha=self.dt)
             ys.append(y)
         out = torch.stack(ys)
         return (out.transpose(0, 1) if self.batch_first else out), CoRNNState(y, z)
