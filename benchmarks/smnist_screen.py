@@ -102,7 +102,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
             ("smoothed labels", {"label_smoothing": 0.1}),
             ("reset gate after", {"reset_gate": "after"}),
             ("squared", {"rate_loss": 10.0, "squared_rate": True}),
+            ("width 1, height 0.3", {"surrogate": Surrogate(width=1.0, height=0.3)}),
+            ("height 1", {"surrogate": Surrogate(width=0.3, height=1.0)}),
+            ("width 0.1", {"surrogate": Surrogate(width=0.1, height=0.5)}),
+            ("thresholds 0.002", {"threshold": Threshold(mean=-6.0)}),
+            ("lr 2e-2", {"learning_rate": 2e-2}),
+            ("lr 5e-3", {"learning_rate": 5e-3}),
+            ("trace 40", {"trace": 40.0}),
         )
+    },
+    **{
+        f"fast, rate 0.3, permuted, 256 units{name}": {
+            **FAST,
+            "rate_loss": 0.3,
+            "data": "psmnist",
+            "hidden": 256,
+            "input_scale": 4.9,
+            **changes,
+        }
+        for name, changes in (("", {}), (", reset gate after", {"reset_gate": "after"}))
     },
     "fast, rate 1": RARE,
     "fast, rate 3": {**FAST, "rate_loss": 3.0},
@@ -302,7 +320,7 @@ def table(records: list[dict[str, Any]]) -> str:
 def figure(records: list[dict[str, Any]], columns: int = 5) -> Any:
     """A panel a variant, a colour a seed: the gradient norm's median and 99th percentile of every epoch."""
     variants: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
-    for r in sorted(records, key=lambda r: (r["updates"] < 1000, -r.get("accuracy", 0))):
+    for r in sorted(records, key=lambda r: (r["updates"] < 2500, -r.get("accuracy", 0))):
         if "curve" in r:
             variants[r["variant"]].append(r)
     rows = math.ceil(len(variants) / columns)
