@@ -377,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.table:
         print(table(found(options.out)))
     if options.figure:
-        figure(found(options.out)).savefig(options.figure, dpi=100)
+        figure(found(options.out)).savefig(options.figure, dpi=90)
     if options.add or options.table or options.figure:
         return 0
     torch.set_num_threads(options.threads)
