@@ -113,10 +113,12 @@ class EGRU(_EventGRU):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.GRU``.
-        reset: how a unit is cleared after an event: "output" (paper), "threshold" (EvNN), "hard", "none".
+        reset: how a unit is cleared after an event: "output" (paper), "threshold" (EvNN), "hard", "none". Over
+            hundreds of steps "none" is the one whose gradients do not explode: another model, its gradient as exact.
         reset_gate: "before" the recurrent product (paper) or "after" it (torch, cuDNN, EvNN).
         threshold: parametrisation and start of the thresholds.
-        surrogate: the backward pass of the step function.
+        surrogate: the backward pass of the step function; its ``bounded`` keeps gradients small at the price of
+            exactness.
         reset_scale: multiplies the cleared amount; kept as the buffer ``reset_scale``, so that it can be scheduled.
         dropconnect: probability that a recurrent weight is dropped in training, one mask per call.
         zoneout: probability that a unit keeps its old state at a step; the expected mix in evaluation.
@@ -124,7 +126,8 @@ class EGRU(_EventGRU):
         backend: "auto" takes the fastest kernel that can run a call; see :func:`egru.kernels.info`.
         lean: save no gates for the backward pass and compute them again there: less memory, more time, same numbers.
         recurrent_clip: bound on every element of the gradient that goes from a step to the state before it; None: no
-            bound. Trains on the reference backend, which is slow; evaluation is as fast as without.
+            bound. The gradient is then not exact. Trains on the reference backend, which is slow; evaluation is as
+            fast as without.
     """
 
     @classmethod
