@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -230,3 +231,19 @@ def test_event_lstm_is_counted():
     (row,) = activity.summary().layers
     assert row.cost.gates == 4
     assert 0 < row.cost.activity < 1
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_counts_do_not_depend_on_the_pieces(packed, monkeypatch):
+    model = nn.ModuleList([lively(egru.EGRU(3, 6, 2)), egru.ELSTM(6, 4)])
+    x: Any = torch.randn(9, 4, 3).relu()
+    x = pack_padded_sequence(x, torch.tensor([9, 7, 7, 2])) if packed else x
+
+    def counted() -> dict[str, Any]:
+        with egru.ActivityMonitor(model) as activity:
+            model[1](model[0](x)[0])
+        return activity.summary().to_dict()
+
+    whole = counted()
+    monkeypatch.setattr("egru.activity.monitor._PIECE", {False: 50})
+    assert counted() == whole

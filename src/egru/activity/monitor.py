@@ -12,6 +12,9 @@ from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
 from egru.layers import EventRNN, Record
 from egru.models.baselines import CoRNN, IndRNN
 
+_PIECE = {False: 1 << 18, True: 1 << 23}
+"""States counted at a time, on a CPU and on a GPU: what is made of them on the way stays in a cache."""
+
 
 class _Counts:
     """What can be added up over calls, and over processes."""
@@ -48,25 +51,28 @@ class _EventCounts(_Counts):
 
     @torch.no_grad()
     def __call__(self, record: Record) -> None:
-        c, theta, surrogate = record.c, record.theta, record.surrogate
+        T, B, H = record.c.shape
+        self.steps += T * B if record.lengths is None else record.lengths.sum()
+        self.input_gradient = self.input_gradient or record.input.requires_grad
+        most = T if torch.compiler.is_compiling() else max(1, _PIECE[record.c.is_cuda] // max(1, B * H))
+        for start in range(0, T, most):
+            self._count(record, start, min(T, start + most))
+
+    def _count(self, record: Record, start: int, stop: int) -> None:
+        c, x, theta, surrogate = record.c[start:stop], record.input[start:stop], record.theta, record.surrogate
         fired = c > theta
         inside = (c - theta).abs() < surrogate.width
         value = c if self.module.gates != 4 else torch.ones_like(c)  # an LSTM's slope: the open window alone
         slope = surrogate.slope(c, theta)
         k = surrogate.output_slope(value, fired.to(c.dtype), slope) != 0
-        active = record.input != 0
-        T, B = c.shape[:2]
-        if record.lengths is None:
-            self.steps += T * B
-        else:
-            real = (torch.arange(T, device=c.device)[:, None] < record.lengths)[..., None]
+        active = x != 0
+        if record.lengths is not None:
+            real = (torch.arange(start, stop, device=c.device)[:, None] < record.lengths)[..., None]
             fired, inside, k, active = fired & real, inside & real, k & real, active & real
-            self.steps += record.lengths.sum()
         self.events += fired.sum((0, 1))
         self.inside_window += inside.sum()
         self.gradient += k.sum()
         self.input_active += active.sum()
-        self.input_gradient = self.input_gradient or record.input.requires_grad
 
     def activity(self, gradient_density_below: float | None) -> LayerActivity:
         steps = int(self.steps)
