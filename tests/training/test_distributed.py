@@ -151,9 +151,11 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(distributed, "_many", lambda: True)
-            assert losses(tmp_path / "group") == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
+            found = losses(tmp_path / "group")
     finally:
         torch.distributed.destroy_process_group()
+    assert found == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
+    assert exchange == "float32" or found[1:] != alone[1:]  # gradients were rounded
 
 
 def test_parts_of_batches():

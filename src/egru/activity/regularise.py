@@ -15,11 +15,16 @@ def _real(values: Tensor, lengths: Tensor) -> Tensor:
     return (torch.arange(values.shape[0], device=values.device)[:, None] < lengths)[..., None]
 
 
+def _entries(values: Tensor, lengths: Tensor | None) -> int | Tensor:
+    """How many are not padding."""
+    return values.numel() if lengths is None else lengths.sum() * values.shape[-1]
+
+
 def _mean(values: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the real entries of ``(T, B, H)``."""
     if lengths is None:
         return values.mean()
-    return torch.where(_real(values, lengths), values, 0).sum() / (lengths.sum() * values.shape[-1])
+    return torch.where(_real(values, lengths), values, 0).sum() / _entries(values, lengths)
 
 
 class _Rate(torch.autograd.Function):
@@ -30,7 +35,7 @@ class _Rate(torch.autograd.Function):
         fired = c > theta
         if lengths is not None:
             fired &= _real(c, lengths)
-        return fired.sum().to(c.dtype) / (c.numel() if lengths is None else lengths.sum() * c.shape[-1])
+        return fired.sum().to(c.dtype) / _entries(c, lengths)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -40,11 +45,10 @@ class _Rate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         c, theta, lengths = ctx.saved_tensors
-        grad = ctx.surrogate.slope(c, theta)
-        if lengths is None:
-            grad = grad * (grads[0] / c.numel())
-        else:
-            grad = torch.where(_real(c, lengths), grad, 0) * (grads[0] / (lengths.sum() * c.shape[-1]))
+        slope = ctx.surrogate.slope(c, theta)
+        if lengths is not None:
+            slope = torch.where(_real(c, lengths), slope, 0)
+        grad = slope * (grads[0] / _entries(c, lengths))
         return grad, -grad.sum_to_size(theta.shape), None, None
 
 
