@@ -97,8 +97,7 @@ clear states at events, the paper's EGRU does. The paper quotes coRNN's number.
         after="""\
 EvNN has a command for this task and names no accuracy (`benchmarks/README.md`). Its trace sends gradients
 back from the last step only: the recursion is commented out in `frameworks/pytorch/egru.py`. When it was tried at the
-start of this project it did not learn; with the trace repaired its gradients exploded. A GRU with most of the settings
-of `smnist-stable` is a trial of the study; it is not the paper's GRU and did badly.
+start of this project it did not learn; with the trace repaired its gradients exploded.
 """,
     ),
     Task(
@@ -128,9 +127,12 @@ of `smnist-stable` is a trial of the study; it is not the paper's GRU and did ba
             ("EGRU 1350", "EvNN", "32M", "not published", "-", "-", "-", "-", "1000", "-"),
         ),
         before="""\
-Test split read once, in one column, state (`c` and `y`) carried from its first word to its last. With
-embedding 750 (31.7M parameters) a step is below 10M MACs from 75.7 % silent on, and below 8M from 82.7 %. The paper
-quotes the AWD-LSTM's number.
+Test split read once, in one column, state (`c` and `y`) carried from its first word to its last; validation after
+every epoch in 64 columns, each of which starts without a state. With embedding 750 (31.7M parameters) a step is below
+10M MACs from 75.7 % silent on, and below 8M from 82.7 %. The paper quotes the AWD-LSTM's number.
+
+Weights are not kept here: 60.5 MiB in bfloat16, 30.5 in int8. The command under a run makes them again, and `egru
+export RUN small --weights int8` packs them.
 """,
         after="""\
 EvNN's README offers weights and names no perplexity. Its code and settings on an H200, measured at the
@@ -383,6 +385,7 @@ def about(run: Record, figure: str | None) -> str:
                 f"{row['words_per_second']:.0f}",
                 f"{row['times_torch']:.1f}" if "times_torch" in row else "1",
                 f"{row['perplexity']:.3f}",
+                count(row["macs_per_word"]) if "macs_per_word" in row else "-",
             )
             for name, row in run.engine["contestants"].items()
         ]
@@ -390,9 +393,10 @@ def about(run: Record, figure: str | None) -> str:
             "",
             f"Word by word on the CPU ({run.engine['machine']}, one thread, {run.engine['date']}, "
             f"`benchmarks/language_engine.py`): {run.engine['timed']} words of the test split on the clock, "
-            f"perplexities over {run.engine['words']}.",
+            f"perplexities over {run.engine['words']}. The engine keeps the first layer's products with a word's "
+            "embedding for when it comes again.",
             "",
-            table(("", "words a second", "times torch", "perplexity"), rows),
+            table(("", "words a second", "times torch", "perplexity", "MACs a word"), rows),
         ]
     return "\n".join(lines) + "\n"
 

@@ -147,7 +147,8 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
 
     alone = losses(tmp_path / "alone")
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    where = torch.device("cuda", 0) if backend == "nccl" else None
+    torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, device_id=where)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(distributed, "_many", lambda: True)
@@ -156,6 +157,25 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
         torch.distributed.destroy_process_group()
     assert found == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
     assert exchange == "float32" or found[1:] != alone[1:]  # gradients were rounded
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [("cpu", {"backend": "gloo"}), ("cuda", {"backend": "nccl", "device_id": torch.device("cuda", 1)})],
+)
+def test_a_process_has_its_device(device, expected, monkeypatch):
+    """By its number on the machine; NCCL is told, too."""
+    asked, current = [], []
+    for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: asked.append(options))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
+    with distributed.group(device) as mine:
+        assert mine == ("cuda:1" if device == "cuda" else "cpu")
+    assert asked == [expected]
+    assert current == (["cuda:1"] if device == "cuda" else [])
 
 
 def test_parts_of_batches():

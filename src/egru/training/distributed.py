@@ -60,17 +60,17 @@ def group(device: str) -> Iterator[str]:
     if launched() == 1 or dist.is_initialized():
         yield device
         return
+    options: dict[str, Any] = {"backend": "gloo"}
     if torch.device(device).type == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
+        options = {"backend": "nccl", "device_id": torch.device(device)}  # or a barrier guesses, and warns
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        options |= {"store": _fresh_store(), "rank": int(os.environ["RANK"]), "world_size": launched()}
     # Its functions take the group of the moment as a default argument, and keep it. DDP imports it; imported now, there
     # is none. A group that is kept has threads that outlive the interpreter, and abort when they free a tensor then.
     importlib.import_module("torch.distributed.nn.functional")
-    backend = "nccl" if device.startswith("cuda") else "gloo"
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        dist.init_process_group(backend, store=_fresh_store(), rank=int(os.environ["RANK"]), world_size=launched())
-    else:
-        dist.init_process_group(backend)
+    dist.init_process_group(**options)
     yield device
     gc.collect()  # a DDP module left in a cycle would keep the group's threads, too
     dist.destroy_process_group()  # not after an error: others may never come, and `torchrun` ends them
