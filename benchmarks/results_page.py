@@ -119,7 +119,8 @@ start of this project it did not learn; with the trace repaired its gradients ex
         {
             "ptb-evnn": "EGRU 1350, EvNN's settings",
             "ptb-egru-1350": "EGRU 1350, the paper's settings",
-            "ptb-gru-1350": "GRU 1350",
+            "ptb-evnn-gru": "GRU 1350, trained alike",
+            "ptb-gru-1350": "GRU 1350, the paper's settings",
             "ptb-awd-lstm": "AWD-LSTM 1150",
         },
         others=(

@@ -63,6 +63,15 @@ FAST: dict[str, Any] = {"learning_rate": 1e-2, "centre": True, "input_scale": 3.
 """The two winners of the first round together: a higher learning rate, pixels of mean 0 and standard deviation 1."""
 SPARSE: dict[str, Any] = {**FAST, "threshold": Threshold(mean=-2.0)}
 RARE: dict[str, Any] = {**FAST, "rate_loss": 1.0}
+OSCILLATORS: dict[str, Any] = {
+    "cell": "cornn",
+    "hidden": 128,
+    "oscillators": (0.168, 2.7, 4.7),
+    "readout": "last",
+    "normalise": False,
+    "uniform_gates": False,
+}
+"""coRNN; its step is four times its authors', who have four times the pixels."""
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -185,6 +194,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gru": {"cell": "gru", "uniform_gates": False},
     "gru, alike": {"cell": "gru", **FAST, "input_scale": 7.3},
     "gru, alike, lr 3e-3": {"cell": "gru", **FAST, "input_scale": 7.3, "learning_rate": 3e-3},
+    **{f"cornn, lr {rate}": {**OSCILLATORS, "learning_rate": float(rate)} for rate in ("2e-3", "5e-3", "1e-2", "2e-2")},
 }
 
 

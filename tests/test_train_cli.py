@@ -90,7 +90,7 @@ def test_a_reader_that_leaves_is_not_an_error(arguments):
         environment["PYTHONUNBUFFERED"] = "1"
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "egru.cli", *arguments.removesuffix("unbuffered").split()]
+    command = [sys.executable, "-m", "egru", *arguments.removesuffix("unbuffered").split()]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
     os.close(writing)
     assert done.stderr == ""
@@ -257,7 +257,7 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATH))}
     options = ["--smoke", "--hidden", "8", "--limit", "40", "--out", "run", "--epochs", "100000"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "egru.cli", "train", "digits", *options],
+        [sys.executable, "-m", "egru", "train", "digits", *options],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

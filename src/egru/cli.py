@@ -351,7 +351,3 @@ def guarded(arguments: list[str] | None) -> int:
         else:
             print(f"egru: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, FileNotFoundError) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -53,6 +53,32 @@ def test_indrnn_equations():
     torch.testing.assert_close(torch.cat([first, layer(x[3:], middle)[0]]), out)
 
 
+def test_indrnn_normalised():
+    layer = IndRNN(3, 4, normalise=True)
+    x = torch.randn(6, 2, 3)
+    p = x @ layer.get_parameter("weight_ih_l0").T
+    p = (p - p.mean(-1, True)) / (p.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+    out, h = layer(x)[0], torch.zeros(2, 4)
+    for t in range(6):
+        h = torch.relu(p[t] + layer.get_parameter("weight_hh_l0") * h + layer.get_parameter("bias_l0"))
+        torch.testing.assert_close(out[t], h)
+
+
+def test_what_an_indrnn_remembers_does_not_grow():
+    layer = IndRNN(1, 2)
+    with torch.no_grad():
+        layer.get_parameter("weight_hh_l0").copy_(torch.tensor([1.5, -1.5]))
+        layer.get_parameter("weight_ih_l0").fill_(1.0)
+    out, _ = layer(torch.eye(20)[:, :1, None])  # one impulse
+    assert out[:, 0, 0].tolist() == [1.0] * 20
+    assert out[:, 0, 1].tolist() == [1.0] + [0.0] * 19
+
+
+def test_a_dense_indrnn_starts_at_a_sensible_size():
+    out, _ = DenseIndRNN(8, 8, growth=8)(torch.randn(50, 4, 8))
+    assert 0.1 < out.std() < 10  # 1e7 without normalisation
+
+
 def test_dense_indrnn_carries_its_state():
     model = DenseIndRNN(5, 3, growth=2, blocks=(2, 1))
     x = torch.randn(6, 2, 5)

@@ -107,7 +107,7 @@ def test_killed_ranks_come_back_and_finish(tmp_path):
     """kill -9 of the second process, then of the first; the run ends as if nothing had been, dropout included."""
     epochs = 30
     options = ["digits", "--smoke", "--hidden", "8", "--limit", "60", "--epochs", str(epochs), "--zoneout", "0.1"]
-    command = ["-m", "egru.cli", "train", *options, "--out"]
+    command = ["-m", "egru", "train", *options, "--out"]
     launcher = torchrun(*command, "killed", restarts=2, folder=tmp_path)
     run, logged = Run(tmp_path / "killed"), 0
     for victim in (1, 0):

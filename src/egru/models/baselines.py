@@ -3,6 +3,7 @@
 GRU and LSTM are torch's own; :class:`egru.ActivityMonitor` counts their near-zero outputs.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -75,7 +76,13 @@ class CoRNN(nn.Module):
 
 
 class IndRNN(nn.Module):
-    r"""Independently recurrent network (Li et al., CVPR 2018): ``h_t = relu(W x_t + u * h_{t-1} + b)``, stacked."""
+    r"""Independently recurrent network (Li et al., CVPR 2018): ``h_t = relu(W x_t + u * h_{t-1} + b)``, stacked.
+
+    ``u`` is kept in [-1, 1]: its authors bound it too, by the length of their sequences; a text has no end.
+    ``normalise``: ``W x_t`` to mean 0 and variance 1 over the units. Units remember ``1 / (1 - u)`` steps and add up
+    what they see, so without it the outputs of a deep stack grow by the layer. The authors normalise over the batch,
+    which needs statistics, and in evaluation those of training.
+    """
 
     def __init__(
         self,
@@ -84,6 +91,7 @@ class IndRNN(nn.Module):
         num_layers: int = 1,
         *,
         batch_first: bool = False,
+        normalise: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -91,7 +99,7 @@ class IndRNN(nn.Module):
         self.input_size = checks.positive_int("IndRNN", "input_size", input_size)
         self.hidden_size = checks.positive_int("IndRNN", "hidden_size", hidden_size)
         self.num_layers = checks.positive_int("IndRNN", "num_layers", num_layers)
-        self.batch_first = batch_first
+        self.batch_first, self.normalise = batch_first, normalise
         for layer in range(num_layers):
             features = input_size if layer == 0 else hidden_size
             weight = nn.Parameter(torch.empty(hidden_size, features, device=device, dtype=dtype))
@@ -118,9 +126,12 @@ class IndRNN(nn.Module):
         last: list[Tensor] = []
         for layer in range(self.num_layers):
             h = x.new_zeros(x.shape[1], self.hidden_size) if state is None else state[layer]
-            u = self.get_parameter(f"weight_hh_l{layer}")
+            u = self.get_parameter(f"weight_hh_l{layer}").clamp(-1, 1)
             hs: list[Tensor] = []
-            for p in F.linear(x, self.get_parameter(f"weight_ih_l{layer}"), self.get_parameter(f"bias_l{layer}")):
+            ps = F.linear(x, self.get_parameter(f"weight_ih_l{layer}"))
+            if self.normalise:
+                ps = F.layer_norm(ps, (self.hidden_size,))
+            for p in ps + self.get_parameter(f"bias_l{layer}"):
                 h = torch.relu(p + u * h)
                 hs.append(h)
             x = torch.stack(hs)
@@ -132,7 +143,7 @@ class DenseIndRNN(nn.Module):
     """Densely connected IndRNN, time first: the word-level Penn Treebank model of Li et al. (2019).
 
     Blocks of dense layers, each a wide IndRNN (``4 * growth``) and a narrow one (``growth``) whose output joins what it
-    read; between blocks, an IndRNN halves the width; a last one maps to ``output_size``.
+    read; between blocks, an IndRNN halves the width; a last one maps to ``output_size``. All are normalised.
     """
 
     def __init__(
@@ -140,15 +151,16 @@ class DenseIndRNN(nn.Module):
     ) -> None:
         super().__init__()
         self.dense, self.transitions = nn.ModuleList(), nn.ModuleList()
+        layer = functools.partial(IndRNN, normalise=True)
         width = input_size
         for i, layers in enumerate(blocks):
             block = nn.ModuleList()
             for _ in range(layers):
-                block.append(nn.ModuleList([IndRNN(width, 4 * growth), IndRNN(4 * growth, growth)]))
+                block.append(nn.ModuleList([layer(width, 4 * growth), layer(4 * growth, growth)]))
                 width += growth
             self.dense.append(block)
             after = output_size if i == len(blocks) - 1 else width // 2
-            self.transitions.append(IndRNN(width, after))
+            self.transitions.append(layer(width, after))
             width = after
 
     def forward(self, input: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:

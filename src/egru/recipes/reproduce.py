@@ -7,7 +7,6 @@ without the checkpoints. Each is a run that `egru report` can read.
 import dataclasses
 import datetime
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from egru.recipes.registry import RECIPES, Paper
 from egru.report import format
 from egru.training import Run, RunError
 from egru.training.checkpoint import replace_file
-from egru.training.run import CONFIG, ENVIRONMENT, METRICS, RESULT
+from egru.training.run import CONFIG, RESULT
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
 RECORD = "record.json"
@@ -105,10 +104,8 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
     stamp = finished.strftime("%Y%m%d-%H%M")
     target = folder / f"{recipe}-seed{config.seed}-{stamp}"
     target.mkdir(parents=True, exist_ok=True)
+    run.copy_records(target)
     replace_file(target / CONFIG, json.dumps(plain, indent=2).encode() + b"\n")
-    for name in (ENVIRONMENT, METRICS, RESULT):
-        if (run.folder / name).exists():
-            shutil.copyfile(run.folder / name, target / name)
     replace_file(target / RECORD, json.dumps(record, indent=2).encode() + b"\n")  # last: now it counts
     return target
 

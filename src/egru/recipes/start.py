@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,7 @@ from egru.training import (
     train,
 )
 from egru.training.progress import Progress
-from egru.training.run import CONFIG, ENVIRONMENT, METRICS, RESULT
-
-RECORDS = (CONFIG, ENVIRONMENT, METRICS, RESULT)
-"""What a run is apart from its checkpoints and its page."""
+from egru.training.run import CONFIG
 
 
 def start(
@@ -103,10 +99,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out} exists and is not an empty folder; name another one")
     paths = save_parts(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
-    for name in RECORDS:
-        if (run.folder / name).exists():
-            paths.append(Path(shutil.copyfile(run.folder / name, out / name)))
-    return paths
+    return paths + run.copy_records(out)
 
 
 def _go(

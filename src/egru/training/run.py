@@ -58,6 +58,11 @@ class Run:
     def config(self) -> dict[str, Any]:
         return json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
 
+    def copy_records(self, folder: Path) -> list[Path]:
+        """What the run is apart from its checkpoints and its page, as far as it is there, copied to ``folder``."""
+        there = [path for name in (CONFIG, ENVIRONMENT, METRICS, RESULT) if (path := self.folder / name).exists()]
+        return [Path(shutil.copyfile(path, folder / path.name)) for path in there]
+
     def environment(self) -> dict[str, Any]:
         path = self.folder / ENVIRONMENT
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

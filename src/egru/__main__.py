@@ -1,0 +1,7 @@
+"""``python -m egru`` is ``egru``."""
+
+import sys
+
+from egru.cli import main
+
+sys.exit(main())
