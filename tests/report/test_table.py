@@ -6,8 +6,9 @@ from egru.report import print_table
 from tests.report import examples
 
 
-def test_table_shows_every_number(capsys):
+def test_table_shows_every_number(capsys, monkeypatch):
     pytest.importorskip("rich", reason="the table needs rich")
+    monkeypatch.setenv("COLUMNS", "80")
     runs = examples.pair()
     print_table(runs)
     printed = capsys.readouterr().out

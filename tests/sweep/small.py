@@ -30,9 +30,9 @@ def settings(folder: Path, space: str = SPACE, endless: int = -1, **changes) -> 
     return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **given)
 
 
-def stillborn(sweep: Sweep, device: str | None, connection: Any) -> None:
+def stillborn(sweep: Sweep, device: str | None, environment: dict[str, str], connection: Any) -> None:
     """A worker that dies at once while there are files ``dead-*``, of which it takes one with it."""
     for mark in sweep.folder.glob("dead-*"):
         mark.unlink()
         os._exit(9)
-    work(sweep, device, connection)
+    work(sweep, device, environment, connection)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,15 @@ def test_workers_that_die_before_they_have_a_trial(dead, tmp_path, monkeypatch):
     else:
         assert states(sweep(given, said.append)) == ["COMPLETE"]
     assert said[:dead] == ["a worker ended before it had a trial (exit code 9)"] * dead
+
+
+def test_workers_see_the_environment_of_now(tmp_path, monkeypatch):
+    """Not that of the moment their server was started."""
+    forkserver.ensure_running()
+    monkeypatch.setenv("EGRU_UNITS", "5")
+    space = "import os\ndef search(trial):\n    return {'hidden': int(os.environ['EGRU_UNITS']), 'epochs': 1}"
+    assert states(sweep(settings(tmp_path, space, trials=1), lambda said: None)) == ["COMPLETE"]
+    assert Run.open(tmp_path / "trial-00000").config()["config"]["hidden"] == 5
 
 
 def test_a_killed_sweep_goes_on(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -67,7 +68,8 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
             for slot in free[: max(wanted, 0)]:
                 device = settings.devices[slot % len(settings.devices)] if settings.devices else None
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=work, args=(settings, device, theirs), name=f"egru sweep {slot}")
+                given = (settings, device, dict(os.environ), theirs)
+                process = context.Process(target=work, args=given, name=f"egru sweep {slot}")
                 process.start()
                 theirs.close()
                 workers[slot] = _Worker(process, ours)

@@ -36,12 +36,16 @@ class Reports(Silent):
             raise Over
 
 
-def work(sweep: Sweep, device: str | None, connection: Connection) -> None:
+def work(sweep: Sweep, device: str | None, environment: dict[str, str], connection: Connection) -> None:
     """Ask for a trial, run it, tell what it came to.
+
+    ``environment`` is the parent's as it is now; what this process inherits is that of the first sweep's start.
 
     ``connection`` hears ("trial", number), then ("failed", why) where the trial went wrong by itself, or ("wrong",
     missing, why) where every trial would.
     """
+    os.environ.clear()
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     threading.Thread(target=_end_with_parent, daemon=True).start()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
