@@ -62,6 +62,12 @@ def test_horizon(horizon):
         layer()(GOOD, horizon)
 
 
+@pytest.mark.parametrize("horizon", [1e39, 1e-50])
+def test_a_horizon_beyond_the_type(horizon):
+    with pytest.raises(ValueError, match=r"horizon in torch.float32 must be positive and finite, got"):
+        layer(dtype=torch.float32)(GOOD, horizon)
+
+
 def test_horizon_kind():
     with pytest.raises(TypeError, match="horizon must be a number, got str"):
         layer()(GOOD, "2")  # pyright: ignore[reportArgumentType]

@@ -55,6 +55,36 @@ def test_result_has_everything_in_its_place():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_that_rounds_to_its_threshold_can_be_carried(engine):
+    threshold = egru.Threshold("identity", mean=2.0, std=0.0)
+    exact = ContinuousEGRU(1, 64, threshold=threshold)
+    made = ContinuousEGRU(1, 64, threshold=threshold, engine=engine, dtype=torch.float32)
+    empty = torch.zeros(0)
+    nothing = InputEvents(empty, empty.long(), empty, torch.tensor([0, 0]))
+    with torch.no_grad():
+        exact.V.zero_()
+        exact.b.copy_(torch.randn(3, 64).float())
+        exact.b[2] = (exact.b[2].abs() + 0.5).float()
+        made.load_state_dict(exact.state_dict())
+        made.threshold.copy_(exact(nothing, 1.0).state.c[0])
+        nothing = nothing._replace(times=empty.float(), values=empty.float())
+        out = made(nothing, 1.0)
+    assert engine == "lockstep" or len(out.times) < 64  # which takes so little for a tie
+    assert (out.state.c < made.thresholds()).all()
+    made(nothing, 1.0, state=out.state)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_second_derivatives(engine):
+    """Refused, not zero."""
+    made = layer(engine=engine)
+    out = made(events(), 6.0, [1.0, 2.5])
+    (grad,) = torch.autograd.grad(out.c.sum(), list(made.parameters())[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_reach_everything(engine):
     made = layer(engine=engine, trainable_tau=True, threshold=egru.Threshold(mean=-1.0))
     given = events()

@@ -4,6 +4,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import egru
 
@@ -86,3 +87,38 @@ def test_dtype_and_device_arguments():
     assert layer.double()(torch.randn(2, 1, 3))[0].dtype == torch.float64
     y, state = layer.bfloat16()(torch.randn(4, 2, 3).bfloat16())
     assert y.dtype == state.c.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_weights_for_a_layer_made_without_memory(assign):
+    trained = egru.EGRU(3, 5, 2, reset_scale=0.5)
+    x = torch.randn(6, 2, 3)
+    with torch.device("meta"):
+        layer = egru.EGRU(3, 5, 2)
+    if not assign:
+        layer.to_empty(device="cpu")
+        layer._rest.fill_(7.0)  # whatever lies there
+    layer.load_state_dict(trained.state_dict(), assign=assign)
+    assert torch.equal(layer(x)[0], trained(x)[0])
+
+
+def test_a_layer_made_without_memory_starts_anew():
+    layer = nn.utils.skip_init(egru.EGRU, 3, 5, reset_scale=0.5)
+    assert isinstance(layer, egru.EGRU)
+    layer._rest.fill_(7.0)
+    layer.reset_scale.fill_(123.0)
+    layer.reset_parameters()
+    assert layer.reset_scale == 0.5
+    assert not layer._rest.any()
+
+
+def test_parametrised_layers():
+    """Their weights are in a submodule; they load as torch's layers do, and starting anew leaves them alone."""
+    layers = [egru.EGRU(3, 5, threshold=egru.Threshold(mean=-50.0)) for _ in range(2)]
+    for layer in layers:
+        weight_norm(layer, "weight_hh_l0")
+    assert layers[1].load_state_dict(layers[0].state_dict()) == ([], [])
+    x = torch.randn(6, 2, 3)
+    assert torch.equal(layers[0](x)[0], layers[1](x)[0])
+    layers[0].reset_parameters()
+    assert torch.equal(layers[0]._weight, layers[1]._weight)

@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import sys
 from typing import Any
@@ -157,3 +158,12 @@ def test_negative_values_alone_keep_the_strong_colour_for_the_largest():
     )
     weak, strong = dots.to_rgba([-0.1, -0.9])
     assert strong[:3].sum() < weak[:3].sum()  # darker on white paper
+
+
+def test_dollar_signs_are_no_formulas():
+    run = dataclasses.replace(examples.pair()[1], name="a$b_$")
+    for draw in (training_curves, macs_bar):
+        pixels(draw([run]))
+    figure = activity_histogram(run)
+    pixels(figure)
+    assert r"a\$b_\$" in texts(figure)

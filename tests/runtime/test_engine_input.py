@@ -55,6 +55,7 @@ BAD_STEPS: list[tuple[Any, type[Exception], str]] = [
     (([0, 5], [1.0, 1.0]), ValueError, "index 5 is outside the input; expected 0 to 4"),
     (([-1], [1.0]), ValueError, "index -1 is outside"),
     (([1, 1], [1.0, 2.0]), ValueError, "index 1 is given twice"),
+    ((np.array([3, 0, 3], np.uint16), [1.0, 2.0, 5.0]), ValueError, "index 3 is given twice"),
     (([1, 2], [1.0]), ValueError, "2 indices and values of shape"),
     (([1.5], [1.0]), TypeError, "indices must be a vector of integers"),
     (([1], [float("nan")]), ValueError, "nan.*expected finite"),
@@ -144,9 +145,10 @@ def test_refused_modules(runner: str) -> None:
     own.scale = nn.Parameter(torch.ones(1))
     cases: list[tuple[Any, type[Exception], str]] = [
         ("model", TypeError, "module must be a torch module, got str"),
-        (nn.GRU(5, 8), TypeError, "has parameters of its own"),
+        (nn.GRU(5, 8), TypeError, "has parameters or buffers of its own"),
+        (egru.models.SequenceClassifier(5, 8, 3), TypeError, r"EventEngine\(\*\*model.streaming\(\)\)"),
         (egru.ELSTM(5, 8), TypeError, "accepted: egru.EGRU"),
-        (own, TypeError, "parameters of its own .scale."),
+        (own, TypeError, "parameters or buffers of its own .scale."),
         (Strange(nn.Linear(4, 5), layer()), TypeError, "part0, a Linear, at this place"),
         (Strange(layer(), nn.Linear(8, 3), nn.Linear(3, 2)), TypeError, "part2, a Linear, at this place"),
         (Strange(layer(), nn.ReLU()), TypeError, "part1, a ReLU, at this place"),
@@ -252,3 +254,19 @@ def test_one_thread_at_a_time() -> None:
             use()
     worker.join()
     assert engine.activity.steps == len(x)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16])
+def test_addresses_of_every_kind(kind):
+    """Sorted or not; differences of unsigned ones wrap around."""
+    layer = egru.EGRU(5, 8).float().eval()
+    engine, other = EventEngine(layer), EventEngine(layer)
+    got = engine.step((np.array([3, 0, 4], kind), np.array([1, 2, 3], np.float32)))
+    assert np.array_equal(got, other.step((np.array([0, 3, 4]), np.array([2, 1, 3], np.float32))))
+
+
+def test_a_layer_that_is_there_twice_runs_twice():
+    layer = egru.EGRU(5, 5).float().eval()
+    x = torch.randn(7, 5, dtype=torch.float32)
+    expected = layer(layer(x)[0])[0]
+    torch.testing.assert_close(EventEngine(nn.Sequential(layer, layer)).run(x), expected.detach())

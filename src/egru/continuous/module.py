@@ -208,8 +208,9 @@ class ContinuousEGRU(nn.Module):
         """
         me = type(self).__name__
         like = self.V
-        horizon = checks.positive(me, "horizon", horizon)
-        horizon = float(torch.tensor(horizon, dtype=like.dtype))  # times of that type must not round past it
+        checks.positive(me, "horizon", horizon)
+        rounded = float(torch.tensor(horizon, dtype=like.dtype))  # times of that type must not round past it
+        horizon = checks.positive(me, f"horizon in {like.dtype}", rounded)
         events = checks.input_events(me, input, self.input_size, horizon, like)
         reads = checks.readout_times(me, readout_times, horizon, like)
         if running_loss is not None and not callable(running_loss):

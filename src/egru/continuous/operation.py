@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from egru.continuous.problem import (
     DIFFERENTIABLE,
@@ -16,6 +15,7 @@ from egru.continuous.problem import (
     Problem,
     RunningLoss,
 )
+from egru.once import once
 
 
 class Run(NamedTuple):
@@ -32,6 +32,11 @@ class Run(NamedTuple):
     counters: Counters
 
 
+def _below(c: Tensor, theta: Tensor) -> Tensor:
+    """Engines compute in double precision: a state below its threshold may round to it, and must not stay there."""
+    return torch.where(c == theta, torch.nextafter(theta, torch.zeros_like(theta)), c)
+
+
 class _Operation(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -45,12 +50,12 @@ class _Operation(torch.autograd.Function):
         ctx.call = engine, problem, running_loss, events
         ctx.set_materialize_grads(False)
         # Outputs are copies: what the context keeps must not hold the graph that holds the context.
-        outputs = events.times, _amplitudes(problem, events), events.c_read, events.o_read
+        outputs = events.times, _amplitudes(problem, events), _below(events.c_read, problem.theta), events.o_read
         optional = (None if x is None else x.clone() for x in (events.a_last, events.integral))
         return *(x.clone() for x in outputs), *optional, events
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         engine, problem, running_loss, events = ctx.call
         _ = ctx.saved_tensors  # refuses if one of them was changed in place, which the problem's own views would not

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from egru.kernels.finite import check_finite, check_result
 from egru.kernels.problem import TENSOR_FIELDS, Forward, Problem
 from egru.kernels.registry import get
+from egru.once import once
 
 
 class _Unrounded:
@@ -51,22 +51,15 @@ class _Sequence(torch.autograd.Function):
         return result.y, result.c, result.c_last, result.y_last
 
     @staticmethod
+    @once
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # Gradients are only followed, and this one refused a second time, where a graph of them is asked for.
-        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, *grads)
-
-
-def _backward(ctx: Any, *grads: Any) -> Any:
-    y, c, reserve, *tensors = ctx.saved_tensors
-    problem = Problem(*tensors, *ctx.options)
-    needs = ctx.needs_input_grad[2:]
-    with _Unrounded(problem.input.device.type):
-        found = get(ctx.backend).backward(problem, y, c, reserve, *grads[:4], input_gradient=needs[0])
-    wanted = [g if need else None for g, need in zip(found, needs[: len(found)], strict=True)]
-    return None, None, *wanted, *[None] * (TENSOR_FIELDS - len(wanted))
-
-
-_backward_once = once_differentiable(_backward)
+        y, c, reserve, *tensors = ctx.saved_tensors
+        problem = Problem(*tensors, *ctx.options)
+        needs = ctx.needs_input_grad[2:]
+        with _Unrounded(problem.input.device.type):
+            found = get(ctx.backend).backward(problem, y, c, reserve, *grads[:4], input_gradient=needs[0])
+        wanted = [g if need else None for g, need in zip(found, needs[: len(found)], strict=True)]
+        return None, None, *wanted, *[None] * (TENSOR_FIELDS - len(wanted))
 
 
 def sequence(problem: Problem, backend: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

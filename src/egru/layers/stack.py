@@ -1,9 +1,10 @@
 """What every event layer shares: stacking, directions, packed input, dropout, state, observers."""
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +112,8 @@ class EventRNN(nn.Module):
                     torch.empty(self.threshold_config.size(H), **kind), requires_grad=self.threshold_config.trainable
                 )
                 self.register_parameter("threshold" + suffix, tau)
-        self.register_buffer("reset_scale", torch.tensor(checks.scale(me, "reset_scale", reset_scale), **kind))
+        self._reset_scale = float(checks.scale(me, "reset_scale", reset_scale))
+        self.register_buffer("reset_scale", torch.empty((), **kind))
         self.register_buffer("_rest", torch.zeros(H, **kind), persistent=False)
         self._observers: list[Observer] = []
         self.reset_parameters()
@@ -137,7 +139,8 @@ class EventRNN(nn.Module):
         """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
         bound = 1 / math.sqrt(self.hidden_size)
         self._rest.zero_()
-        for name, parameter in self.named_parameters():
+        self.reset_scale.fill_(self._reset_scale)
+        for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("weight"):
                 for block in parameter.data.split(self.hidden_size):
                     nn.init.xavier_uniform_(block)
@@ -281,6 +284,35 @@ class EventRNN(nn.Module):
 
     # ---- copying and loading ----------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def select(self, units: Tensor, inputs: Tensor | None = None) -> Self:
+        """A copy that has only the units of these numbers and reads only the inputs of these (None: all).
+
+        It computes what this layer does when the other units are silent. One layer in one direction.
+        """
+        if self.num_layers * self.num_directions > 1:
+            raise ValueError(
+                f"{type(self).__name__}.select: needs one layer in one direction, got num_layers={self.num_layers}, "
+                f"bidirectional={self.bidirectional}; build the network of layers of their own"
+            )
+        (suffix,), H = self._suffixes(0), self.hidden_size
+        units = units.to(self._weight.device)
+        inputs = torch.arange(self.input_size, device=units.device) if inputs is None else inputs.to(units.device)
+        rows = (H * torch.arange(self.gates, device=units.device)[:, None] + units).flatten()
+        small = copy.deepcopy(self)
+        small.input_size, small.hidden_size = len(inputs), len(units)
+        small._rest = self._rest[: len(units)].clone()
+        for name, parameter in self.named_parameters(recurse=False):
+            part = parameter.detach()
+            if name.startswith("threshold"):
+                part = part[units] if self.threshold_config.per_unit else part
+            else:
+                part = part[rows]
+                columns = {"weight_ih": inputs, "weight_hh": units}.get(name.removesuffix(suffix))
+                part = part if columns is None else part[:, columns]
+            setattr(small, name, nn.Parameter(part.clone(), requires_grad=parameter.requires_grad))
+        return small
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_observers": []}  # a copy is not being watched
 
@@ -304,7 +336,7 @@ class EventRNN(nn.Module):
             for name in own
             if name not in given and name != "reset_scale" and not (dense and name.startswith("threshold"))
         ]
-        strangers = [name for name in given if name not in own]
+        strangers = [name for name in given if name not in own and name.split(".")[0] not in self._modules]
         misfits = [
             f"{prefix}{name} has shape {tuple(given[name].shape)}, this {type(self).__name__} needs {tuple(x.shape)}"
             for name, x in own.items()
@@ -316,6 +348,7 @@ class EventRNN(nn.Module):
             unexpected_keys.extend(prefix + name for name in strangers)
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
+        self._rest = torch.zeros_like(self._weight[0])  # of a layer made without memory it is not there yet
         missing_keys.extend(prefix + name for name in missing)
 
     def extra_repr(self) -> str:

@@ -3,6 +3,11 @@
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
+def plain(text: str) -> str:
+    """For matplotlib, which takes what is between two dollar signs for a formula."""
+    return text.replace("$", r"\$")
+
+
 def percent(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 

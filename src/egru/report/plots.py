@@ -40,7 +40,7 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
                         *zip(*known, strict=True),
                         color=colour,
                         linestyle="-" if run.event_layers else (0, (4, 1.6)),
-                        label=run.name,
+                        label=format.plain(run.name),
                         marker="o" if len(known) < 25 else None,
                         markersize=3.5,
                     )
@@ -89,7 +89,7 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
                         fontweight="bold",
                     )
             axes.set_title(title)
-            axes.set_yticks(range(len(runs)), [run.name for run in runs])
+            axes.set_yticks(range(len(runs)), [format.plain(run.name) for run in runs])
             axes.set_ylim(len(runs) - 0.6, -0.75)
             axes.set_xlim(0, 1.02 * longest)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -142,7 +142,8 @@ def activity_histogram(run: RunReport, *, theme: Theme = LIGHT) -> "Figure":
                 ha=side,
                 va="bottom",
             )
-        axes.set_title(f"{run.name}: {len(everyone)} units, on average active {format.percent(mean)} of the time")
+        heading = f"{run.name}: {len(everyone)} units, on average active {format.percent(mean)} of the time"
+        axes.set_title(format.plain(heading))
         axes.set_ylim(0, 1.15 * top)
         axes.set_xlim(-gap - 0.05, 1 + gap + 0.05)
         axes.set_xticks([-gap, 0, 0.25, 0.5, 0.75, 1, 1 + gap], ["never", "", "25 %", "50 %", "75 %", "", "always"])

@@ -42,7 +42,7 @@ def event_raster(raster: Raster, *, theme: Theme = LIGHT) -> "Figure":
         below.set_xlabel("time step")
         below.set_xlim(-0.5, T - 0.5)
         heading = f"{raster.title}: {format.percent(raster.silent, 0)} silent"
-        figure.text(0.02, 0.985, heading, ha="left", va="top", fontsize=11, fontweight="bold")
+        figure.text(0.02, 0.985, format.plain(heading), ha="left", va="top", fontsize=11, fontweight="bold")
     return figure
 
 
@@ -53,7 +53,8 @@ def _picture(axes: "Axes", raster: Raster, theme: Theme) -> None:
         image = raster.image if raster.image.ndim == 2 else raster.image[len(raster.image) // 2]
         axes.imshow(image, cmap=theme.image_colours, interpolation="nearest")
     where = (0.5, 1.0) if raster.image is None else (0.5, -0.06)
-    axes.text(*where, raster.label, transform=axes.transAxes, ha="center", va="top", fontsize=9.5, color=theme.muted)
+    label = format.plain(raster.label)
+    axes.text(*where, label, transform=axes.transAxes, ha="center", va="top", fontsize=9.5, color=theme.muted)
 
 
 def _input(axes: "Axes", raster: Raster, theme: Theme) -> None:

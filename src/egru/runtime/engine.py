@@ -240,8 +240,8 @@ class EventEngine:
         if index.size and not (index.min() >= 0 and index.max() < self.input_size):
             outside = index[(index < 0) | (index >= self.input_size)][0]
             raise ValueError(f"{_ME}.step: index {outside} is outside the input; expected 0 to {self.input_size - 1}")
-        gaps = np.diff(index)
-        if (gaps <= 0).any():
+        index = index.astype(np.int64)  # differences of unsigned ones wrap around
+        if (np.diff(index) <= 0).any():
             order = np.argsort(index, kind="stable")
             index, value = index[order], value[order]
             twice = index[1:][np.diff(index) == 0]

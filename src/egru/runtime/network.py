@@ -110,16 +110,22 @@ def _discover(module: Any) -> tuple[nn.Embedding | None, list[EGRU | EGRUCell], 
     accepted = "egru.EGRU, egru.EGRUCell, or a module holding [nn.Embedding,] egru.EGRU layers [, nn.Linear] in order"
     if not isinstance(module, nn.Module):
         raise TypeError(f"{_ME}: module must be a torch module, got {type(module).__name__}; accepted: {accepted}")
-    own = [name for name, _ in module.named_parameters(recurse=False)]
+    if callable(getattr(module, "streaming", None)):
+        raise TypeError(
+            f"{_ME}: {type(module).__name__} does more than its layers and its readout do by themselves; "
+            "build the engine with EventEngine(**model.streaming())"
+        )
+    own = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
     if own:
         raise TypeError(
-            f"{_ME}: {type(module).__name__} has parameters of its own ({', '.join(own)}); accepted: {accepted}"
+            f"{_ME}: {type(module).__name__} has parameters or buffers of its own ({', '.join(own)}); "
+            f"accepted: {accepted}"
         )
     embedding: nn.Embedding | None = None
     events: list[EGRU | EGRUCell] = []
     readout: nn.Linear | None = None
-    for name, child in module.named_children():
-        if isinstance(child, _SILENT):
+    for name, child in module._modules.items():  # named_children() leaves out a layer that is there twice
+        if child is None or isinstance(child, _SILENT):
             continue
         if isinstance(child, nn.Embedding) and embedding is None and not events and readout is None:
             embedding = child
