@@ -124,6 +124,20 @@ def test_options_reach_every_layer():
         SequenceClassifier(3, 8, 4, cell="gru", zoneout=0.2)
 
 
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_first": True}, r"SequenceClassifier: batch_first=True .*\(B, T, features\).*leave it out"),
+        ({"bidirectional": True}, "SequenceClassifier: bidirectional=True .*leave it out"),
+        ({"proj_size": 2}, "SequenceClassifier: proj_size=2 .*leave it out"),
+    ],
+)
+def test_options_that_change_what_a_layer_reads_or_gives_are_refused(cell, options, message):
+    with pytest.raises(TypeError, match=message):
+        SequenceClassifier(3, 8, 4, cell=cell, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
