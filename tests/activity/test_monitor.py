@@ -162,6 +162,20 @@ def test_dense_layers_and_directions_keep_their_inputs():
     assert all(len(row.unit_activity) == 8 for row in rows)
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_projected_lstm_is_counted(bidirectional):
+    directions = 1 + bidirectional
+    lstm = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=bidirectional)
+    with egru.ActivityMonitor(lstm) as activity:
+        lstm(torch.randn(7, 2, 3))
+    summary = activity.summary()
+    assert [len(row.unit_activity) for row in summary.layers] == [4] * 2 * directions
+    assert summary.dense_forward_macs == directions * (32 * (3 + 4 + 1) + 32 * (4 * directions + 4 + 1))
+    again = ActivitySummary.from_dict(summary.to_dict())
+    assert [row.cost.gates for row in again.layers] == [4] * 2 * directions
+    assert again.dense_forward_macs == summary.dense_forward_macs
+
+
 def test_packed_dense_baseline():
     gru = nn.GRU(3, 8)
     with egru.ActivityMonitor(gru) as activity:

@@ -241,7 +241,9 @@ class ActivitySummary:
 
 def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
     inputs, H = plain["input_size"], plain["hidden_size"]
-    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"])
+    units = tuple(plain["unit_activity"])
+    projected = len(units) if len(units) != H else None
+    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"], projected)
     fan_in = H if recurrent is None else recurrent
     skippable, activity = plain["backward_skippable"], 1 - plain["activity_sparsity"]
     cost = LayerCost(
@@ -257,7 +259,6 @@ def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
     below = (plain["backward_macs"] - cost.backward) / (rows * inputs)
     cost = dataclasses.replace(cost, input_gradient_density=below if below > 1e-9 else 0.0)
     names = ("backward_sparsity", "backward_skippable")
-    units = tuple(plain["unit_activity"])
     return LayerActivity(plain["name"], plain["kind"], cost, steps, units, *(plain[name] for name in names))
 
 
