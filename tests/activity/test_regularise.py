@@ -100,6 +100,19 @@ def test_a_pass_without_gradients_is_refused_in_training():
     assert not layer._observers
 
 
+def test_checkpoints_that_keep_the_graph_give_the_same_gradients():
+    model = nn.ModuleList([lively(egru.EGRU(3, 6)), lively(egru.EGRU(6, 4))])
+    x = torch.randn(5, 2, 3)
+    found = []
+    for run in (lambda layer, x: layer(x), lambda layer, x: checkpoint(layer, x, use_reentrant=False)):
+        model.zero_grad()
+        with egru.ActivityLoss(model, rate=1.0, state=1.0) as activity:
+            y = run(model[1], run(model[0], x)[0])[0]  # pyright: ignore[reportOptionalSubscript]
+            (y.sum() + activity.value).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_entering_twice_is_refused():
     layer = lively(egru.EGRU(3, 6))
     with egru.ActivityLoss(layer) as activity, pytest.raises(RuntimeError, match="ActivityLoss: already active"):

@@ -88,9 +88,9 @@ class ActivityLoss:
 
     ``rate`` and ``state`` are the paper's ``w_reg`` and ``w_v``. Entering again starts from zero.
 
-    A layer inside ``torch.utils.checkpoint`` cannot be regularised this way: its first forward pass leaves no graph
-    (``use_reentrant=True``), or its states are made anew after this context has ended. In training mode a forward pass
-    without gradients is refused, since its terms would change nothing.
+    A layer inside ``torch.utils.checkpoint`` is regularised only with ``use_reentrant=False`` and ``backward()`` inside
+    the context. With ``use_reentrant=True`` its forward pass leaves no graph, so that its terms would change nothing:
+    in training mode a pass without gradients is refused.
     """
 
     def __init__(
@@ -114,7 +114,8 @@ class ActivityLoss:
         if layer.training and not torch.is_grad_enabled():
             raise RuntimeError(
                 f"ActivityLoss: {type(layer).__name__} ran in training mode without gradients, so its activity would "
-                "not be regularised; leave torch.utils.checkpoint and no_grad away, or call model.eval() to look only"
+                "not be regularised; use torch.utils.checkpoint with use_reentrant=False and call backward() inside "
+                "the context, or call model.eval() to look only"
             )
         c, theta, lengths = record.c, record.theta, record.lengths
         if self.rate:
