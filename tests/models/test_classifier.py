@@ -156,6 +156,12 @@ def test_bad_arguments(options, message):
         SequenceClassifier(3, 8, 4, **options)
 
 
+def test_input_without_features_is_refused():
+    for model, shape in ((classifier(), "3"), (SequenceClassifier(3, 4, 2, head=nn.Flatten()), r"\.\.\.")):
+        with pytest.raises(ValueError, match=rf"SequenceClassifier: .*\(batch, time, {shape}\), got \(2, 5\)"):
+            model(torch.zeros(2, 5))
+
+
 def test_a_state_of_another_model_is_refused():
     one, two = classifier(), classifier(num_layers=2)
     _, state = one(torch.randn(2, 5, 3))
@@ -165,7 +171,8 @@ def test_a_state_of_another_model_is_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}],
+    [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}]
+    + [{"centre": True, "bias": False}],
 )
 def test_the_engine_gives_the_same_scores(options):
     torch.set_default_dtype(torch.float32)
