@@ -119,6 +119,16 @@ def test_layers_directions_and_what_is_left_alone():
     assert probe(dense, lambda: dense(torch.ones(9, 2, 2))) == []
 
 
+def test_every_module_keeps_its_mode():
+    frozen = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout())
+    model = nn.ModuleList([frozen, egru.EGRU(2, H)])
+    frozen.eval()
+    probe(model, lambda: model[1](torch.ones(9, 2, 2)))
+    assert not any(module.training for module in frozen.modules())
+    assert model.training
+    assert model[1].training
+
+
 def test_what_counts_as_an_explosion():
     assert Stability("a", 784, 0.0, -0.05, 9.3).explodes
     assert not Stability("a", 784, 0.0, 0.01, 9.2).explodes

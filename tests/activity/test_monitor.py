@@ -73,6 +73,39 @@ def test_overall_is_weighted_by_units():
     assert summary.activity_sparsity == pytest.approx(expected)
 
 
+def slow_above_fast() -> ActivitySummary:
+    """The second layer runs at every tenth step only, and so does the readout."""
+    model = nn.ModuleList([lively(egru.EGRU(4, 16)), lively(egru.EGRU(16, 64)), nn.Linear(64, 5)])
+    fast, slow, readout = model
+    with egru.ActivityMonitor(model) as activity:
+        readout(slow(fast(torch.randn(100, 2, 4))[0][::10])[0])
+    return activity.summary()
+
+
+def test_layers_count_as_often_as_they_ran():
+    summary = slow_above_fast()
+    fast, slow = (layer.cost for layer in summary.layers)
+    (readout,) = summary.linears
+    assert summary.steps == 200
+    assert summary.dense_forward_macs == pytest.approx(48 * 21 + (192 * 81 + 64 * 5) / 10)
+    assert summary.forward_macs == pytest.approx(fast.forward + (slow.forward + readout.macs / 20) / 10)
+    assert summary.backward_macs == pytest.approx(fast.backward + (slow.backward + 2 * readout.macs / 20) / 10)
+    dense = fast.dense.backward + (slow.dense.backward + 2 * 64 * 5) / 10
+    assert summary.dense_backward_macs == pytest.approx(dense)
+    assert summary.joules == pytest.approx(summary.forward_macs * 54.6e-12)
+
+
+def test_the_steps_of_a_layer_are_kept():
+    summary = slow_above_fast()
+    plain = json.loads(summary.to_json())
+    again = ActivitySummary.from_dict(plain)
+    assert [layer.steps for layer in again.layers] == [200, 20]
+    assert again.dense_forward_macs == summary.dense_forward_macs
+    for layer in plain["layers"]:
+        del layer["steps"]  # as they were once written
+    assert [layer.steps for layer in ActivitySummary.from_dict(plain).layers] == [200, 200]
+
+
 def test_padding_is_not_counted():
     # a threshold below zero: padded states, which are zero, would count as events
     layer = lively(egru.EGRU(3, 6, bidirectional=True, threshold=egru.Threshold.constant(-0.2)))
@@ -127,6 +160,20 @@ def test_dense_layers_and_directions_keep_their_inputs():
     assert [row.cost.input_density for row in rows] == [0.5, 0.5, 1, 1]
     assert [row.cost.input_gradient_density for row in rows] == [0, 0, 1, 1]
     assert all(len(row.unit_activity) == 8 for row in rows)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_projected_lstm_is_counted(bidirectional):
+    directions = 1 + bidirectional
+    lstm = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=bidirectional)
+    with egru.ActivityMonitor(lstm) as activity:
+        lstm(torch.randn(7, 2, 3))
+    summary = activity.summary()
+    assert [len(row.unit_activity) for row in summary.layers] == [4] * 2 * directions
+    assert summary.dense_forward_macs == directions * (32 * (3 + 4 + 1) + 32 * (4 * directions + 4 + 1))
+    again = ActivitySummary.from_dict(summary.to_dict())
+    assert [row.cost.gates for row in again.layers] == [4] * 2 * directions
+    assert again.dense_forward_macs == summary.dense_forward_macs
 
 
 def test_packed_dense_baseline():

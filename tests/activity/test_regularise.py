@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 import egru
 from egru.activity import rate_loss, state_loss
@@ -83,6 +84,56 @@ def test_it_lowers_the_activity():
         activity.value.backward()
         optimiser.step()
     assert (layer(x)[0] != 0).double().mean() < 0.5 * before
+
+
+def test_a_pass_without_gradients_is_refused_in_training():
+    """Reentrant checkpointing runs the layer without a graph: its terms would reach no weight."""
+    layer = lively(egru.EGRU(3, 6))
+    x = torch.randn(5, 2, 3, requires_grad=True)
+    with egru.ActivityLoss(layer) as activity:
+        with pytest.raises(RuntimeError, match=r"EGRU ran in training mode without gradients.*checkpoint"):
+            checkpoint(lambda x: layer(x)[0], x, use_reentrant=True)
+        layer.eval()
+        with torch.no_grad():
+            layer(x)
+    assert isinstance(activity.value, torch.Tensor)
+    assert not layer._observers
+
+
+def test_checkpoints_that_keep_the_graph_give_the_same_gradients():
+    model = nn.ModuleList([lively(egru.EGRU(3, 6)), lively(egru.EGRU(6, 4))])
+    x = torch.randn(5, 2, 3)
+    found = []
+    for run in (lambda layer, x: layer(x), lambda layer, x: checkpoint(layer, x, use_reentrant=False)):
+        model.zero_grad()
+        with egru.ActivityLoss(model, rate=1.0, state=1.0) as activity:
+            y = run(model[1], run(model[0], x)[0])[0]  # pyright: ignore[reportOptionalSubscript]
+            (y.sum() + activity.value).backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_entering_twice_is_refused():
+    layer = lively(egru.EGRU(3, 6))
+    with egru.ActivityLoss(layer) as activity, pytest.raises(RuntimeError, match="ActivityLoss: already active"):
+        activity.__enter__()
+    assert not layer._observers
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([300, 300, 200])])
+def test_half_precision_counts_beyond_its_largest_number(lengths):
+    c = (torch.rand(300, 3, 100) + 0.5).half().requires_grad_()  # all fire, 90000 or 80000 of them
+    theta, surrogate = torch.zeros(100).half(), egru.Surrogate(width=2.0)
+    rate = rate_loss(c, theta, surrogate, target=0, lengths=lengths)
+    assert rate.dtype == torch.float16
+    assert rate.item() == 1
+    entries = 90000 if lengths is None else 80000
+    real = torch.arange(300)[:, None] < (torch.full((3,), 300) if lengths is None else lengths)
+    wanted = surrogate.slope(c.detach(), theta) * real[..., None] / entries
+    (grad,) = torch.autograd.grad(rate, c)
+    assert torch.equal(grad, wanted.half())
+    state = state_loss(c, theta, margin=0, lengths=lengths).double().item()
+    assert state == pytest.approx((c.detach().double() * real[..., None]).sum().item() / entries, rel=2**-11)
 
 
 def test_packed_input_and_no_event_layer():

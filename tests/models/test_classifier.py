@@ -124,6 +124,20 @@ def test_options_reach_every_layer():
         SequenceClassifier(3, 8, 4, cell="gru", zoneout=0.2)
 
 
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_first": True}, r"SequenceClassifier: batch_first=True .*\(B, T, features\).*leave it out"),
+        ({"bidirectional": True}, "SequenceClassifier: bidirectional=True .*leave it out"),
+        ({"proj_size": 2}, "SequenceClassifier: proj_size=2 .*leave it out"),
+    ],
+)
+def test_options_that_change_what_a_layer_reads_or_gives_are_refused(cell, options, message):
+    with pytest.raises(TypeError, match=message):
+        SequenceClassifier(3, 8, 4, cell=cell, **options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -142,6 +156,12 @@ def test_bad_arguments(options, message):
         SequenceClassifier(3, 8, 4, **options)
 
 
+def test_input_without_features_is_refused():
+    for model, shape in ((classifier(), "3"), (SequenceClassifier(3, 4, 2, head=nn.Flatten()), r"\.\.\.")):
+        with pytest.raises(ValueError, match=rf"SequenceClassifier: .*\(batch, time, {shape}\), got \(2, 5\)"):
+            model(torch.zeros(2, 5))
+
+
 def test_a_state_of_another_model_is_refused():
     one, two = classifier(), classifier(num_layers=2)
     _, state = one(torch.randn(2, 5, 3))
@@ -151,7 +171,8 @@ def test_a_state_of_another_model_is_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}],
+    [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}]
+    + [{"centre": True, "bias": False}],
 )
 def test_the_engine_gives_the_same_scores(options):
     torch.set_default_dtype(torch.float32)

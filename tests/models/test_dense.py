@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from egru.models import GRU, LSTM
 from tests.helpers import worst
@@ -58,6 +59,29 @@ def test_state_goes_in_and_out(ours):
         layer(torch.zeros(6, 2, 4))
     with pytest.raises(ValueError, match="dropconnect must be a probability"):
         ours(3, 4, dropconnect=1.0)
+
+
+@pytest.mark.parametrize("ours", [GRU, LSTM])
+def test_packed_and_unbatched_input_in_training(ours):
+    layer = ours(3, 4, 2, True, dropconnect=0.4, bidirectional=True)
+    x, lengths = torch.randn(6, 2, 3), [6, 3]
+
+    def seeded(x, **state):
+        torch.manual_seed(5)
+        return layer(x, **state)
+
+    packed, last = seeded(pack_padded_sequence(x, torch.tensor(lengths)))
+    y, _ = pad_packed_sequence(packed)
+    for row, length in enumerate(lengths):
+        alone, end = seeded(x[:length, row])
+        assert worst([y[:length, row]], [alone]) < 1e-12
+        for one, all_rows in zip(*((s,) if ours is GRU else s for s in (end, last)), strict=True):
+            assert worst([one], [all_rows[:, row]]) < 1e-12
+    y, _ = seeded(x, hx=last)
+    assert worst([y], [seeded(x)[0]]) > 1e-3
+    y.sum().backward()
+    assert all(p.grad is not None and (p.grad != 0).any() for p in layer.parameters())
+    assert all(mine is kept for mine, kept in zip(layer._flat_weights, layer.parameters(), strict=True))
 
 
 @pytest.mark.cuda

@@ -44,6 +44,12 @@ def test_the_last_layer_has_the_embeddings_size_and_the_decoder_its_weights():
     assert loose.readout.weight is not loose.embedding.weight
 
 
+@pytest.mark.parametrize("cell", CELLS)
+def test_batch_first_is_refused(cell):
+    with pytest.raises(TypeError, match=r"LanguageModel: batch_first=True .*LanguageModel \(T, B\); leave it out"):
+        language(cell, batch_first=True)
+
+
 def test_no_dropout_in_evaluation():
     model = language(word_dropout=0.3, embedding_dropout=0.3, dropout=0.3, output_dropout=0.3, dropconnect=0.3)
     tokens = torch.randint(11, (8, 3))

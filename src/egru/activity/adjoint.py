@@ -52,13 +52,14 @@ def stability(model: nn.Module, run: Callable[[], object], seed: int = 0) -> lis
     seen: list[tuple[EGRU, Record]] = []
     layers = [module for module in model.modules() if isinstance(module, EGRU)]
     undo = [layer.observe(lambda record, layer=layer: seen.append((layer, record))) for layer in layers]
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     try:
         model.eval()
         with torch.no_grad():
             run()
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
         for stop in undo:
             stop()
     labels = {module: name or type(module).__name__.lower() for name, module in model.named_modules()}

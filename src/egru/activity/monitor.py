@@ -132,7 +132,7 @@ class _DenseCounts(_Counts):
         assert self.near_zero is not None
         silent = self.near_zero.double() / self.steps
         activity = 1 - silent.mean().item()
-        directions = len(silent) // self.costs[0].hidden_size
+        directions = 2 if getattr(self.module, "bidirectional", False) else 1
         first_density = int(self.input_active) / (self.steps * self.costs[0].input_size)
         rows: list[LayerActivity] = []
         for i, cost in enumerate(self.costs):
@@ -177,12 +177,17 @@ _TORCH_GATES = {"GRU": 3, "LSTM": 4, "RNN_TANH": 1, "RNN_RELU": 1}
 
 
 def _dense_costs(module: nn.Module) -> list[LayerCost] | None:
-    """One cost per layer and direction of a dense recurrent module, or None for any other module."""
+    """One cost per layer and direction of a dense recurrent module, or None for any other module.
+
+    Of an LSTM with ``proj_size``, the gates: the projection itself is not counted.
+    """
     if isinstance(module, nn.RNNBase):
         directions = 2 if module.bidirectional else 1
-        H = module.hidden_size
+        H, P = module.hidden_size, module.proj_size
         return [
-            LayerCost(module.input_size if layer == 0 else directions * H, H, _TORCH_GATES[module.mode])
+            LayerCost(
+                module.input_size if layer == 0 else directions * (P or H), H, _TORCH_GATES[module.mode], P or None
+            )
             for layer in range(module.num_layers)
             for _ in range(directions)
         ]

@@ -18,7 +18,8 @@ class LayerCost:
 
     Densities are fractions of non-zero entries: of the input, of the output (``activity``), of ``dy/dc``
     (``gradient_density``: what the backward pass cannot skip), and of the input's gradient, 0 where none is needed.
-    ``recurrent_size`` is the length of a recurrent weight row: ``H``; 2H for coRNN; 1 where units are independent.
+    ``recurrent_size`` is the length of a recurrent weight row: ``H``; 2H for coRNN; ``proj_size`` of a projected LSTM;
+    1 where units are independent.
     """
 
     input_size: int

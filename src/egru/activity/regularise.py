@@ -1,5 +1,6 @@
 """The paper's two activity regularisers, as functions of a state and around a whole model."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,17 @@ def _entries(values: Tensor, lengths: Tensor | None) -> int | Tensor:
     return values.numel() if lengths is None else lengths.sum() * values.shape[-1]
 
 
+def _wide(values: Tensor) -> torch.dtype:
+    """What counts and sums fit into: float16 ends at 65504."""
+    return torch.promote_types(values.dtype, torch.float32)
+
+
 def _mean(values: Tensor, lengths: Tensor | None) -> Tensor:
     """Mean over the real entries of ``(T, B, H)``."""
     if lengths is None:
         return values.mean()
-    return torch.where(_real(values, lengths), values, 0).sum() / _entries(values, lengths)
+    total = torch.where(_real(values, lengths), values, 0).sum(dtype=_wide(values))
+    return (total / _entries(values, lengths)).to(values.dtype)
 
 
 class _Rate(torch.autograd.Function):
@@ -35,7 +42,7 @@ class _Rate(torch.autograd.Function):
         fired = c > theta
         if lengths is not None:
             fired &= _real(c, lengths)
-        return fired.sum().to(c.dtype) / _entries(c, lengths)
+        return (fired.sum().to(_wide(c)) / _entries(c, lengths)).to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -48,7 +55,7 @@ class _Rate(torch.autograd.Function):
         slope = ctx.surrogate.slope(c, theta)
         if lengths is not None:
             slope = torch.where(_real(c, lengths), slope, 0)
-        grad = slope * (grads[0] / _entries(c, lengths))
+        grad = slope * (grads[0].to(_wide(c)) / _entries(c, lengths))
         return grad, -grad.sum_to_size(theta.shape), None, None
 
 
@@ -80,6 +87,10 @@ class ActivityLoss:
             loss = criterion(model(x), target) + activity.value
 
     ``rate`` and ``state`` are the paper's ``w_reg`` and ``w_v``. Entering again starts from zero.
+
+    A layer inside ``torch.utils.checkpoint`` is regularised only with ``use_reentrant=False`` and ``backward()`` inside
+    the context. With ``use_reentrant=True`` its forward pass leaves no graph, so that its terms would change nothing:
+    in training mode a pass without gradients is refused.
     """
 
     def __init__(
@@ -99,7 +110,13 @@ class ActivityLoss:
         self.value: Tensor | float = 0.0
         self._undo: list[Callable[[], None]] = []
 
-    def _observe(self, record: Record) -> None:
+    def _observe(self, layer: EventRNN, record: Record) -> None:
+        if layer.training and not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"ActivityLoss: {type(layer).__name__} ran in training mode without gradients, so its activity would "
+                "not be regularised; use torch.utils.checkpoint with use_reentrant=False and call backward() inside "
+                "the context, or call model.eval() to look only"
+            )
         c, theta, lengths = record.c, record.theta, record.lengths
         if self.rate:
             surrogate, target = record.surrogate, self.target
@@ -109,8 +126,10 @@ class ActivityLoss:
             self.value = self.value + self.state * state_loss(c, theta, margin=self.margin, lengths=lengths)
 
     def __enter__(self) -> "ActivityLoss":
+        if self._undo:
+            raise RuntimeError("ActivityLoss: already active")
         self.value = 0.0
-        self._undo = [layer.observe(self._observe) for layer in self.layers]
+        self._undo = [layer.observe(functools.partial(self._observe, layer)) for layer in self.layers]
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from egru.activity.operations import EnergyModel, LayerCost
@@ -49,7 +49,10 @@ class LinearActivity:
 
 @dataclasses.dataclass(frozen=True)
 class ActivitySummary:
-    """Per layer and overall. MACs are per time step of one sequence; overall sparsities are weighted by units."""
+    """Per layer and overall. MACs are per time step of one sequence; overall sparsities are weighted by units.
+
+    A layer's own MACs are per step of that layer; overall, layers that ran for fewer :attr:`steps` count for less.
+    """
 
     layers: tuple[LayerActivity, ...]
     linears: tuple[LinearActivity, ...]
@@ -62,7 +65,7 @@ class ActivitySummary:
 
     @property
     def steps(self) -> int:
-        """Time steps times batch rows."""
+        """Time steps times batch rows, of the layer that ran for most."""
         return max((layer.steps for layer in self.layers), default=0)
 
     @property
@@ -83,23 +86,27 @@ class ActivitySummary:
         total = sum(linear.dense_macs if dense else linear.macs for linear in self.linears)
         return total / self.steps
 
+    def _recurrent(self, macs: Callable[[LayerCost], float]) -> float:
+        """A step of all layers, each as often as it ran."""
+        return sum(macs(layer.cost) * (layer.steps / self.steps) for layer in self.layers)
+
     @property
     def forward_macs(self) -> float:
-        """Effective MACs of one forward step, readouts as often as they ran."""
-        return sum(layer.cost.forward for layer in self.layers) + self._readout(dense=False)
+        """Effective MACs of one forward step, layers and readouts as often as they ran."""
+        return self._recurrent(lambda cost: cost.forward) + self._readout(dense=False)
 
     @property
     def backward_macs(self) -> float:
         """Effective MACs of one backward step; a linear layer costs twice its forward."""
-        return sum(layer.cost.backward for layer in self.layers) + 2 * self._readout(dense=False)
+        return self._recurrent(lambda cost: cost.backward) + 2 * self._readout(dense=False)
 
     @property
     def dense_forward_macs(self) -> float:
-        return sum(layer.cost.dense.forward for layer in self.layers) + self._readout(dense=True)
+        return self._recurrent(lambda cost: cost.dense.forward) + self._readout(dense=True)
 
     @property
     def dense_backward_macs(self) -> float:
-        return sum(layer.cost.dense.backward for layer in self.layers) + 2 * self._readout(dense=True)
+        return self._recurrent(lambda cost: cost.dense.backward) + 2 * self._readout(dense=True)
 
     @property
     def joules(self) -> float:
@@ -133,6 +140,7 @@ class ActivitySummary:
                     "kind": layer.kind,
                     "input_size": layer.cost.input_size,
                     "hidden_size": layer.cost.hidden_size,
+                    "steps": layer.steps,
                     "input_density": layer.cost.input_density,
                     "activity_sparsity": layer.activity_sparsity,
                     "backward_sparsity": layer.backward_sparsity,
@@ -150,12 +158,15 @@ class ActivitySummary:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "ActivitySummary":
-        """The summary that :meth:`to_dict` wrote down; what it left out follows from the operation counts."""
+        """The summary that :meth:`to_dict` wrote down; what it left out follows from the operation counts.
+
+        In older dictionaries layers have no steps of their own: they are taken to have run for the overall ones.
+        """
         overall = plain["overall"]
         costs = re.match(r"(\S+) pJ .*? and (\S+) pJ", overall["energy_assumption"])
         if costs is None:
             raise ValueError(f"ActivitySummary: unknown energy assumption {overall['energy_assumption']!r}")
-        layers = tuple(_layer(layer, overall["steps"]) for layer in plain["layers"])
+        layers = tuple(_layer(layer, layer.get("steps", overall["steps"])) for layer in plain["layers"])
         fields = [field.name for field in dataclasses.fields(LinearActivity)]
         linears = tuple(LinearActivity(**{name: linear[name] for name in fields}) for linear in plain["linears"])
         mac, weight_read = (float(value) * 1e-12 for value in costs.groups())
@@ -230,7 +241,9 @@ class ActivitySummary:
 
 def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
     inputs, H = plain["input_size"], plain["hidden_size"]
-    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"])
+    units = tuple(plain["unit_activity"])
+    projected = len(units) if len(units) != H else None
+    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"], projected)
     fan_in = H if recurrent is None else recurrent
     skippable, activity = plain["backward_skippable"], 1 - plain["activity_sparsity"]
     cost = LayerCost(
@@ -246,7 +259,6 @@ def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
     below = (plain["backward_macs"] - cost.backward) / (rows * inputs)
     cost = dataclasses.replace(cost, input_gradient_density=below if below > 1e-9 else 0.0)
     names = ("backward_sparsity", "backward_skippable")
-    units = tuple(plain["unit_activity"])
     return LayerActivity(plain["name"], plain["kind"], cost, steps, units, *(plain[name] for name in names))
 
 

@@ -82,6 +82,9 @@ class SequenceClassifier(RecurrentStack):
         nn.init.xavier_uniform_(self.readout.weight)
 
     def forward(self, x: Tensor, state: ClassifierState | None = None) -> tuple[Tensor, ClassifierState]:
+        if x.dim() < 3:
+            me, shape = type(self).__name__, f"(batch, time, {self.input_size if self.head is None else '...'})"
+            raise ValueError(f"{me}: input must have shape {shape}, got {tuple(x.shape)}")
         x = x.transpose(0, 1)
         T, B = x.shape[:2]
         x = x.flatten(2) if self.head is None else self.head(x.flatten(0, 1)).unflatten(0, (T, B))
@@ -130,7 +133,17 @@ class SequenceClassifier(RecurrentStack):
         trace = self.decay if self.summary == "trace" else None
         layers = self.layers
         if self.mean is not None:
-            layers[0] = copy.deepcopy(layers[0])
-            weight, bias = (layers[0].get_parameter(name) for name in ("weight_ih_l0", "bias_ih_l0"))
+            layers[0] = first = _biased(layers[0])
+            weight, bias = (first.get_parameter(name) for name in ("weight_ih_l0", "bias_ih_l0"))
             bias -= (weight.double() @ self.mean.double()).to(bias.dtype)
         return {"module": nn.Sequential(*layers), "readout": readout, "trace": trace}
+
+
+def _biased(layer: Any) -> EGRU:
+    """A copy of a one-layer EGRU with biases, zero where it had none."""
+    layer = copy.deepcopy(layer)
+    if not layer.bias:
+        layer.bias = True
+        for name in ("bias_ih_l0", "bias_hh_l0"):
+            layer.register_parameter(name, nn.Parameter(torch.zeros_like(layer.weight_ih_l0[:, 0])))
+    return layer

@@ -22,6 +22,14 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
 }
 """Kinds of layer by name; each is called with input and output size and its own options."""
 
+REFUSED = {
+    "batch_first": "the model arranges what its layers read; a SequenceClassifier reads (B, T, features), "
+    "a LanguageModel (T, B)",
+    "bidirectional": "the next layer and the readout are as wide as one direction",
+    "proj_size": "the next layer and the readout are as wide as the layer",
+}
+"""Options of a layer that do not fit into a stack, and why."""
+
 
 class StackOutput(NamedTuple):
     """Of the last layer: its output ``(T, B, H)`` as it came, the same after dropout, and the state of every layer."""
@@ -49,6 +57,8 @@ class RecurrentStack(nn.Module):
         """Layers from ``sizes[0]`` inputs to ``sizes[-1]`` outputs; ``options`` go to each."""
         me = type(self).__name__
         checks.choice(me, "cell", cell, list(CELLS))
+        for name in REFUSED.keys() & options.keys():
+            raise TypeError(f"{me}: {name}={options[name]!r} is no option of its layers: {REFUSED[name]}; leave it out")
         self.dropout = checks.probability(me, "dropout", dropout)
         self.output_dropout = checks.probability(me, "output_dropout", output_dropout)
         self.num_layers = len(sizes) - 1
