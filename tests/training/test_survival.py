@@ -78,6 +78,20 @@ def test_kill_at_random_moments(tmp_path):
     assert left == []
 
 
+def test_only_our_own_leftovers_are_swept(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    theirs = [".git/config", ".gitignore", ".notes.2026", "checkpoints/.keep", "checkpoints/.epoch-notes.1"]
+    ours = [".config.json.41", ".metrics.jsonl.41", "checkpoints/.epoch-00012.41/a"]
+    ours += ["checkpoints/.epoch-00012.old.41/a"]
+    for name in (*theirs, *ours):
+        path = run.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    run.sweep()
+    assert [name for name in (*theirs, *ours) if (run.folder / name).exists()] == theirs
+    assert not (run.folder / "checkpoints" / ".epoch-00012.41").exists()
+
+
 class Stop(BaseException):
     """The machine going down, at a place of our choosing."""
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,10 @@ from torch import nn
 from egru.training import checkpoint
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+
+_FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
+_OURS = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
+"""Names under which :mod:`egru.training.checkpoint` writes and removes: with the number of the process at the end."""
 
 
 class RunError(RuntimeError):
@@ -168,9 +173,10 @@ class Run:
             raise RunError(f"cannot write to {self.folder}: {error.strerror}; training stopped, {last}") from error
 
     def sweep(self) -> None:
-        """Remove what an interrupted write left behind."""
+        """Remove what an interrupted write left behind, and nothing else: the folder is its owner's."""
         for left in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if _OURS.fullmatch(left.name):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     # ---- numbers ----------------------------------------------------------------------------------------------------
 
