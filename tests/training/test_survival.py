@@ -217,6 +217,37 @@ def test_a_cut_line_of_metrics_does_not_matter(tmp_path):
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"7", b'{"epoch": 2}'])
+def test_a_damaged_line_of_metrics_costs_that_line_alone(damage, tmp_path):
+    classifier_run(tmp_path / "whole", epochs=5)
+    classifier_run(tmp_path / "run", epochs=4)
+    path = tmp_path / "run" / METRICS
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
+    said = []
+    classifier_run(tmp_path / "run", epochs=5, say=said.append)
+    assert [line for line in said if "1 of 4 lines cannot be read" in line] == said[:1]
+    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 3, 4, 5]
+    assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
+
+
+def test_bytes_that_are_no_text_after_the_metrics_do_not_matter(tmp_path):
+    classifier_run(tmp_path / "run", epochs=2)
+    with (tmp_path / "run" / METRICS).open("ab") as file:
+        file.write(b"\xff\xfe\x00")
+    classifier_run(tmp_path / "run", epochs=3)
+    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 2, 3]
+
+
+def test_lost_metrics_do_not_end_a_run(tmp_path):
+    classifier_run(tmp_path / "run", epochs=3)
+    (tmp_path / "run" / METRICS).unlink()
+    said = []
+    result, _ = classifier_run(tmp_path / "run", epochs=4, say=said.append)
+    assert result.best_epoch == 4
+    assert ["are lost" in line for line in said] == [True]
+
+
 def test_a_full_disk_in_earnest(tmp_path):
     """A tmpfs too small for a second checkpoint."""
     disk = tmp_path / "disk"

@@ -188,15 +188,14 @@ class Run:
             os.fsync(file.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics so far; a last line that was cut short does not count."""
+        """The metrics so far. A last line that was cut short does not count; other damaged lines are reported."""
         path = self.folder / METRICS
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break
-        return lines
+        whole, _, cut = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        found = [_metrics_line(line) for line in whole.split(b"\n") if line.strip()]
+        bad = found.count(None)
+        if bad:
+            self.say(f"{path}: {bad} of {len(found)} lines cannot be read and are left out")
+        return [line for line in (*found, _metrics_line(cut)) if line is not None]
 
     def finish(self, result: Mapping[str, Any]) -> None:
         with self._writing():
@@ -225,6 +224,15 @@ def environment() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "kernels": dict(kernels.info()),
     }
+
+
+def _metrics_line(line: bytes) -> dict[str, Any] | None:
+    """What a line of metrics says, or None where it is damaged."""
+    try:
+        said = json.loads(line)
+        return said if isinstance(said["epoch"], int) and isinstance(said["validation"], dict) else None
+    except (ValueError, KeyError, TypeError):  # UnicodeDecodeError is a ValueError
+        return None
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
