@@ -248,6 +248,19 @@ def test_lost_metrics_do_not_end_a_run(tmp_path):
     assert ["are lost" in line for line in said] == [True]
 
 
+def test_metrics_without_a_checkpoint_are_refused(tmp_path):
+    classifier_run(tmp_path / "whole", epochs=3)
+    classifier_run(tmp_path / "run", epochs=2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = (tmp_path / "run" / METRICS).read_bytes()
+    with pytest.raises(RunError, match=r"no checkpoint; remove .*metrics.jsonl to begin it again"):
+        classifier_run(tmp_path / "run", epochs=3)
+    assert (tmp_path / "run" / METRICS).read_bytes() == before
+    (tmp_path / "run" / METRICS).unlink()
+    classifier_run(tmp_path / "run", epochs=3)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+
+
 def test_a_full_disk_in_earnest(tmp_path):
     """A tmpfs too small for a second checkpoint."""
     disk = tmp_path / "disk"

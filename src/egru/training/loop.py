@@ -61,6 +61,7 @@ def train(
         if run.epochs():
             epoch, best = run.restore(model, optimiser, device, scaler)
         else:
+            run.must_be_new()
             epoch, best = 0, 0
             run.save(epoch, model, optimiser, device, best, scaler)
     kept, warned = epoch, False

@@ -129,6 +129,11 @@ class Run:
                 checkpoint.replace_file(path, kept)
         return epoch, facts["best"]
 
+    def must_be_new(self) -> None:
+        """Refuse to begin where epochs were trained already: their metrics would stand beside the new ones."""
+        if (path := self.folder / METRICS).exists() and path.stat().st_size:
+            raise RunError(f"{self.folder} has {METRICS} but no checkpoint; remove {path} to begin it again")
+
     def newest(self) -> int:
         """The epoch of the newest intact checkpoint; damaged ones are reported."""
         for epoch in reversed(self.epochs()):
