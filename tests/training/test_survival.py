@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from egru.models import SequenceClassifier
 from egru.training import Damaged, Run, RunError, checkpoint
 from egru.training.run import METRICS
 from tests.training.tiny import classifier_run, endless, language_run
@@ -139,6 +140,32 @@ def test_a_resumed_run_is_bit_identical(start, optimiser, tmp_path):
     assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
     if optimiser == "ntavsgd" and start is language_run:
         assert any(name.startswith("raw.") for name in files(tmp_path / "whole", 6))
+
+
+def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
+    classifier_run(tmp_path / "run", epochs=2)
+    classifier_run(tmp_path / "run", epochs=3, learning_rate=1e-2, betas=(0.5, 0.9), weight_decay=0.25)
+    state = json.loads((Run.open(tmp_path / "run").at(3) / "state.json").read_text())
+    first, thresholds = state["optimiser"]["groups"]
+    assert (first["base_lr"], first["lr"], first["betas"], first["weight_decay"]) == (1e-2, 1e-2, [0.5, 0.9], 0.25)
+    assert (thresholds["base_lr"], thresholds["weight_decay"]) == (1e-2, 0)
+
+
+@pytest.mark.parametrize("changes", [{"optimiser": "ntavsgd"}, {"freeze_thresholds": True}])
+def test_another_optimiser_than_the_checkpoints_is_refused(changes, tmp_path):
+    classifier_run(tmp_path / "run", epochs=1)
+    with pytest.raises(RunError, match=r"epoch 1 does not fit .*config.json: the optimiser is of another kind"):
+        classifier_run(tmp_path / "run", epochs=2, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"centre": True}, 'Missing key.*"mean"'), ({"num_layers": 2}, "layer1")]
+)
+def test_another_model_than_the_checkpoints_is_refused(options, words, tmp_path, monkeypatch):
+    classifier_run(tmp_path / "run", epochs=1)
+    monkeypatch.setattr("tests.training.tiny.reader", lambda: SequenceClassifier(1, 12, 2, **options))
+    with pytest.raises(RunError, match=rf"epoch 1 does not fit .*config.json: .*{words}"):
+        classifier_run(tmp_path / "run", epochs=2)
 
 
 FILES = ("weights.safetensors", "trainer.safetensors", "state.json", "SHA256SUMS")

@@ -118,16 +118,32 @@ class Run:
         epoch = self.newest()
         for later in [e for e in self.epochs() if e > epoch]:
             checkpoint.discard(self.at(later))
-        facts = checkpoint.load(self.at(epoch), model, optimiser, device)
-        if facts.get("scaler"):
-            scaler.load_state_dict(facts["scaler"])
+        best = self._load(epoch, model, optimiser, device, scaler)
         path = self.folder / METRICS
         lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
         kept = "".join(f"{line}\n" for line in lines).encode()
         if not path.exists() or path.read_bytes() != kept:
             with self._writing():
                 checkpoint.replace_file(path, kept)
-        return epoch, facts["best"]
+        return epoch, best
+
+    def _load(
+        self,
+        epoch: int,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        device: torch.device,
+        scaler: torch.amp.GradScaler,
+    ) -> int:
+        """Put back the checkpoint of ``epoch``; returns the best one's."""
+        try:
+            facts = checkpoint.load(self.at(epoch), model, optimiser, device)
+            if facts.get("scaler"):
+                scaler.load_state_dict(facts["scaler"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {why}") from error
+        return facts["best"]
 
     def must_be_new(self) -> None:
         """Refuse to begin where epochs were trained already: their metrics would stand beside the new ones."""
