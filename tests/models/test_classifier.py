@@ -115,6 +115,19 @@ def test_the_mean_is_subtracted_and_kept_with_the_weights():
     assert worst([centred(x)[0]], [plain(x)[0]]) > 1e-3
 
 
+def test_a_single_row_is_normalised_by_the_running_statistics():
+    model = SequenceClassifier(3, 5, 2, normalise=True)
+    model(torch.rand(8, 6, 3))
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    x = torch.rand(1, 6, 3)
+    scores, _ = model(x)
+    assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+    assert torch.equal(scores, model.eval()(x)[0])
+    scores.sum().backward()
+    assert model.normalise is not None
+    assert model.normalise.weight.grad is not None
+
+
 def test_options_reach_every_layer():
     model = SequenceClassifier(3, 8, 4, num_layers=2, zoneout=0.2, dropconnect=0.1, threshold=egru.Threshold("abs"))
     for layer in model.layers:

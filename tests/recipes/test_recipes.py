@@ -191,6 +191,11 @@ def test_input_weights_are_scaled():
         ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
         ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),
         ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
+        ({"trace": 0.0}, "trace must be positive and at most 1e15 steps, got 0.0"),
+        ({"trace": 1e17, "normalise": True}, "trace must be positive and at most 1e15 steps, got 1e[+]17"),
+        ({"limit": -1000}, "limit must be at least 1, or none; got -1000"),
+        ({"hidden": 1, "uniform_gates": True}, "hidden must be at least 2 to spread update gates over, got 1"),
+        ({"dropout": 0.5}, "dropout must be left out with one layer.* got 0.5"),
         pytest.param(
             {"device": "cuda"},
             "device must be cpu where torch sees no CUDA device, got 'cuda'",
@@ -201,6 +206,11 @@ def test_input_weights_are_scaled():
 def test_settings_that_do_not_go_together(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
+
+
+def test_a_limit_of_words_is_checked():
+    with pytest.raises(ValueError, match="limit must be at least 1, or none; got 0"):
+        LanguageConfig(limit=0)
 
 
 def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from egru.models import SequenceClassifier
 from egru.training import Damaged, Run, RunError, checkpoint
 from egru.training.run import METRICS
 from tests.training.tiny import classifier_run, endless, language_run
@@ -78,6 +79,20 @@ def test_kill_at_random_moments(tmp_path):
     assert left == []
 
 
+def test_only_our_own_leftovers_are_swept(tmp_path):
+    run = Run.create(tmp_path / "run", {})
+    theirs = [".git/config", ".gitignore", ".notes.2026", "checkpoints/.keep", "checkpoints/.epoch-notes.1"]
+    ours = [".config.json.41", ".metrics.jsonl.41", "checkpoints/.epoch-00012.41/a"]
+    ours += ["checkpoints/.epoch-00012.old.41/a"]
+    for name in (*theirs, *ours):
+        path = run.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    run.sweep()
+    assert [name for name in (*theirs, *ours) if (run.folder / name).exists()] == theirs
+    assert not (run.folder / "checkpoints" / ".epoch-00012.41").exists()
+
+
 class Stop(BaseException):
     """The machine going down, at a place of our choosing."""
 
@@ -125,6 +140,32 @@ def test_a_resumed_run_is_bit_identical(start, optimiser, tmp_path):
     assert curve(tmp_path / "whole") == curve(tmp_path / "parts")
     if optimiser == "ntavsgd" and start is language_run:
         assert any(name.startswith("raw.") for name in files(tmp_path / "whole", 6))
+
+
+def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
+    classifier_run(tmp_path / "run", epochs=2)
+    classifier_run(tmp_path / "run", epochs=3, learning_rate=1e-2, betas=(0.5, 0.9), weight_decay=0.25)
+    state = json.loads((Run.open(tmp_path / "run").at(3) / "state.json").read_text())
+    first, thresholds = state["optimiser"]["groups"]
+    assert (first["base_lr"], first["lr"], first["betas"], first["weight_decay"]) == (1e-2, 1e-2, [0.5, 0.9], 0.25)
+    assert (thresholds["base_lr"], thresholds["weight_decay"]) == (1e-2, 0)
+
+
+@pytest.mark.parametrize("changes", [{"optimiser": "ntavsgd"}, {"freeze_thresholds": True}])
+def test_another_optimiser_than_the_checkpoints_is_refused(changes, tmp_path):
+    classifier_run(tmp_path / "run", epochs=1)
+    with pytest.raises(RunError, match=r"epoch 1 does not fit .*config.json: the optimiser is of another kind"):
+        classifier_run(tmp_path / "run", epochs=2, **changes)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"centre": True}, 'Missing key.*"mean"'), ({"num_layers": 2}, "layer1")]
+)
+def test_another_model_than_the_checkpoints_is_refused(options, words, tmp_path, monkeypatch):
+    classifier_run(tmp_path / "run", epochs=1)
+    monkeypatch.setattr("tests.training.tiny.reader", lambda: SequenceClassifier(1, 12, 2, **options))
+    with pytest.raises(RunError, match=rf"epoch 1 does not fit .*config.json: .*{words}"):
+        classifier_run(tmp_path / "run", epochs=2)
 
 
 FILES = ("weights.safetensors", "trainer.safetensors", "state.json", "SHA256SUMS")
@@ -200,6 +241,50 @@ def test_a_cut_line_of_metrics_does_not_matter(tmp_path):
     with (tmp_path / "run" / METRICS).open("a") as file:
         file.write('{"epoch": 4, "tra')
     classifier_run(tmp_path / "run", epochs=4)
+    assert curve(tmp_path / "run") == curve(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"7", b'{"epoch": 2}'])
+def test_a_damaged_line_of_metrics_costs_that_line_alone(damage, tmp_path):
+    classifier_run(tmp_path / "whole", epochs=5)
+    classifier_run(tmp_path / "run", epochs=4)
+    path = tmp_path / "run" / METRICS
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
+    said = []
+    classifier_run(tmp_path / "run", epochs=5, say=said.append)
+    assert [line for line in said if "1 of 4 lines cannot be read" in line] == said[:1]
+    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 3, 4, 5]
+    assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
+
+
+def test_bytes_that_are_no_text_after_the_metrics_do_not_matter(tmp_path):
+    classifier_run(tmp_path / "run", epochs=2)
+    with (tmp_path / "run" / METRICS).open("ab") as file:
+        file.write(b"\xff\xfe\x00")
+    classifier_run(tmp_path / "run", epochs=3)
+    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 2, 3]
+
+
+def test_lost_metrics_do_not_end_a_run(tmp_path):
+    classifier_run(tmp_path / "run", epochs=3)
+    (tmp_path / "run" / METRICS).unlink()
+    said = []
+    result, _ = classifier_run(tmp_path / "run", epochs=4, say=said.append)
+    assert result.best_epoch == 4
+    assert ["are lost" in line for line in said] == [True]
+
+
+def test_metrics_without_a_checkpoint_are_refused(tmp_path):
+    classifier_run(tmp_path / "whole", epochs=3)
+    classifier_run(tmp_path / "run", epochs=2)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    before = (tmp_path / "run" / METRICS).read_bytes()
+    with pytest.raises(RunError, match=r"no checkpoint; remove .*metrics.jsonl to begin it again"):
+        classifier_run(tmp_path / "run", epochs=3)
+    assert (tmp_path / "run" / METRICS).read_bytes() == before
+    (tmp_path / "run" / METRICS).unlink()
+    classifier_run(tmp_path / "run", epochs=3)
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 

@@ -32,7 +32,8 @@ class SequenceClassifier(RecurrentStack):
         readout: what the linear layer reads. "trace": ``tr_t = decay * tr_{t-1} + gain * y_t`` at the last step, as in
             the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
         decay, gain: of the trace.
-        normalise: batch normalisation between summary and readout.
+        normalise: batch normalisation between summary and readout. In training, a single row, which has no variance, is
+            normalised by the running statistics and leaves them as they are.
         centre: subtract the buffer ``mean`` from every frame. It starts as zeros: set it to the mean training frame.
             Pixels that are mostly on otherwise drown those that differ.
         input_dropout: on what the first layer reads, the head's features where there is a head; variational.
@@ -103,7 +104,14 @@ class SequenceClassifier(RecurrentStack):
         if self.summary == "every":
             return self.readout(y).transpose(0, 1), after
         value = summary / steps if self.summary == "mean" else summary
-        return self.readout(value if self.normalise is None else self.normalise(value)), after
+        return self.readout(value if self.normalise is None else self._normalised(value, self.normalise)), after
+
+    def _normalised(self, value: Tensor, norm: nn.BatchNorm1d) -> Tensor:
+        if not norm.training or len(value) > 1:
+            return norm(value)
+        return nn.functional.batch_norm(
+            value, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps
+        )
 
     @torch.no_grad()
     def streaming(self) -> dict[str, Any]:

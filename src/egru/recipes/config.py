@@ -41,6 +41,8 @@ class Network:
 
     def layer_options(self) -> dict[str, Any]:
         """What every layer is called with, beside its sizes."""
+        if self.dropout and self.layers == 1:
+            raise ValueError(f"dropout must be left out with one layer: the last has none; got {self.dropout}")
         if self.cell in EVENT_CELLS:
             options: dict[str, Any] = {
                 "dropconnect": self.dropconnect,
@@ -98,6 +100,11 @@ class ClassifierConfig(Network, ClassifierTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_limit(self.limit)
+        if not 0 < self.trace <= 1e15:
+            raise ValueError(f"trace must be positive and at most 1e15 steps, got {self.trace}")
+        if self.hidden < 2 and (self.uniform_gates or self.longest_memory is not None):
+            raise ValueError(f"hidden must be at least 2 to spread update gates over, got {self.hidden}")
         sides = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}.get(self.data, ())
         if self.side is not None and self.side not in sides:
             accepted = " or ".join(map(str, sides)) or "left out"
@@ -133,6 +140,15 @@ class LanguageConfig(Network, LanguageTraining):
     dropout_mode: Literal["variational", "plain"] = "variational"
     """Of all dropout but that on words: one mask a sequence, or anew at every step."""
     layers: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_limit(self.limit)
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, or none; got {limit}")
 
 
 Config = ClassifierConfig | LanguageConfig

@@ -87,7 +87,10 @@ def load_weights(folder: Path, model: nn.Module) -> None:
 
 
 def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> dict[str, Any]:
-    """Put everything back as it was when the checkpoint was written; returns its facts."""
+    """Put everything back as it was when the checkpoint was written; returns its facts.
+
+    Settings of the optimiser, such as its learning rate, stay as they are: the config may have been changed.
+    """
     tensors = _read_tensors(folder / TRAINER)
     stored = json.loads((folder / STATE).read_text(encoding="utf-8"))
     raw = {name.removeprefix("raw."): value for name, value in tensors.items() if name.startswith("raw.")}
@@ -97,7 +100,8 @@ def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, devic
         if name.startswith("optimiser."):
             _, index, key = name.split(".", 2)
             state.setdefault(int(index), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": stored["optimiser"]["groups"]})
+    groups = _groups(optimiser, stored["optimiser"]["groups"])
+    optimiser.load_state_dict({"state": state, "param_groups": groups})
     torch.set_rng_state(tensors["random.cpu"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(tensors["random.cuda"], device)
@@ -156,7 +160,8 @@ def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Put weights into ``model``, in which tied ones may be there once."""
     own = model.state_dict()
     known = {own[name].data_ptr(): value for name, value in weights.items() if name in own}
-    model.load_state_dict(weights | {n: known[x.data_ptr()] for n, x in own.items() if n not in weights})
+    tied = {n: known[x.data_ptr()] for n, x in own.items() if n not in weights and x.data_ptr() in known}
+    model.load_state_dict(weights | tied)
 
 
 def _optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -171,6 +176,19 @@ def _optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor
             else:
                 plain.setdefault(str(index), {})[key] = value
     return tensors, {"state": plain, "groups": stored["param_groups"]}
+
+
+_COURSE = ("params", "averaging", "losses")
+"""What an optimiser's groups hold beside settings: which parameters, and how far averaging has come."""
+
+
+def _groups(optimiser: torch.optim.Optimizer, stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ``stored`` groups with the settings of ``optimiser``."""
+    own = optimiser.param_groups
+    if len(own) != len(stored) or ("averaging" in own[0]) != ("averaging" in stored[0]):
+        raise ValueError("the optimiser is of another kind, or has other groups of parameters")
+    settings = [{name: value for name, value in group.items() if name not in _COURSE} for group in own]
+    return [old | new for old, new in zip(stored, settings, strict=True)]
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from egru.training import checkpoint
 from egru.training.config import Training
 from egru.training.run import Run
 
@@ -219,10 +218,7 @@ class Follower(Run):
         self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler
     ) -> tuple[int, int]:
         epoch = self.newest()
-        facts = checkpoint.load(self.at(epoch), model, optimiser, device)
-        if facts.get("scaler"):
-            scaler.load_state_dict(facts["scaler"])
-        return epoch, facts["best"]
+        return epoch, self._load(epoch, model, optimiser, device, scaler)
 
 
 def seat(run: Run) -> Run:

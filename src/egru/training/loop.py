@@ -61,10 +61,13 @@ def train(
         if run.epochs():
             epoch, best = run.restore(model, optimiser, device, scaler)
         else:
+            run.must_be_new()
             epoch, best = 0, 0
             run.save(epoch, model, optimiser, device, best, scaler)
     kept, warned = epoch, False
     merits = {line["epoch"]: task.merit(Scores(**line["validation"])) for line in run.metrics()}
+    if best and best not in merits:
+        run.say(f"the metrics of epoch {best}, the best so far, are lost: the next one that is saved takes its place")
 
     while epoch < training.epochs:
         start = time.perf_counter()
@@ -82,7 +85,7 @@ def train(
         merits[epoch] = task.merit(scores)
         last, late = epoch == training.epochs, distributed.agreed(lambda: time.monotonic() >= limit)
         saved = epoch % training.save_every == 0 or last or late
-        best = epoch if saved and (best == 0 or merits[epoch] > merits[best]) else best
+        best = epoch if saved and (best not in merits or merits[epoch] > merits[best]) else best
         seconds, elapsed = time.perf_counter() - start, time.monotonic() - begun
         line = metrics_line(epoch, trained, scores, activity, training_activity, found, seconds, elapsed)
         if not warned and (advice := explosion(epoch, found, trained)):

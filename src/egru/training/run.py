@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,10 @@ from torch import nn
 from egru.training import checkpoint
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+
+_FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
+_OURS = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
+"""Names under which :mod:`egru.training.checkpoint` writes and removes: with the number of the process at the end."""
 
 
 class RunError(RuntimeError):
@@ -113,16 +118,37 @@ class Run:
         epoch = self.newest()
         for later in [e for e in self.epochs() if e > epoch]:
             checkpoint.discard(self.at(later))
-        facts = checkpoint.load(self.at(epoch), model, optimiser, device)
-        if facts.get("scaler"):
-            scaler.load_state_dict(facts["scaler"])
+        best = self._load(epoch, model, optimiser, device, scaler)
         path = self.folder / METRICS
         lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
         kept = "".join(f"{line}\n" for line in lines).encode()
         if not path.exists() or path.read_bytes() != kept:
             with self._writing():
                 checkpoint.replace_file(path, kept)
-        return epoch, facts["best"]
+        return epoch, best
+
+    def _load(
+        self,
+        epoch: int,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        device: torch.device,
+        scaler: torch.amp.GradScaler,
+    ) -> int:
+        """Put back the checkpoint of ``epoch``; returns the best one's."""
+        try:
+            facts = checkpoint.load(self.at(epoch), model, optimiser, device)
+            if facts.get("scaler"):
+                scaler.load_state_dict(facts["scaler"])
+        except (KeyError, RuntimeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {why}") from error
+        return facts["best"]
+
+    def must_be_new(self) -> None:
+        """Refuse to begin where epochs were trained already: their metrics would stand beside the new ones."""
+        if (path := self.folder / METRICS).exists() and path.stat().st_size:
+            raise RunError(f"{self.folder} has {METRICS} but no checkpoint; remove {path} to begin it again")
 
     def newest(self) -> int:
         """The epoch of the newest intact checkpoint; damaged ones are reported."""
@@ -168,9 +194,10 @@ class Run:
             raise RunError(f"cannot write to {self.folder}: {error.strerror}; training stopped, {last}") from error
 
     def sweep(self) -> None:
-        """Remove what an interrupted write left behind."""
+        """Remove what an interrupted write left behind, and nothing else: the folder is its owner's."""
         for left in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
-            shutil.rmtree(left) if left.is_dir() else left.unlink()
+            if _OURS.fullmatch(left.name):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     # ---- numbers ----------------------------------------------------------------------------------------------------
 
@@ -182,15 +209,14 @@ class Run:
             os.fsync(file.fileno())
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics so far; a last line that was cut short does not count."""
+        """The metrics so far. A last line that was cut short does not count; other damaged lines are reported."""
         path = self.folder / METRICS
-        lines = []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
-                lines.append(json.loads(line))
-            except ValueError:
-                break
-        return lines
+        whole, _, cut = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        found = [_metrics_line(line) for line in whole.split(b"\n") if line.strip()]
+        bad = found.count(None)
+        if bad:
+            self.say(f"{path}: {bad} of {len(found)} lines cannot be read and are left out")
+        return [line for line in (*found, _metrics_line(cut)) if line is not None]
 
     def finish(self, result: Mapping[str, Any]) -> None:
         with self._writing():
@@ -219,6 +245,15 @@ def environment() -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "kernels": dict(kernels.info()),
     }
+
+
+def _metrics_line(line: bytes) -> dict[str, Any] | None:
+    """What a line of metrics says, or None where it is damaged."""
+    try:
+        said = json.loads(line)
+        return said if isinstance(said["epoch"], int) and isinstance(said["validation"], dict) else None
+    except (ValueError, KeyError, TypeError):  # UnicodeDecodeError is a ValueError
+        return None
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
