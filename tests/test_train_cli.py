@@ -209,6 +209,20 @@ def test_errors_are_one_line(arguments, code, words, capsys):
     assert err.count("\n") == 1
 
 
+def test_a_damaged_config_is_one_line(capsys, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    code, _, err = egru(capsys, "evaluate", str(tmp_path))
+    assert code == 1
+    assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, -v shows where it happened\n"
+
+
+def test_minutes_are_checked_before_there_is_a_run(capsys, tmp_path):
+    code, _, err = egru(capsys, "train", "digits", "--smoke", "--minutes", "nan", "--out", str(tmp_path / "run"))
+    assert code == 1
+    assert "minutes must be positive" in err
+    assert not (tmp_path / "run").exists()
+
+
 def test_verbose_shows_the_trace(capsys):
     for arguments in (["-v", "evaluate", "nowhere"], ["evaluate", "nowhere", "-v"]):
         code, _, err = egru(capsys, *arguments)

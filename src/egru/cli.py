@@ -345,9 +345,12 @@ def guarded(arguments: list[str] | None) -> int:
     except egru.training.Paused as pause:
         print(f"egru: {pause}", file=sys.stderr)
         return 75
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        if isinstance(error, ArithmeticError | LookupError):  # nobody meant to raise it
+            said = f"{type(error).__name__}: {said}; a file of the run may be damaged, -v shows where it happened"
         if options.verbose:
             traceback.print_exc()
         else:
-            print(f"egru: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"egru: {said}", file=sys.stderr)
         return 2 if isinstance(error, FileNotFoundError) else 1

@@ -30,6 +30,7 @@ from egru.training import (
     tensorboard,
     train,
 )
+from egru.training.loop import check_minutes
 from egru.training.progress import Progress
 from egru.training.run import CONFIG
 
@@ -48,6 +49,7 @@ def start(
     After ``minutes`` the run is saved at the end of an epoch and :class:`egru.training.Paused` raised.
     ``progress``: who hears of it; a bar if None. ``page``: write the report page in the end.
     """
+    check_minutes(minutes)
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     with distributed.group(config.device) as device:

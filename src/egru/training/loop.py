@@ -41,6 +41,12 @@ class Result:
     seconds: float
 
 
+def check_minutes(minutes: float | None) -> None:
+    """Also of whoever makes a folder for the run, before it is there."""
+    if minutes is not None and not minutes > 0:
+        raise ValueError(f"train: minutes must be positive, or None for no limit; got {minutes!r}")
+
+
 def train(
     model: nn.Module, task: Task, training: Training, run: Run, progress: Progress, minutes: float | None = None
 ) -> Result:
@@ -48,8 +54,7 @@ def train(
 
     After ``minutes`` it saves at the end of the epoch and raises :class:`Paused`: the run goes on another time.
     """
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"train: minutes must be positive, or None for no limit; got {minutes!r}")
+    check_minutes(minutes)
     begun = time.monotonic()
     limit = math.inf if minutes is None else begun + 60 * minutes
     device = torch.device(training.device)
