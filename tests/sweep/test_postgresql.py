@@ -104,7 +104,9 @@ def test_the_trial_of_a_machine_that_died_is_tried_elsewhere(server, tmp_path):
     """No supervisor left to notice: the signs of life stop, and another machine takes the trial over."""
     given = settings(tmp_path / "dead", endless=0, storage=server, study="heartbeat", heartbeat=1)
     reading, writing = multiprocessing.get_context("forkserver").Pipe(duplex=False)
-    process = multiprocessing.get_context("forkserver").Process(target=work, args=(given, None, writing))
+    process = multiprocessing.get_context("forkserver").Process(
+        target=work, args=(given, None, dict(os.environ), writing)
+    )
     process.start()
     end = time.monotonic() + 60
     while len(Run(given.trial_folder(0)).metrics()) < 2:
