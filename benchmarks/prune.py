@@ -1,11 +1,11 @@
 """Activity pruning (the paper's supplement): what is left of a trained network without its least active units.
 
     python benchmarks/prune.py RUN                      # a run's folder, or what `egru export` made of it
-    python benchmarks/prune.py smnist                   # the model that ships with the package
+    python benchmarks/prune.py smnist --out benchmarks/results/prune_smnist.json   # the model that ships with us
     python benchmarks/prune.py --table                  # what was found, as Markdown
 
 Units are ranked by their activity on training data (the first --seen sequences or words), left out with
-`egru.activity.prune`, and the network is scored on validation, with nothing trained again. Then every network reads the
+`egru.compress.prune`, and the network is scored on validation, with nothing trained again. Then every network reads the
 same beginning of the validation data in egru.EventEngine (one thread), step by step, in turns; medians over turns.
 """
 
@@ -23,7 +23,7 @@ import torch
 
 import egru
 from egru import recipes
-from egru.activity import prune
+from egru.compress import prune
 from egru.data import Split, Text
 from egru.models import LanguageModel
 from egru.recipes.trained import run_or_pretrained
@@ -97,23 +97,19 @@ def measure(name: str, seen: int | None, turns: int) -> dict[str, Any]:
 def line(row: dict[str, Any], whole: dict[str, Any]) -> str:
     """A row of the table; times as shares of the whole network's."""
     share = row["share"]
-    given = (
-        "never spoke"
-        if share is None
-        else " / ".join(percent(s, 0) for s in (share if isinstance(share, list | tuple) else [share]))
-    )
+    shares = share if isinstance(share, list | tuple) else [share]
+    gone = "never spoke" if share is None else " / ".join(percent(each, 0) for each in shares)
     quality = percent(row["accuracy"], 2) if row["perplexity"] is None else f"{row['perplexity']:.2f}"
-    time = percent(row["microseconds"] / whole["microseconds"], 0) if "microseconds" in row else ""
+    spent = percent(row["microseconds"] / whole["microseconds"], 0) if "microseconds" in row else ""
     units, counts = ", ".join(map(str, row["units"])), [count(row[name]) for name in ("parameters", "forward_macs")]
     return (
-        f"| {given} | {units} | {counts[0]} | {quality} | {percent(row['activity_sparsity'])} | {counts[1]} | {time} |"
+        f"| {gone} | {units} | {counts[0]} | {quality} | {percent(row['activity_sparsity'])} | {counts[1]} | {spent} |"
     )
 
 
 def table(found: dict[str, Any]) -> str:
-    text = found["rows"][0]["perplexity"] is not None
-    score = "perplexity" if text else "accuracy"
-    head = f"| left out | units | parameters | validation {score} | silent | MACs a step | time of a step |"
+    quality = "accuracy" if found["rows"][0]["perplexity"] is None else "perplexity"
+    head = f"| left out | units | parameters | validation {quality} | silent | MACs a step | time of a step |"
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(line(row, found["rows"][0]) for row in found["rows"])])
 
 

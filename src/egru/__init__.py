@@ -1,6 +1,6 @@
 """Event-based recurrent networks: layers that compute, and cost, only where something happens."""
 
-from egru import activity, continuous, data, functional, kernels, models, report, training
+from egru import activity, compress, continuous, data, functional, kernels, models, report, training
 from egru.activity import ActivityLoss, ActivityMonitor
 from egru.events import EventState, Surrogate, register_surrogate
 from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
@@ -20,6 +20,7 @@ __all__ = [
     "Surrogate",
     "Threshold",
     "activity",
+    "compress",
     "continuous",
     "data",
     "exponential_trace",

@@ -258,11 +258,13 @@ def test_one_thread_at_a_time() -> None:
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16])
 def test_addresses_of_every_kind(kind):
-    """Sorted or not; differences of unsigned ones wrap around."""
+    """Sorted or not, none twice; differences of unsigned ones wrap around."""
     layer = egru.EGRU(5, 8).float().eval()
     engine, other = EventEngine(layer), EventEngine(layer)
     got = engine.step((np.array([3, 0, 4], kind), np.array([1, 2, 3], np.float32)))
     assert np.array_equal(got, other.step((np.array([0, 3, 4]), np.array([2, 1, 3], np.float32))))
+    with pytest.raises(ValueError, match="index 3 is given twice"):
+        engine.step((np.array([3, 0, 3], kind), np.array([1, 2, 5], np.float32)))
 
 
 def test_a_layer_that_is_there_twice_runs_twice():

@@ -3,7 +3,6 @@
 from egru.activity.adjoint import Stability, stability
 from egru.activity.monitor import ActivityMonitor
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters, macs_per_step
-from egru.activity.prune import prune
 from egru.activity.regularise import ActivityLoss, rate_loss, state_loss
 from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
 
@@ -18,7 +17,6 @@ __all__ = [
     "Stability",
     "count_parameters",
     "macs_per_step",
-    "prune",
     "rate_loss",
     "stability",
     "state_loss",

@@ -1,4 +1,4 @@
-"""Smaller networks from trained ones: without the units that speak least (the paper's activity pruning)."""
+"""Without the units that speak least: the paper's activity pruning."""
 
 import copy
 from collections.abc import Sequence

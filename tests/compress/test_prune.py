@@ -5,7 +5,8 @@ import torch
 
 import egru
 from egru import ActivityMonitor
-from egru.activity import count_parameters, prune
+from egru.activity import count_parameters
+from egru.compress import prune
 from egru.models import LanguageModel, SequenceClassifier
 from tests.helpers import lively
 

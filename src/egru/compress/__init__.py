@@ -1,0 +1,5 @@
+"""Smaller networks from trained ones."""
+
+from egru.compress.prune import prune
+
+__all__ = ["prune"]
