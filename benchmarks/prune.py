@@ -117,7 +117,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", metavar="RUN")
     parser.add_argument("--seen", type=int, help="sequences or words to rank units by (5000, or 50000 words)")
-    parser.add_argument("--turns", type=int, default=16, help="in the engine, of 98 steps each: more where a step is short")
+    parser.add_argument(
+        "--turns", type=int, default=16, help="in the engine, of 98 steps each: more where a step is short"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="write what was found here, as JSON")
     parser.add_argument("--table", action="store_true", help="print what is kept, and measure nothing")
     options = parser.parse_args(arguments)
