@@ -17,10 +17,10 @@ demo: $(STAMP)
 	$(BIN)/python recipes/digits.py $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow' --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest --timeout 300 -m 'not slow' --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest --timeout 900 --cov --cov-report=term --cov-fail-under=90 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

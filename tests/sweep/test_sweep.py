@@ -286,6 +286,21 @@ def test_a_journal_cut_short_is_mended(tmp_path):
     mend(tmp_path / "nothing.log")
 
 
+@pytest.mark.parametrize("folder", ["absolute", "relative"])
+def test_a_dead_writers_lock_is_broken(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("egru.sweep.study._GRACE", 3)
+    study = open_study(settings(Path("here") if folder == "relative" else tmp_path / "here"))
+    lock = study._storage._backend._lock
+    lock.acquire()
+    asked = threading.Thread(target=study.ask, daemon=True)
+    asked.start()
+    asked.join(30)
+    if stuck := asked.is_alive():
+        lock.release()
+    assert not stuck
+    assert states(study) == ["RUNNING"]
+
+
 def test_fields_with_dots():
     config = with_fields(find("digits").make(), {"threshold.mean": -2, "clip": None, "betas": [0.8, 0.9]})
     assert (config.threshold.mean, config.clip, config.betas) == (-2.0, None, (0.8, 0.9))

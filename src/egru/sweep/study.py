@@ -87,7 +87,7 @@ def _settings(sweep: Sweep) -> dict[str, Any]:
 def _storage(sweep: Sweep) -> Any:
     storages = optuna().storages
     if "://" not in sweep.storage:
-        path = Path(sweep.storage)
+        path = Path(sweep.storage).resolve()  # the lock is a link to it: a relative one would lead nowhere
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = storages.journal.JournalFileSymlinkLock(str(path), grace_period=_GRACE)
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(path), lock))
