@@ -143,6 +143,7 @@ def test_options_reach_every_layer():
     [
         ({"batch_first": True}, r"SequenceClassifier: batch_first=True .*\(B, T, features\).*leave it out"),
         ({"bidirectional": True}, "SequenceClassifier: bidirectional=True .*leave it out"),
+        ({"dropout_mode": "plain"}, "SequenceClassifier: dropout_mode='plain' .*variational; leave it out"),
         ({"proj_size": 2}, "SequenceClassifier: proj_size=2 .*leave it out"),
     ],
 )

@@ -39,6 +39,19 @@ def test_layers_add_up_to_the_whole():
     assert f"{100 * (1 - cost.activity):.0f} % of its units are silent" in content
 
 
+def test_a_layer_that_ran_for_half_of_the_steps_counts_half():
+    activity = examples.event_activity()
+    (layer,) = activity.layers
+    slow = dataclasses.replace(layer, name="slow", steps=layer.steps // 2)
+    content = figures.layers(
+        examples.run(activity=dataclasses.replace(activity, layers=(layer, slow))), "red", "layers-1"
+    ).content
+    rows = 3 * layer.cost.hidden_size
+    for share in (1, 0.5):
+        assert f">{rows * 1.5 * share:.0f} of {rows * 2 * share:.0f}" in content
+        assert f" of {format.count(rows * layer.cost.hidden_size * share)}" in content
+
+
 def test_curves_of_a_language_model_show_perplexity():
     run = examples.run(test_perplexity=60.0)
     words = dataclasses.replace(

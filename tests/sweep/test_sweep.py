@@ -19,7 +19,7 @@ import torch
 
 from egru import cli
 from egru.recipes import find, resume, with_fields
-from egru.sweep import read_search, sweep, table, write_outcome
+from egru.sweep import read_search, sweep, table, worker, write_outcome
 from egru.sweep.study import RETRIES, done, lose, mend, open_study
 from egru.training import Run, RunError
 from tests.sweep.small import SPACE, settings, stillborn
@@ -226,6 +226,18 @@ def search(trial):
     assert states(study) == ["FAIL", "COMPLETE"]
     assert said[0].startswith("trial 0: failed ()")
     assert "is the last good state" in said[0]
+
+
+def test_a_trial_whose_best_epoch_left_no_line_has_failed(tmp_path, monkeypatch):
+    trial = optuna.trial.FixedTrial({"hidden": 3, "threshold": -2.0})
+
+    def start(*given, **options):
+        worker.Run.create(tmp_path / "trial-00000", {})
+
+    monkeypatch.setattr(worker, "start", start)
+    monkeypatch.setattr(worker.Run, "best", lambda run: 2)
+    with pytest.raises(RuntimeError, match=r"the line of epoch 2, the best, is missing from the metrics of .*00000"):
+        worker.run_trial(settings(tmp_path), trial)
 
 
 WRONG = {

@@ -25,6 +25,8 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
 REFUSED = {
     "batch_first": "the model arranges what its layers read; a SequenceClassifier reads (B, T, features), "
     "a LanguageModel (T, B)",
+    "dropout_mode": "a layer of a SequenceClassifier has no dropout inside; what the model drops between layers is "
+    "variational",
     "bidirectional": "the next layer and the readout are as wide as one direction",
     "proj_size": "the next layer and the readout are as wide as the layer",
 }

@@ -86,26 +86,27 @@ def work(runs: Sequence[RunReport]) -> Figure:
 def layers(run: RunReport, hue: str, name: str) -> Figure:
     """Where the forward work of one run goes: every layer's input, its recurrence, the readouts."""
     parts: list[tuple[str, float, float, str]] = []
+    steps = run.activity.steps
     for layer in run.activity.layers:
         cost, rows = layer.cost, layer.cost.gates * layer.cost.hidden_size
-        inputs = rows * (cost.input_size + 1)  # the input's weights and the bias
+        inputs, dense = rows * (cost.input_density * cost.input_size + 1), rows * (cost.input_size + 1)  # with the bias
+        share = layer.steps / steps
         parts.append(
             (
                 f"{layer.name}, input",
-                rows * (cost.input_density * cost.input_size + 1),
-                inputs,
+                inputs * share,
+                dense * share,
                 f"{format.percent(1 - cost.input_density, 0)} of its input is zero",
             )
         )
         parts.append(
             (
                 f"{layer.name}, recurrent",
-                cost.forward - parts[-1][1],
-                cost.dense.forward - inputs,
+                (cost.forward - inputs) * share,
+                (cost.dense.forward - dense) * share,
                 f"{format.percent(layer.activity_sparsity, 0)} of its units are silent",
             )
         )
-    steps = run.activity.steps
     parts += [
         (
             linear.name,

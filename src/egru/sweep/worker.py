@@ -79,7 +79,9 @@ def run_trial(sweep: Sweep, trial: Any) -> list[float]:
         start(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
     run = Run.open(folder)
     best = run.best()
-    line = next(line for line in run.metrics() if line["epoch"] == best)
+    line = next((line for line in run.metrics() if line["epoch"] == best), None)
+    if line is None:
+        raise RuntimeError(f"the line of epoch {best}, the best, is missing from the metrics of {folder}")
     return [goal.of(line) for goal in goals]
 
 
