@@ -86,7 +86,7 @@ def test_keep_takes_the_small_files_and_no_paths(tmp_path):
     (run / reproduce.RECORD).unlink()
     (run / "checkpoints").mkdir()
     plain = json.loads((run / "config.json").read_text())
-    plain["config"] |= {"root": "/somewhere/private", "seed": 3}
+    plain["config"] |= {"root": "/somewhere/private", "start_from": "/somewhere/private/first", "seed": 3}
     (run / "config.json").write_text(json.dumps(plain))
     os.utime(run / "result.json", (1.8e9, 1.8e9))
     folder = keep(run, tmp_path / "results")
@@ -96,7 +96,7 @@ def test_keep_takes_the_small_files_and_no_paths(tmp_path):
     }  # fmt: skip
     assert "private" not in (folder / "config.json").read_text()
     (again,) = kept(tmp_path / "results")
-    assert (again.command, again.date) == ("egru train dvs-gru --seed 3", "2027-01-15")
+    assert (again.command, again.date) == ("egru train dvs-gru --seed 3 --start-from first", "2027-01-15")
     assert Run.open(folder).metrics() == Run.open(run).metrics()
 
 

@@ -38,6 +38,8 @@ class Network:
     surrogate: Surrogate = dataclasses.field(default_factory=Surrogate)
     oscillators: tuple[float, float, float] = (0.042, 2.7, 4.7)
     """Time step, stiffness and damping (cornn)."""
+    start_from: str | None = None
+    """Folder of a run or an export, or a pretrained model's name, whose weights are the start; none: random ones."""
 
     def layer_options(self) -> dict[str, Any]:
         """What every layer is called with, beside its sizes."""

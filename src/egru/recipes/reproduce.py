@@ -99,6 +99,9 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
     if config.limit is not None:
         raise RunError(f"{run_folder} saw only the first {config.limit} of each split; only whole runs are kept")
     plain["config"]["root"] = None
+    if config.start_from is not None:
+        config = dataclasses.replace(config, start_from=Path(config.start_from).name)
+        plain["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
     record = {"command": command(recipe, config), "date": finished.strftime("%Y-%m-%d")}
     stamp = finished.strftime("%Y%m%d-%H%M")

@@ -14,7 +14,7 @@ from egru.activity import ActivitySummary
 from egru.recipes.build import build, load
 from egru.recipes.config import Config, read, stored
 from egru.recipes.pages import report
-from egru.recipes.trained import run_or_pretrained, trained
+from egru.recipes.trained import run_or_pretrained, start_with, trained
 from egru.runtime.export import save_parts
 from egru.training import (
     Result,
@@ -52,9 +52,13 @@ def start(
     check_minutes(minutes)
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
+    if config.start_from is not None and os.path.isdir(config.start_from):
+        config = dataclasses.replace(config, start_from=os.path.abspath(config.start_from))
     with distributed.group(config.device) as device:
         placed = dataclasses.replace(config, device=device)
         model, task = build(placed, load(placed))
+        if config.start_from is not None:
+            start_with(model, config.start_from, say)
         with distributed.first_goes_first():
             own = stored(recipe, config)
             run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)

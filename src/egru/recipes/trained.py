@@ -38,13 +38,28 @@ def trained(folder: Path, device: str | None = None, say: Callable[[str], None] 
         config = dataclasses.replace(config, device=device, precision="float32", graph=False)
     data_set = load(config)
     model, task = build(config, data_set)
-    if has_parts(run.folder):
-        epoch = (run.result() or {}).get("best_epoch")
-        checkpoint.put(model, load_parts(run.folder))
-    else:
-        epoch = run.best()
-        checkpoint.load_weights(run.at(epoch), model)
+    weights, epoch = _learnt(run)
+    checkpoint.put(model, weights)
     return Trained(config, model.eval(), task, data_set, epoch)
+
+
+def start_with(model: nn.Module, source: str, say: Callable[[str], None] = print) -> None:
+    """Put what another run learnt into ``model``; ``source`` is its folder, an export's, or a pretrained name."""
+    folder, _ = run_or_pretrained(Path(source), None)
+    weights, _ = _learnt(Run.open(folder, say))
+    try:
+        checkpoint.put(model, weights)
+    except RuntimeError as error:
+        why = str(error).splitlines()[1].strip()
+        raise ValueError(f"start_from: the weights of {source} do not fit this network: {why}") from error
+
+
+def _learnt(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
+    """Weights of the best epoch, and which it was."""
+    if has_parts(run.folder):
+        return load_parts(run.folder), (run.result() or {}).get("best_epoch")
+    epoch = run.best()
+    return checkpoint.read_weights(run.at(epoch)), epoch
 
 
 def pretrained(name: str) -> SequenceClassifier:

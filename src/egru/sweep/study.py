@@ -41,8 +41,8 @@ def open_study(sweep: Sweep) -> Any:
             raise RunError(f"--storage: {str(error).splitlines()[0]}") from error
         raise
     made, own = study.user_attrs["settings"], _settings(sweep)
-    if made != own:
-        name = next(name for name in {**own, **made} if made.get(name) != own.get(name))
+    name = next((name for name in {**own, **made} if made.get(name) != own.get(name)), None)
+    if name is not None:
         raise RunError(
             f"study {sweep.study!r} was made with {name} {made.get(name)!r}, now {own.get(name)!r}: "
             "take that again, or another --study"
