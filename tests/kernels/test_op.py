@@ -96,6 +96,17 @@ def test_exports():
     assert worst(model(x), program.module()(x)) <= 1e-12
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_trace_computes_what_it_reads(grad):
+    """Not what was read while it was recorded."""
+    model = Classifier().eval()
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, torch.randn(4, 2, 3), check_trace=False)
+        x = torch.randn(6, 3, 3)
+        assert worst(traced(x), model(x)) == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_rounds_products_and_keeps_the_state(dtype):
     # one kernel for both, so that equal means equal to the last bit

@@ -137,6 +137,7 @@ def is_plain(x: Tensor) -> bool:
     return (
         type(x) is Tensor
         and not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()
         and not torch._C._are_functorch_transforms_active()
         and torch._C._len_torch_dispatch_stack() == 0
     )
