@@ -86,7 +86,7 @@ class Surrogate:
 
     Args:
         width: half-width of the window, in units of the state. Smaller is sparser in the backward pass.
-        height: slope at the threshold. The paper's 1; long sequences need 0.3 or less (see ``bounded``).
+        height: slope at the threshold. The paper's 1; with clearing, long sequences need 0.3 or less (see ``bounded``).
         bounded: clamp the slope of the output, ``k = e + c*s``, to [0, 1]. Keeps the clearing diagonal
             ``1 - u - k`` from growing over long sequences. The gradient is then no longer the exact gradient of the
             surrogate, only of a bounded version of it.

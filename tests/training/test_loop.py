@@ -405,3 +405,6 @@ def test_large_norms_alone_are_an_explosion(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_module, "EXPLODED", 1e-3)
     classifier_run(tmp_path / "other", epochs=2, say=said.append)
     assert len(said) == 1
+    classifier_run(tmp_path / "unseen", epochs=2, say=said.append, diagnose=False)
+    assert said[1].endswith("What helps: a smaller clip; a lower learning rate")
+    assert len(said) == 2

@@ -83,8 +83,8 @@ def train(
         distributed.same_buffers(model)
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
-            probed = training.diagnose and distributed.rank() == 0  # which has rows of every split, and writes
-            found = stability(model, lambda: task.probe(model)) if probed else []
+            first = distributed.rank() == 0  # which has rows of every split, and writes
+            found = stability(model, lambda: task.probe(model)) if training.diagnose and first else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)
@@ -93,7 +93,7 @@ def train(
         best = epoch if saved and (best not in merits or merits[epoch] > merits[best]) else best
         seconds, elapsed = time.perf_counter() - start, time.monotonic() - begun
         line = metrics_line(epoch, trained, scores, activity, training_activity, found, seconds, elapsed)
-        if not warned and (advice := explosion(epoch, found, trained)):
+        if first and not warned and (advice := explosion(epoch, found, trained)):
             run.say(advice)
             warned = True
         run.record(line)
@@ -196,12 +196,17 @@ def activity_loss(model: nn.Module, training: Training) -> contextlib.AbstractCo
 def explosion(epoch: int, found: list[Stability], trained: dict[str, float]) -> str:
     """What to tell a person about gradients that explode over time, if they do."""
     worst = max(found, key=lambda layer: layer.adjoint_peak, default=None)
-    if worst is None or not (worst.explodes or trained["gradient_norm_p99"] > EXPLODED):
+    if not (trained["gradient_norm_p99"] > EXPLODED or (worst is not None and worst.explodes)):
         return ""
+    said = (
+        f"warning: gradients explode in epoch {epoch}: their norm has a median of {trained['gradient_norm']:.2g} and a "
+        f"99th percentile of {trained['gradient_norm_p99']:.2g}. "
+    )
+    if worst is None:
+        return f"{said}What helps: a smaller clip; a lower learning rate"
     peak = f"e^{worst.adjoint_peak:.1f}-fold" if math.isfinite(worst.adjoint_peak) else "beyond float32"
     return (
-        f"warning: gradients explode in epoch {epoch}: their norm has a median of {trained['gradient_norm']:.2g} and a "
-        f"99th percentile of {trained['gradient_norm_p99']:.2g}. On its way back through {worst.name} a gradient grows "
+        f"{said}On its way back through {worst.name} a gradient grows "
         f"{peak}; {100 * worst.diagonal_above_one:.1f} % of the factors from a unit's state to its next are above 1. "
         "What helps: reset none; surrogate.height 0.3 or less, or surrogate.bounded; a lower learning rate "
         "(docs/smnist-study.md)"
