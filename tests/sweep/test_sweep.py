@@ -1,5 +1,6 @@
 """Sweeps: what the trials are, going on, pruning, objectives, workers and whole sweeps that are killed."""
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -182,19 +183,30 @@ def test_a_killed_sweep_goes_on(tmp_path):
 
 
 def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
-    """Ctrl-C ends the worker in the middle of its trial; with the same command it is tried again."""
+    """Ctrl-C ends the worker in the middle of its trial, and of its writing; with the same command it is tried again."""
     given = settings(tmp_path, endless=0)
     arguments = ["sweep", "digits", "--search", str(given.search), "--trials", "1", "--out", "here", "--limit", "30"]
     arguments += ["--epochs", "2", "--hidden", "4", "--batch", "30"]
     from egru.sweep import supervise
 
+    stopped = []
+
     def interrupt(*args, **kwargs):
         until(lambda: len(Run(Path("here/trial-00000")).metrics()) > 2)
+        until(locked)
+        stopped.append(time.monotonic())
         raise KeyboardInterrupt
+
+    def locked() -> bool:
+        with contextlib.suppress(FileExistsError):
+            Path("here/journal.log.lock").symlink_to(Path("here/journal.log").resolve())
+            return True
+        return False
 
     with monkeypatch.context() as patch:
         patch.setattr(supervise, "wait", interrupt)
         assert cli.main(arguments) == 130
+    assert time.monotonic() - stopped[0] < 8  # seconds of grace are for workers that may be alive
     assert multiprocessing.active_children() == []
     assert "egru: stopped; the same command goes on" in capsys.readouterr().err
     assert cli.main(arguments) == 0

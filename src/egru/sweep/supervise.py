@@ -30,7 +30,7 @@ def sweep(settings: Sweep, say: Callable[[str], None] = print) -> Any:
             say(f"trial {number} was left in the middle: tried again")
         if had := done(study):
             say(f"going on with study {settings.study!r}: {had} of {settings.trials} trials are there")
-        _supervise(study, settings, say)
+        _supervise(study, settings, say, own)
     return study
 
 
@@ -54,7 +54,7 @@ class _Worker:
                         self.wrong = (FileNotFoundError if missing else RunError)(why)
 
 
-def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
+def _supervise(study: Any, settings: Sweep, say: Callable[[str], None], own: bool) -> None:
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     if sys.platform != "win32":
         context.set_forkserver_preload(["egru.sweep", "optuna", "torch._dynamo"])  # the slow part of a start, once
@@ -87,6 +87,9 @@ def _supervise(study: Any, settings: Sweep, say: Callable[[str], None]) -> None:
             worker.process.terminate()
         for worker in workers.values():
             worker.process.join()
+        if own:
+            mend(Path(settings.storage))
+        for worker in workers.values():
             worker.listen()
             if worker.trial is not None:
                 lose(study, worker.trial)
