@@ -331,12 +331,14 @@ def layers_figure(run: Record) -> Any | None:
 
 
 def panel(axes: Any, title: str, curves: Iterable[tuple[str, str, list[tuple[int, float]]]]) -> None:
-    """Shares against the epoch: label, colour and points of every curve."""
+    """Shares against the epoch: label, colour and points of every curve; dense models, in grey, differ in dashes."""
     from matplotlib.ticker import PercentFormatter
 
+    dashes = itertools.cycle(("-", ":", "-."))
     for label, colour, known in curves:
         if known:
-            axes.plot(*zip(*known, strict=True), color=colour, label=label)
+            style = next(dashes) if colour == LIGHT.dense else "-"
+            axes.plot(*zip(*known, strict=True), color=colour, linestyle=style, label=label)
     axes.set_title(title)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     LIGHT.grid(axes)

@@ -183,7 +183,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
 
 
 def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
-    """Ctrl-C ends the worker in the middle of its trial, and of its writing; with the same command it is tried again."""
+    """Ctrl-C ends the worker in the middle of its trial, and of its writing; the same command tries it again."""
     given = settings(tmp_path, endless=0)
     arguments = ["sweep", "digits", "--search", str(given.search), "--trials", "1", "--out", "here", "--limit", "30"]
     arguments += ["--epochs", "2", "--hidden", "4", "--batch", "30"]
