@@ -1,5 +1,7 @@
 """The operator as torch sees it: registrations, compilers, exporters, autocast, data parallelism."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -102,7 +104,7 @@ def test_a_trace_computes_what_it_reads(grad):
     """Not what was read while it was recorded."""
     model = Classifier().eval()
     with torch.set_grad_enabled(grad):
-        traced = torch.jit.trace(model, torch.randn(4, 2, 3), check_trace=False)
+        traced: Any = torch.jit.trace(model, torch.randn(4, 2, 3), check_trace=False)
         x = torch.randn(6, 3, 3)
         assert worst(traced(x), model(x)) == 0
 
