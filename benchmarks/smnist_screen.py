@@ -16,6 +16,7 @@ import collections
 import dataclasses
 import datetime
 import functools
+import io
 import json
 import math
 import pathlib
@@ -362,7 +363,7 @@ def figure(records: list[dict[str, Any]], columns: int = 5) -> Any:
         keys = [Line2D([], [], label="median", **ink), Line2D([], [], label="99th percentile", linestyle=":", **ink)]
         seeds = sorted({r["seed"] for r in records})
         keys += [Line2D([], [], color=LIGHT.event[seed % len(LIGHT.event)], label=f"seed {seed}") for seed in seeds]
-        keys += [Line2D([], [], color=LIGHT.dense, label="GRU")]
+        keys += [Line2D([], [], color=LIGHT.dense, label="no events")]
         drawing.legend(handles=keys, loc="outside upper left", ncols=len(keys), fontsize=8.5)
         drawing.supxlabel("epoch", fontsize=9, color=LIGHT.muted)
         drawing.supylabel("norm of the gradient before clipping", fontsize=9, color=LIGHT.muted)
@@ -387,7 +388,11 @@ def main(arguments: list[str] | None = None) -> int:
     if options.table:
         print(table(found(options.out)))
     if options.figure:
-        figure(found(options.out)).savefig(options.figure, dpi=90)
+        from PIL import Image
+
+        whole = io.BytesIO()
+        figure(found(options.out)).savefig(whole, dpi=90)
+        Image.open(whole).convert("RGB").quantize(64).save(options.figure, optimize=True)  # a third of the bytes
     if options.add or options.table or options.figure:
         return 0
     torch.set_num_threads(options.threads)
