@@ -31,11 +31,8 @@ def same(one, other) -> bool:
 
 @pytest.mark.parametrize("source", ["first", "export"])
 def test_a_run_starts_where_another_ended(source, first, tmp_path):
-    if source == "export":
-        export(first, tmp_path / "small", weights="float32")
-    start(
-        "digits", replace(STILL, start_from="small" if source == "export" else "first"), tmp_path / "second", page=False
-    )
+    export(first, tmp_path / "export", weights="float32")
+    start("digits", replace(STILL, start_from=source), tmp_path / "second", page=False)
     assert same(first, tmp_path / "second")
     start("digits", replace(STILL, start_from=None), tmp_path / "other", page=False)
     assert not same(first, tmp_path / "other")

@@ -296,6 +296,14 @@ def test_other_settings_are_another_study(tmp_path):
     open_study(elsewhere)
 
 
+def test_a_study_from_before_a_field_existed_goes_on(tmp_path):
+    given = settings(tmp_path)
+    study = open_study(given)
+    made = {name: value for name, value in study.user_attrs["settings"].items() if name != "start_from"}
+    study.set_user_attr("settings", made)
+    assert open_study(given).user_attrs["settings"] == made
+
+
 def test_a_journal_cut_short_is_mended(tmp_path):
     given = settings(tmp_path)
     open_study(given).ask()
