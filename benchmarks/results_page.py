@@ -158,6 +158,24 @@ class Record:
     engine: dict[str, Any] | None
 
     @property
+    def made(self) -> str:
+        """The command."""
+        own = (self.result or {}).get("command")
+        return own or command(self.recipe, self.config)
+
+    @property
+    def quietened(self) -> bool:
+        """Made of another run, whose metrics it has."""
+        return "command" in (self.result or {})
+
+    @property
+    def note(self) -> str:
+        """What a row says of it beside its seed."""
+        if self.quietened:
+            return ", thresholds raised"
+        return ", unfinished" if self.result is None else ", trained on" if self.config.start_from else ""
+
+    @property
     def events(self) -> bool:
         return self.metrics[-1]["activity"]["backward_sparsity"] is not None
 
@@ -206,6 +224,8 @@ def spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 def chosen(run: Record, score: str) -> float:
     """The validation score of the epoch that was chosen, or the best so far."""
+    if run.quietened:
+        return (run.result or {})["validation"][score]
     scores = dict(points(run, "validation", score))
     return BEST[score](scores.values()) if run.result is None else scores[run.result["best_epoch"]]
 
@@ -244,12 +264,12 @@ def our_rows(task: Task, model: str, runs: list[Record]) -> list[Row]:
         return [(model, "ours", *["not run"] * (len(task.head()) - 2))]
     alike: dict[str, list[Record]] = {}
     for run in runs:
-        alike.setdefault(command(run.recipe, dataclasses.replace(run.config, seed=0)), []).append(run)
+        settings = command(run.recipe, dataclasses.replace(run.config, seed=0))
+        alike.setdefault(f"{settings}{run.note}", []).append(run)
     rows = []
     for group in alike.values():
         for run in group:
-            state = "" if run.result is not None else ", unfinished"
-            rows.append(our_row(task, model, f"ours, seed {run.config.seed}{state}", [run]))
+            rows.append(our_row(task, model, f"ours, seed {run.config.seed}{run.note}", [run]))
         finished = [run for run in group if run.result is not None]
         if len(finished) > 1:
             rows.append(our_row(task, model, f"ours, mean of {len(finished)}", finished))
@@ -363,7 +383,7 @@ def about(run: Record, figure: str | None) -> str:
     machine = run.environment.get("cuda") or run.environment.get("machine", "unknown machine")
     lines = [
         f"### {run.name}\n",
-        f"    {command(run.recipe, run.config)}\n",
+        f"    {run.made}\n",
         f"On {machine}, torch {versions.get('torch', '?')}, Python {versions.get('python', '?')}; "
         f"its records: `benchmarks/results/runs/{run.name}/`.",
     ]
@@ -425,12 +445,12 @@ def section(task: Task, runs: list[Record], images: pathlib.Path) -> str:
     for recipe, model in names.items():
         rows += our_rows(task, model, [run for run in runs if run.recipe == recipe])
     parts = [f"## {task.title}\n", task.before, table(task.head(), rows) + "\n", *filter(None, [task.after])]
-    if runs:
+    if trained := [run for run in runs if not run.quietened]:
         name = f"{task.name}-training.png"
-        training_figure(task, runs).savefig(images / name, dpi=110)
+        training_figure(task, trained).savefig(images / name, dpi=110)
         parts.append(f"![Validation {task.score} and sparsity against the epoch](images/{name})\n")
     for run in runs:
-        figure, name = layers_figure(run), f"{run.name}-sparsity.png"
+        figure, name = None if run.quietened else layers_figure(run), f"{run.name}-sparsity.png"
         if figure is not None:
             figure.savefig(images / name, dpi=110)
         parts.append(about(run, f"images/{name}" if figure is not None else None))

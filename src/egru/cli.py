@@ -153,6 +153,17 @@ def export(run: str, out: str, weights: str, part: float) -> int:
     return 0
 
 
+def quieten(options: argparse.Namespace) -> int:
+    from egru import recipes
+
+    run, out = Path(options.run), Path(options.out)
+    floor, device = tuple(options.floor), options.device
+    result = recipes.quieten(run, out, floor, options.reset, options.within, options.weights, device)
+    print_scores("test", result.test, result.activity)
+    print(f"everything is in {out}; `egru evaluate {out}` reads it like a run")
+    return 0
+
+
 def report(runs: list[str], out: str | None) -> int:
     from egru import recipes
 
@@ -263,6 +274,22 @@ def parser() -> argparse.ArgumentParser:
     small.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
     small.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
     small.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file; 16 by default")
+    quiet = commands.add_parser(
+        "quieten",
+        help="a run with higher thresholds, as high as validation lets them be: fewer events, nothing trained",
+        description="Raise a run's thresholds layer by layer while its validation loss stays as it was, and write "
+        "the network like `egru export` does. The test split is read once, at the end.",
+    )
+    quiet.add_argument("run", metavar="RUN", help="a run's folder, an export's, or a pretrained model's name")
+    quiet.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
+    each = "lift thresholds below it, all layers' or one a layer's, instead of searching"
+    quiet.add_argument("--floor", type=float, nargs="+", default=(), metavar="F", help=each)
+    clears = "how an event clears a state from now on (as in training); none: it only speaks"
+    quiet.add_argument("--reset", choices=("output", "threshold", "hard", "none"), help=clears)
+    loss = "how much the validation loss may rise, in nats (0.001)"
+    quiet.add_argument("--within", type=float, default=1e-3, metavar="NATS", help=loss)
+    quiet.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
+    quiet.add_argument("--device", help="another device than the run's, in float32")
     page = commands.add_parser("report", help="one page of a run, or of several side by side, to open in a browser")
     page.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder")
     page.add_argument("--out", metavar="FOLDER", help="where the page goes: RUN/report, of several runs report")
@@ -278,7 +305,7 @@ def parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure against dense rivals; unknown options go to the benchmark")
     measure.add_argument("device", choices=BENCHMARKS)
     measure.add_argument("only", nargs="?", choices=("infer", "train"), help="streaming inference or training")
-    for command in (run, search, score, small, page, tables):
+    for command in (run, search, score, small, quiet, page, tables):
         command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -300,6 +327,8 @@ def run(options: argparse.Namespace, rest: list[str], root: argparse.ArgumentPar
             return evaluate(options.run, options.split, options.device)
         case "export":
             return export(options.run, options.out, options.weights, options.part)
+        case "quieten":
+            return quieten(options)
         case "report":
             return report(options.runs, options.out)
         case "reproduce":

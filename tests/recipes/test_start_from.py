@@ -61,3 +61,13 @@ def test_as_an_option(first, tmp_path):
     assert cli.main(["train", *words.split(), "--out", "second"]) == 0
     assert Run.open(tmp_path / "second").config()["config"]["start_from"] == str(first)
     assert same(first, tmp_path / "second")
+
+
+@pytest.mark.parametrize("floor", [(0.6,), (0.6, 0.7)])
+def test_thresholds_are_lifted_at_the_start(floor, tmp_path):
+    layers = {"layers": len(floor), "start_from": None, "freeze_thresholds": True}
+    start("digits", replace(STILL, threshold_floor=floor, **layers), tmp_path / "second", page=False)
+    found = [
+        p.sigmoid().min().item() for n, p in trained(tmp_path / "second").model.named_parameters() if "thresh" in n
+    ]
+    assert found == pytest.approx(list(floor), abs=1e-6)

@@ -126,7 +126,9 @@ def test_on_the_device_they_learn_the_same(precision):
         model.dropout = 0.0
         model.cuda()
         losses = []
-        run: Any = types.SimpleNamespace(sweep=int, epochs=list, metrics=list, save=lambda *_: None)  # keeps nothing
+        run: Any = types.SimpleNamespace(
+            sweep=int, must_be_new=int, epochs=list, metrics=list, save=lambda *_: None
+        )  # keeps nothing
         batches = task.batches
 
         def twice(batches=batches):

@@ -296,7 +296,9 @@ def test_a_step_on_a_gpu_never_waits(kind, optimiser, precision):
         training, model = LanguageTraining(**common, evaluation_batch=4, bptt=10), speaker().cuda()
         task = LanguageTask(text(), training)
     taken, batches = [], task.batches
-    run: Any = types.SimpleNamespace(sweep=int, epochs=list, metrics=list, save=lambda *_: None)  # keeps nothing
+    run: Any = types.SimpleNamespace(
+        sweep=int, must_be_new=int, epochs=list, metrics=list, save=lambda *_: None
+    )  # keeps nothing
 
     class Done(Exception):
         pass

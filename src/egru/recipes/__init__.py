@@ -7,6 +7,7 @@ from egru.recipes import gestures, images, language
 from egru.recipes.build import build, load, smoke
 from egru.recipes.config import ClassifierConfig, Config, LanguageConfig, with_fields
 from egru.recipes.pages import report
+from egru.recipes.quieten import quieten
 from egru.recipes.registry import RECIPES, Paper, Recipe, find
 from egru.recipes.start import evaluate, export, resume, start
 from egru.recipes.trained import Trained, trained
@@ -27,6 +28,7 @@ __all__ = [
     "images",
     "language",
     "load",
+    "quieten",
     "report",
     "resume",
     "smoke",

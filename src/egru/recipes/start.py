@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 
 from egru.activity import ActivitySummary
+from egru.compress import raise_thresholds
 from egru.recipes.build import build, load
 from egru.recipes.config import Config, read, stored
 from egru.recipes.pages import report
-from egru.recipes.trained import run_or_pretrained, start_with, trained
+from egru.recipes.trained import new_folder, run_or_pretrained, start_with, trained
 from egru.runtime.export import save_parts
 from egru.training import (
     Result,
@@ -59,6 +60,9 @@ def start(
         model, task = build(placed, load(placed))
         if config.start_from is not None:
             start_with(model, config.start_from, say)
+        if config.threshold_floor:
+            floor = config.threshold_floor
+            raise_thresholds(model, floor[0] if len(floor) == 1 else floor)
         with distributed.first_goes_first():
             own = stored(recipe, config)
             run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)
@@ -101,9 +105,7 @@ def export(
     say: Callable[[str], None] = print,
 ) -> list[Path]:
     """Write the best epoch's weights, in files of at most ``largest`` bytes, and what the run recorded to ``out``."""
-    run, out = Run.open(folder, say), Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} exists and is not an empty folder; name another one")
+    run, out = Run.open(folder, say), new_folder(out)
     paths = save_parts(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
     return paths + run.copy_records(out)
 

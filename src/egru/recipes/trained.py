@@ -78,6 +78,14 @@ def pretrained(name: str) -> SequenceClassifier:
     return model.eval()
 
 
+def new_folder(out: Path) -> Path:
+    """``out``, where nothing is yet."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out} exists and is not an empty folder; name another one")
+    return out
+
+
 def run_or_pretrained(run: Path, device: str | None) -> tuple[Path, str | None]:
     """The folder of a run, or of a pretrained model by its name; the latter on the CPU where its device is not here."""
     if run.is_dir():

@@ -31,11 +31,11 @@ def save(
 ) -> None:
     """Write the checkpoint ``folder``: model, optimiser and random generators as they are, and ``facts``."""
     tensors, plain = _optimiser_state(optimiser)
-    weights = _weights(model)
+    weights = weights_of(model)
     if isinstance(optimiser, AveragedSGD) and optimiser.averaging:
         tensors |= {f"raw.{name}": value for name, value in weights.items()}
         with optimiser.averaged():
-            weights = _weights(model)
+            weights = weights_of(model)
     tensors["random.cpu"] = torch.get_rng_state()
     if device.type == "cuda":
         tensors["random.cuda"] = torch.cuda.get_rng_state(device)
@@ -145,7 +145,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _weights(model: nn.Module) -> dict[str, Tensor]:
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
     """The state dict on the CPU, tied tensors once. A copy: what happens to the model later does not matter."""
     seen: set[int] = set()
     weights = {}

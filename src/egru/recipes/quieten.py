@@ -1,0 +1,160 @@
+"""Fewer events from a trained run: higher thresholds, as far as validation lets them go. Nothing is trained again."""
+
+import dataclasses
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from egru.compress import raise_thresholds
+from egru.layers import EventRNN
+from egru.layers.checks import choice
+from egru.recipes.config import read, stored
+from egru.recipes.trained import new_folder, run_or_pretrained, trained
+from egru.runtime.export import save_parts
+from egru.training import Result, Run, RunError, Scores, checkpoint, score
+from egru.training.run import METRICS
+
+STEP = 0.05
+"""Between two floors that are tried."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What floors under the thresholds, one a layer, come to on validation."""
+
+    floor: tuple[float, ...]
+    reset: str
+    validation: Scores
+    activity_sparsity: float
+    forward_macs: float
+
+    def __str__(self) -> str:
+        scores = self.validation
+        quality = f"accuracy {100 * scores.accuracy:.2f} %"
+        if scores.perplexity is not None:
+            quality = f"perplexity {scores.perplexity:.2f}"
+        silent, macs = f"{100 * self.activity_sparsity:.1f} % silent", f"{self.forward_macs / 1e6:.3g} M MACs a step"
+        return f"floors {_words(self.floor)}: loss {scores.loss:.4f}, {quality}, {silent}, {macs}"
+
+
+def quieten(
+    folder: Path,
+    out: Path,
+    floor: Sequence[float] = (),
+    reset: str | None = None,
+    within: float = 1e-3,
+    weights: str = "bfloat16",
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Raise the thresholds of a run's best epoch, and write it like :func:`egru.recipes.export` does.
+
+    The result is that of the network as written, on the test split, which is read once, at the end.
+
+    Args:
+        folder: a run, an export, or a pretrained model's name.
+        out: a new folder.
+        floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation,
+            layer by layer from the last to the first, while the loss is at most ``within`` above that of the run.
+        reset: how an event clears a state from now on; None: as in training. With "none" a higher threshold only
+            silences small values; with the others it also changes what is cleared.
+        within: nats a sequence or a word.
+        weights: of the files: float32, bfloat16 or int8.
+        device: another one than the run's, in float32.
+    """
+    begun, folder, out = time.monotonic(), Path(folder), new_folder(out)
+    if not within >= 0:
+        raise ValueError(f"quieten: within must not be negative, got {within!r}")
+    source, device = run_or_pretrained(folder, device)
+    found = trained(source, device, say)
+    model, original = found.model, checkpoint.weights_of(found.model)
+    layers = [module for module in model.modules() if isinstance(module, EventRNN)]
+    if not layers:
+        raise ValueError(f"quieten: {folder} has no event layers, its cell is {found.config.cell}")
+
+    trials: list[Trial] = []
+
+    def lift(floor: Sequence[float]) -> None:
+        checkpoint.put(model, original)
+        raise_thresholds(model, floor)
+
+    def attempt(floor: Sequence[float]) -> Trial:
+        if trials:  # the first one as trained
+            lift(floor)
+        scores, activity = score(model, found.task, "validation")
+        clears = reset if trials and reset else found.config.reset
+        trials.append(Trial(tuple(floor), clears, scores, activity.activity_sparsity, activity.forward_macs))
+        say(str(trials[-1]))
+        return trials[-1]
+
+    lowest = [theta.min().item() for layer in layers for theta in layer.thresholds().values()]
+    floors = [max(0.0, round(STEP * int(theta / STEP), 6)) for theta in lowest]  # which lift nothing
+    say(f"{folder} as trained, on validation:")
+    start = before = attempt(floors)
+    if reset is not None and reset != found.config.reset:
+        for layer in layers:
+            layer.reset = choice("quieten", "reset", reset, layer.resets)
+        say(f"with reset {reset}:")
+        start = before if floor else attempt(floors)
+    if floor:
+        after = attempt(floor if len(floor) > 1 else [*floor] * len(floors))
+    else:
+        after = search(attempt, start, before.validation.loss + within)
+        if after.forward_macs >= before.forward_macs:
+            raise RunError(f"{folder}: nothing is saved within {within:g} nats of its validation loss; raise --within")
+        say(f"chosen: {after}")
+        lift(after.floor)
+
+    recipe, _ = read(Run.open(source).config())
+    origin = os.path.abspath(folder) if folder.is_dir() else str(folder)
+    changed = {"reset": reset or found.config.reset, "threshold_floor": after.floor, "start_from": origin}
+    config = dataclasses.replace(found.config, **changed)
+    run = Run.create(out, stored(recipe, config), say)
+    save_parts(checkpoint.weights_of(model), out, weights)
+    if (source / METRICS).exists():  # how it was trained
+        shutil.copyfile(source / METRICS, out / METRICS)
+    written = trained(out, say=say)
+    scores, activity = score(written.model, written.task, "test")
+    result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun)
+    options = [f"--floor {_words(floor)}" if floor else f"--within {within:g}"]
+    options += [f"--reset {reset}"] * bool(reset) + [f"--weights {weights}"] * (weights != "bfloat16")
+    options += [f"--device {device}"] * bool(device)
+    more = {
+        "activity": activity.to_dict(),
+        "validation": dataclasses.asdict(after.validation),
+        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "command": f"egru quieten {source.name} OUT {' '.join(options)}",
+    }
+    run.finish(dataclasses.asdict(result) | more)
+    return result
+
+
+def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, limit: float) -> Trial:
+    """Floors from ``start`` up, one layer at a time, the last one first, until nothing below ``limit`` saves more.
+
+    Above the limit, where another reset may have led, the way down to it is taken first.
+    """
+    tried = {start.floor: start}
+    best, last = start, None
+    while best is not last:
+        last = best
+        for layer in reversed(range(len(start.floor))):
+            while (higher := round(best.floor[layer] + STEP, 6)) < 1:
+                floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
+                new = tried[floor] = tried.get(floor) or attempt(floor)
+                fits = new.validation.loss <= limit and new.forward_macs <= best.forward_macs
+                if not fits and not new.validation.loss < best.validation.loss:
+                    break
+                best = new
+    if best.validation.loss > limit:
+        raise RunError(
+            f"the lowest validation loss found is {best.validation.loss:.4f} (floors {_words(best.floor)}), and "
+            f"{limit:.4f} is allowed: raise --within, or leave --reset out"
+        )
+    return best
+
+
+def _words(floor: Sequence[float]) -> str:
+    return " ".join(f"{each:g}" for each in floor)

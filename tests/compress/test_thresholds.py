@@ -1,0 +1,77 @@
+"""Thresholds lifted after training."""
+
+import pytest
+import torch
+
+import egru
+from egru.compress import raise_thresholds
+from egru.layers import EventRNN
+from egru.models import LanguageModel
+from tests.helpers import lively
+
+
+def theta(model):
+    return [t for m in model.modules() if isinstance(m, EventRNN) for t in m.thresholds().values()]
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "abs", "clamp", "identity"])
+@pytest.mark.parametrize("per_unit", [True, False])
+def test_thresholds_below_the_floor_are_lifted_and_the_others_stay(kind, per_unit):
+    layer = egru.EGRU(
+        2, 40, threshold=egru.Threshold(kind, mean=0.3, std=None if kind == "clamp" else 1.0, per_unit=per_unit)
+    )
+    before = theta(layer)[0].clone()
+    raise_thresholds(layer, 0.45)
+    torch.testing.assert_close(theta(layer)[0], before.clamp(min=0.45))
+    raise_thresholds(layer, 0.2)
+    torch.testing.assert_close(theta(layer)[0], before.clamp(min=0.45))
+
+
+def test_zero_changes_nothing():
+    layer = egru.EGRU(2, 40)
+    before = theta(layer)[0].clone()
+    raise_thresholds(layer, 0.0)
+    assert torch.equal(theta(layer)[0], before)
+
+
+def test_a_floor_for_every_layer():
+    model = LanguageModel(11, 6, 7, num_layers=3, threshold=egru.Threshold("clamp", mean=0.01))
+    raise_thresholds(model, (0.0, 0.2, 0.9))
+    lowest = [t.min().item() for t in theta(model)]
+    assert lowest[0] < 0.1
+    assert lowest[1:] == pytest.approx([0.2, 0.9])
+
+
+def test_without_a_reset_only_small_values_fall_silent():
+    """The states of a layer whose own events do not come back to it are the same."""
+    layer = lively(egru.EGRU(3, 30, reset="none", threshold=egru.Threshold.constant(0.05)), 3.0)
+    with torch.no_grad():
+        layer.get_parameter("weight_hh_l0").zero_()
+    x = torch.randn(20, 4, 3)
+    y, state = layer(x)
+    raise_thresholds(layer, 0.3)
+    higher, kept = layer(x)
+    assert 0 < (higher != 0).sum() < (y != 0).sum()
+    assert torch.equal(higher, torch.where(y > 0.3, y, 0.0))
+    assert torch.equal(kept.c, state.c)
+
+
+@pytest.mark.parametrize(
+    ("kind", "floor", "said"),
+    [
+        ("sigmoid", 1.0, "at least 0 and below 1 with kind='sigmoid', got 1.0"),
+        ("clamp", 1.5, "at least 0 and at most 1 with kind='clamp', got 1.5"),
+        ("abs", -0.1, "at least 0 with kind='abs', got -0.1"),
+        ("identity", float("nan"), "at least 0 with kind='identity', got nan"),
+    ],
+)
+def test_floors_that_no_threshold_can_have(kind, floor, said):
+    with pytest.raises(ValueError, match=said):
+        raise_thresholds(egru.EGRU(2, 3, threshold=egru.Threshold(kind)), floor)
+
+
+def test_as_many_floors_as_layers():
+    with pytest.raises(ValueError, match=r"one number or 2 of them, got \(0.1, 0.2, 0.3\)"):
+        raise_thresholds(egru.EGRU(2, 3, num_layers=2), (0.1, 0.2, 0.3))
+    with pytest.raises(ValueError, match="needs a model with event layers, got GRU"):
+        raise_thresholds(torch.nn.GRU(2, 3), 0.1)

@@ -1,0 +1,153 @@
+"""Runs with higher thresholds."""
+
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from egru import Threshold, cli
+from egru.recipes import find, quieten, report, start
+from egru.recipes.quieten import Trial, search
+from egru.recipes.reproduce import keep
+from egru.recipes.start import evaluate
+from egru.recipes.trained import trained
+from egru.training import Run, RunError, Scores
+
+LOW = Threshold("clamp", mean=0.01)
+SMALL = replace(find("digits").make(), epochs=2, limit=60, hidden=12, batch=30, evaluation_batch=60)
+SMALL = replace(SMALL, learning_rate=0.02, reset="none", threshold=LOW)
+
+
+@pytest.fixture(autouse=True)
+def first(ground, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    start("digits", SMALL, tmp_path / "first", page=False)
+    return tmp_path / "first"
+
+
+def lowest(folder) -> float:
+    return trained(folder).model.get_parameter("layer0.threshold_l0").min().item()
+
+
+def test_what_is_written_is_what_was_measured(first, tmp_path):
+    said = []
+    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", say=said.append)
+    scores, activity, epoch = evaluate(tmp_path / "quiet")
+    assert scores == result.test
+    assert epoch == result.best_epoch == Run.open(first).best()
+    assert activity.forward_macs == result.activity.forward_macs < evaluate(first)[1].forward_macs
+    assert lowest(tmp_path / "quiet") == pytest.approx(0.2)
+    assert lowest(first) < 0.01
+    assert said[-1].startswith("floors 0.2: loss ")
+    written = Run.open(tmp_path / "quiet")
+    assert written.metrics() == Run.open(first).metrics()
+    validation = written.result()["validation"]  # pyright: ignore[reportOptionalSubscript]
+    assert validation["loss"] == pytest.approx(evaluate(tmp_path / "quiet", "validation")[0].loss, abs=2e-3)  # int8
+    assert (report([tmp_path / "quiet"])).exists()
+
+
+def test_another_reset_and_a_search(first, tmp_path):
+    start("digits", replace(SMALL, reset="threshold"), tmp_path / "second", page=False)
+    quieten(tmp_path / "second", tmp_path / "quiet", reset="none", within=0.01, weights="float32")
+    found = trained(tmp_path / "quiet")
+    assert found.config.reset == "none" == found.model.get_submodule("layer0").reset
+    before, after = (evaluate(tmp_path / name, "validation") for name in ("second", "quiet"))
+    first, second, *_, last = Run.open(tmp_path / "quiet").result()["trials"]  # pyright: ignore[reportOptionalSubscript]
+    assert [trial["reset"] for trial in (first, second, last)] == ["threshold", "none", "none"]
+    assert first["validation"]["loss"] == before[0].loss != second["validation"]["loss"]
+    assert first["floor"] == second["floor"] == [0.0]
+    assert after[0].loss <= before[0].loss + 0.01
+    assert after[1].forward_macs < before[1].forward_macs
+
+
+def test_its_record_names_the_command(first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(0.1,), reset="none")
+    plain = Run.open(tmp_path / "quiet").config()
+    assert plain["config"]["threshold_floor"] == [0.1]
+    assert plain["config"]["start_from"] == str(first)
+    plain["config"]["limit"] = None
+    (tmp_path / "quiet" / "config.json").write_text(json.dumps(plain))
+    kept = keep(tmp_path / "quiet", tmp_path / "kept")
+    record = (kept / "record.json").read_text()
+    assert '"egru quieten first OUT --floor 0.1 --reset none"' in record
+    assert str(tmp_path) not in record + (kept / "config.json").read_text() + (kept / "result.json").read_text()
+
+
+def test_as_a_command(first, tmp_path, capsys):
+    assert cli.main(["quieten", "first", "quiet", "--within", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "first as trained, on validation:"
+    assert lines[1].startswith("floors 0: loss ")
+    assert lines[-3].startswith("chosen: floors 0.")
+    assert lines[-2].startswith("test: accuracy ")
+    assert cli.main(["quieten", "first", "quiet"]) == 1
+    assert "quiet exists and is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"reset": "soft"}, "reset must be one of output, threshold, hard, none; got 'soft'"),
+        ({"within": -1.0}, "within must not be negative, got -1.0"),
+        ({"floor": (0.1, 0.2)}, r"floor must be one number or 1 of them, got \(0.1, 0.2\)"),
+    ],
+)
+def test_refused_before_anything_is_written(options, said, first, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        quieten(first, tmp_path / "quiet", **options)
+    assert not (tmp_path / "quiet").exists()
+
+
+@pytest.mark.parametrize(("floor", "tried"), [(0.32, ["floors 0.3", "floors 0.35"]), (0.97, ["floors 0.95"])])
+def test_the_search_starts_where_thresholds_are(floor, tried, first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(floor,))
+    said = []
+    with contextlib.suppress(RunError):
+        quieten(tmp_path / "quiet", tmp_path / "quieter", say=said.append)
+    assert [line.split(":")[0] for line in said[1:3]] == tried
+
+
+def test_nothing_to_save(first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(0.97,))
+    with pytest.raises(RunError, match=r"quiet: nothing is saved within 0.001 nats of its validation loss"):
+        quieten(tmp_path / "quiet", tmp_path / "quieter")
+    assert not (tmp_path / "quieter").exists()
+
+
+def test_dense_networks_have_no_thresholds(tmp_path):
+    start("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
+    with pytest.raises(ValueError, match="dense has no event layers, its cell is gru"):
+        quieten(tmp_path / "dense", tmp_path / "quiet")
+
+
+def searched(loss, start, limit):
+    """Floors found where ``loss`` is a function of them and every floor saves MACs; and how often it was called."""
+    asked = []
+
+    def attempt(floor):
+        asked.append(tuple(floor))
+        return Trial(tuple(floor), "none", Scores(loss(*floor), 0.0), 0.0, -sum(floor))
+
+    return search(attempt, attempt(start), limit).floor, asked
+
+
+def test_the_search_goes_as_far_as_it_may():
+    floors, asked = searched(lambda a, b: a + 2 * b, (0.0, 0.0), 0.42)
+    assert floors == (0.0, 0.2)  # the last layer first: the other has no room left
+    assert len(asked) == len(set(asked)) == 7
+
+
+def test_the_search_goes_round_until_nothing_changes():
+    """The first layer's floor makes room for the last one's."""
+    floors, _ = searched(lambda a, b: b - a if a < 0.22 else 9.0, (0.0, 0.0), 0.11)
+    assert floors == (0.2, 0.3)
+
+
+def test_the_search_first_comes_down_to_the_limit():
+    floors, _ = searched(lambda a, b: 1.0 - 2 * b if b < 0.42 else 9.0, (0.0, 0.0), 0.5)
+    assert floors == (0.95, 0.4)
+    with pytest.raises(RunError, match=r"loss found is 0.2000 \(floors 0 0.4\), and 0.1000 is allowed"):
+        searched(lambda a, b: 1.0 - 2 * b if b < 0.42 else 9.0, (0.0, 0.0), 0.1)
