@@ -158,7 +158,7 @@ def quieten(options: argparse.Namespace) -> int:
 
     run, out = Path(options.run), Path(options.out)
     floor, device = tuple(options.floor), options.device
-    result = recipes.quieten(run, out, floor, options.reset, options.within, options.weights, device)
+    result = recipes.quieten(run, out, floor, options.within, options.weights, device)
     print_scores("test", result.test, result.activity)
     print(f"everything is in {out}; `egru evaluate {out}` reads it like a run")
     return 0
@@ -284,8 +284,6 @@ def parser() -> argparse.ArgumentParser:
     quiet.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
     each = "lift thresholds below it, all layers' or one a layer's, instead of searching"
     quiet.add_argument("--floor", type=float, nargs="+", default=(), metavar="F", help=each)
-    clears = "how an event clears a state from now on (as in training); none: it only speaks"
-    quiet.add_argument("--reset", choices=("output", "threshold", "hard", "none"), help=clears)
     loss = "how much the validation loss may rise, in nats (0.001)"
     quiet.add_argument("--within", type=float, default=1e-3, metavar="NATS", help=loss)
     quiet.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")

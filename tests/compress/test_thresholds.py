@@ -56,6 +56,38 @@ def test_without_a_reset_only_small_values_fall_silent():
     assert torch.equal(kept.c, state.c)
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_events_clear_what_they_cleared_before(directions):
+    """Lifted units lose only what was small; the reset of others, and of their own events, is as it was."""
+    threshold = egru.Threshold("clamp", mean=0.2)
+    layer = lively(
+        egru.EGRU(3, 30, 2, bidirectional=directions == 2, reset="threshold", threshold=threshold, reset_scale=0.8), 3.0
+    )
+    cleared = [0.8 * each.clone() for each in theta(layer)]
+    raise_thresholds(layer, [0.3, 0.1] * directions)
+    raise_thresholds(layer, 0.35)
+    for before, after, scale in zip(cleared, theta(layer), layer.reset_scales().values(), strict=True):
+        assert after.min().item() == pytest.approx(0.35)
+        torch.testing.assert_close(after * scale, before)
+    y, _ = layer(torch.randn(20, 4, 3))
+    assert 0 < (y != 0).double().mean() < 1
+    assert y[y != 0].min() > 0.349
+
+
+@pytest.mark.parametrize("reset", ["output", "hard", "none"])
+def test_other_resets_keep_their_scale(reset):
+    layer = egru.EGRU(3, 5, reset=reset)
+    raise_thresholds(layer, 0.9)
+    assert layer.reset_scale == 1.0
+
+
+def test_a_smaller_network_keeps_its_units_scales():
+    layer = egru.EGRU(3, 5, reset="threshold", threshold=egru.Threshold.constant(0.2))
+    raise_thresholds(layer, 0.4)
+    layer.reset_scale[3] = 0.1
+    assert layer.select(torch.tensor([1, 3])).reset_scale.tolist() == pytest.approx([0.5, 0.1])
+
+
 @pytest.mark.parametrize(
     ("kind", "floor", "said"),
     [

@@ -108,6 +108,7 @@ class Case(NamedTuple):
     height: float = 0.7
     theta: float = 0.1
     lean: bool = False
+    scale_per_unit: bool = False
 
     def problem(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
         """The same float32-representable numbers in either type."""
@@ -125,10 +126,13 @@ class Case(NamedTuple):
         c0 = normal(B, H, scale=0.5)
         keep = {"": None, "mask": chance(T, B, H, p=0.3), "share": torch.tensor(0.3).to(dtype)}[self.keep]
         lengths = torch.randint(1, T + 1, (B,), generator=g) if self.lengths else None
+        reset_scale = torch.tensor(self.reset_scale).to(dtype)
+        if self.scale_per_unit:
+            reset_scale = reset_scale * torch.rand(H, generator=g).to(dtype)
         return Problem(
             x, c0, c0 * (c0 > theta), normal(3 * H, I, scale=I**-0.5), normal(3 * H, H, scale=H**-0.5),
             normal(3 * H, scale=0.3) if self.bias else None, normal(3 * H, scale=0.3) if self.bias else None,
-            theta, torch.tensor(self.reset_scale).to(dtype), keep, lengths, self.reset, self.reset_gate,
+            theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
             Surrogate(self.width, self.height, self.bounded), "", self.lean,
         )  # fmt: skip
 
@@ -223,8 +227,9 @@ def assert_parity(result: Result, expected: Result, bounds: dict[str, float]) ->
 
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("reset", RESETS)
-def test_reference_is_what_autograd_computes(gate: str, reset: str) -> None:
-    problem = Case(reset=reset, reset_gate=gate, keep="mask", lengths=True).problem()
+@pytest.mark.parametrize("per_unit", [False, True])
+def test_reference_is_what_autograd_computes(gate: str, reset: str, per_unit: bool) -> None:
+    problem = Case(reset=reset, reset_gate=gate, keep="mask", lengths=True, scale_per_unit=per_unit).problem()
     names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
     leaves = {name: getattr(problem, name).clone().requires_grad_() for name in names}
     result = functional.egru_sequence(
@@ -249,6 +254,20 @@ def test_reference_is_what_autograd_computes(gate: str, reset: str) -> None:
 def test_options(case: Case, implementation: Implementation) -> None:
     problem, expected, bounds = parity(implementation, case)
     with implementation.active() as kernel:
+        assert kernel.unsupported(problem) is None
+        assert_parity(run(kernel, problem), expected, bounds)
+
+
+@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("reset", RESETS)
+@pytest.mark.parametrize("more", [{}, {"lengths": True, "keep": "mask", "H": 70, "lean": True}])
+def test_a_reset_scale_for_every_unit(reset: str, gate: str, more: Any, implementation: Implementation) -> None:
+    case = Case(reset=reset, reset_gate=gate, scale_per_unit=True, **more)
+    problem, expected, bounds = parity(implementation, case)
+    with implementation.active() as kernel:
+        if implementation.kernel == "cuda":
+            assert kernel.unsupported(problem) == "it has one reset_scale for all units"
+            return
         assert kernel.unsupported(problem) is None
         assert_parity(run(kernel, problem), expected, bounds)
 

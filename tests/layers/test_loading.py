@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import egru
+from tests.helpers import lively
 
 
 def snapshot(module):
@@ -79,6 +80,27 @@ def test_round_trip_deepcopy_and_pickle():
         assert not other._observers
     undo()
     assert not layer._observers
+
+
+@pytest.mark.parametrize("kind", [egru.EGRU, egru.ELSTM])
+def test_a_reset_scale_for_every_unit(kind):
+    layer = lively(kind(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0)), 3.0)
+    x = torch.randn(12, 2, 3)
+    plain = layer(x)[0]
+    layer.reset_scale = torch.ones(20)
+    assert torch.equal(layer(x)[0], plain)
+    layer.reset_scale[10:15] = 0.2  # of the second layer, forward
+    assert [scale.tolist() for scale in layer.reset_scales().values()] == [[1.0] * 5] * 2 + [[0.2] * 5] + [[1.0] * 5]
+    expected = layer(x)[0]
+    assert not torch.equal(expected, plain)
+    fresh = kind(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0))
+    one = fresh.state_dict()["reset_scale"].clone()
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x)[0], expected)
+    fresh.load_state_dict(layer.state_dict() | {"reset_scale": one})
+    assert torch.equal(fresh(x)[0], plain)
+    with pytest.raises(RuntimeError, match=r"reset_scale has shape \(5,\)"):
+        fresh.load_state_dict(layer.state_dict() | {"reset_scale": torch.ones(5)})
 
 
 def test_dtype_and_device_arguments():

@@ -103,6 +103,28 @@ def test_matches_float64(level: str, reset: str, gate: str) -> None:
             check(single, single.run(x[:, row]), y[:, row], EventState(state.c[:, row], state.y[:, row]))
 
 
+@pytest.mark.parametrize("reset", RESETS)
+def test_a_reset_scale_for_every_unit(level: str, reset: str) -> None:
+    options: dict[str, Any] = {"num_layers": 2, "reset": reset, "threshold": Threshold("clamp", mean=0.1)}
+    layer, x, *_ = case(21, 45, 20, 1, **options)
+    layer.reset_scale = torch.rand(90)
+    y, state, margin = in_float64(layer, x[:, 0])
+    assert margin > MARGIN
+    engine = EventEngine(layer)
+    assert engine.level == level
+    check(engine, engine.run(x[:, 0]), y, state)
+
+
+def test_scales_that_make_no_sense(level: str) -> None:
+    layer = build(3, 4)
+    layer.reset_scale = torch.tensor([0.5, -0.1, 0.5, 0.5])
+    with pytest.raises(ValueError, match=r"reset_scale must not be negative, got -0\.1"):
+        EventEngine(layer)
+    layer.reset_scale[1] = torch.nan
+    with pytest.raises(ValueError, match="reset_scale holds nan; expected finite values"):
+        EventEngine(layer)
+
+
 @pytest.mark.parametrize(("inputs", "hidden"), [(1, 1), (1, 17), (16, 16), (17, 31), (33, 65), (3, 130)])
 def test_odd_sizes(level: str, inputs: int, hidden: int) -> None:
     layer = build(inputs, hidden, threshold=Threshold.constant(0.02))

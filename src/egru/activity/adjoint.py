@@ -83,7 +83,7 @@ def jacobian_diagonal(layer: EGRU, record: Record) -> Tensor:
     ``output``: ``1 - u - rho*k``; ``threshold``: ``(1 - u)(1 - rho*theta*s)``; ``hard``:
     ``(1 - u)(1 - rho*(e + c*s))``; ``none``: ``1 - u``.
     """
-    H, suffix, rho = layer.hidden_size, f"_{record.name}", layer.reset_scale
+    H, suffix, rho = layer.hidden_size, f"_{record.name}", layer.reset_scales()[record.name]
     rows = slice(H, 2 * H)
     bias = [layer.get_parameter(f"bias_{part}{suffix}")[rows] for part in ("ih", "hh")] if layer.bias else [None, None]
     p = F.linear(record.input[1:].to(record.y.dtype), layer.get_parameter(f"weight_ih{suffix}")[rows], bias[0])
@@ -111,7 +111,7 @@ def adjoint_growth(layer: EGRU, record: Record, seed: int = 0) -> tuple[float, f
     x = record.input.detach().to(layer._weight.dtype)
     device = x.device.type
     with torch.autocast(device, enabled=False):
-        given = layer._weights(f"_{record.name}", x)[:5]
+        given = layer._weights(f"_{record.name}", x)[:6]
         weights = Weights(*(None if part is None else part.detach() for part in given))  # pyright: ignore[reportArgumentType]
         rest = x.new_zeros(x.shape[1], layer.hidden_size)
         state, pieces = EventState(rest, rest), []

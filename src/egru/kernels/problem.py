@@ -14,8 +14,8 @@ class Problem:
     """The arguments of the sequence operation, in torch's layouts (see :mod:`egru.functional` for the meaning).
 
     ``input`` is ``(T, B, I)``; ``c0`` and ``y0`` are ``(B, H)``; ``theta`` is ``(H,)``, already constrained;
-    ``reset_scale`` is a 0-dim tensor, so that scheduling it costs no synchronisation; ``keep`` broadcasts to
-    ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
+    ``reset_scale`` is a 0-dim tensor, so that scheduling it costs no synchronisation, or ``(H,)``; ``keep`` broadcasts
+    to ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
     to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
     kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
     ``recurrent_clip`` bounds the gradient from step to step (:func:`egru.functional.event_sequence`); 0 leaves it.

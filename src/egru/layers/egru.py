@@ -67,8 +67,8 @@ class _EventGRU(EventRNN):
         self.lean = bool(lean)
 
     def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
-        if self.recurrent_clip and torch.is_grad_enabled():
-            return None  # no kernel runs it
+        if self.reset_scale.dim() or (self.recurrent_clip and torch.is_grad_enabled()):
+            return None  # no kernel that starts early runs it
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
     def _sequence(
@@ -82,7 +82,7 @@ class _EventGRU(EventRNN):
             weights.bias_ih,
             weights.bias_hh,
             weights.theta,
-            self.reset_scale,
+            weights.reset_scale,
             keep,
             lengths,
             self.reset,

@@ -29,7 +29,7 @@ class _PlainEventRNN(EventRNN):
             weights.theta,
             reset=self.reset,
             surrogate=self.surrogate,
-            reset_scale=self.reset_scale,
+            reset_scale=weights.reset_scale,
             keep=keep,
             lengths=lengths,
             recurrent_clip=self.recurrent_clip or 0.0,

@@ -25,6 +25,7 @@ class Weights(NamedTuple):
     bias_ih: Tensor | None
     bias_hh: Tensor | None
     theta: Tensor
+    reset_scale: Tensor
     started: object = None  # work on the input and these weights that is under way already
 
 
@@ -54,6 +55,7 @@ class EventRNN(nn.Module):
     resets: tuple[str, ...]
     """The resets that mean something for this cell."""
     reset_scale: Tensor
+    """0-dim, or one number a unit, layers and directions one after the other."""
     _rest: Tensor
     """Zeros: where every row starts, at no cost to a call."""
 
@@ -156,6 +158,16 @@ class EventRNN(nn.Module):
             for layer in range(self.num_layers)
             for suffix in self._suffixes(layer)
         }
+
+    def reset_scales(self) -> dict[str, Tensor]:
+        """The scale of every layer and direction, 0-dim or ``(hidden_size,)``, by name as the thresholds."""
+        return {s[1:] or "cell": self._scale(s) for layer in range(self.num_layers) for s in self._suffixes(layer)}
+
+    def _scale(self, suffix: str) -> Tensor:
+        if not self.reset_scale.dim():
+            return self.reset_scale
+        suffixes = [each for layer in range(self.num_layers) for each in self._suffixes(layer)]
+        return self.reset_scale.view(-1, self.hidden_size)[suffixes.index(suffix)]
 
     def zero_state(self, batch: int | None = None) -> EventState:
         """A state at rest for ``batch`` rows (None: unbatched input)."""
@@ -269,6 +281,7 @@ class EventRNN(nn.Module):
             self._parameter("bias_ih" + suffix) if self.bias else None,
             self._parameter("bias_hh" + suffix) if self.bias else None,
             self.threshold_config.constrain(self._parameter("threshold" + suffix), self.hidden_size),
+            self._scale(suffix),
             started,
         )
 
@@ -302,6 +315,8 @@ class EventRNN(nn.Module):
         small = copy.deepcopy(self)
         small.input_size, small.hidden_size = len(inputs), len(units)
         small._rest = self._rest[: len(units)].clone()
+        if self.reset_scale.dim():
+            small.reset_scale = self.reset_scale[units]
         for name, parameter in self.named_parameters(recurse=False):
             part = parameter.detach()
             if name.startswith("threshold"):
@@ -337,6 +352,9 @@ class EventRNN(nn.Module):
             if name not in given and name != "reset_scale" and not (dense and name.startswith("threshold"))
         ]
         strangers = [name for name in given if name not in own and name.split(".")[0] not in self._modules]
+        scales = given.get("reset_scale", self.reset_scale).shape  # () or one a unit: either fits
+        if scales in ((), (self.num_layers * self.num_directions * self.hidden_size,)):
+            own["reset_scale"] = given.get("reset_scale", self.reset_scale)
         misfits = [
             f"{prefix}{name} has shape {tuple(given[name].shape)}, this {type(self).__name__} needs {tuple(x.shape)}"
             for name, x in own.items()
@@ -347,6 +365,8 @@ class EventRNN(nn.Module):
             missing_keys.extend(prefix + name for name in missing)
             unexpected_keys.extend(prefix + name for name in strangers)
             return
+        if own["reset_scale"].shape != self.reset_scale.shape:
+            self.reset_scale = self.reset_scale.new_empty(scales)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
         self._rest = torch.zeros_like(self._weight[0])  # of a layer made without memory it is not there yet
         missing_keys.extend(prefix + name for name in missing)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -27,7 +26,8 @@ class Layer:
     theta: Tensor
     reset: str
     reset_gate: str
-    reset_scale: float
+    reset_scale: Tensor
+    """One a unit."""
     keep: float
 
     @property
@@ -158,11 +158,11 @@ def _layers(part: EGRU | EGRUCell) -> list[Layer]:
         raise ValueError(
             f"{_ME}: bidirectional=True needs the whole sequence at every step; only one direction streams"
         )
-    scale = float(part.reset_scale)
-    if not math.isfinite(scale) or scale < 0:
-        raise ValueError(f"{_ME}: reset_scale must be finite and not negative, got {scale!r}")
     result: list[Layer] = []
-    for index, theta in enumerate(part.thresholds().values()):
+    for index, (name, theta) in enumerate(part.thresholds().items()):
+        scale = _values("reset_scale", part.reset_scales()[name].expand(part.hidden_size))
+        if scale.min() < 0:
+            raise ValueError(f"{_ME}: reset_scale must not be negative, got {scale.min().item()!r}")
         suffix = "" if isinstance(part, EGRUCell) else f"_l{index}"
 
         def parameter(name: str, suffix: str = suffix) -> Tensor:

@@ -53,9 +53,9 @@ class CompiledRunner:
                     address(layer.bias_ih),
                     address(layer.bias_hh),
                     address(layer.theta),
+                    address(layer.reset_scale),
                     RESETS.index(layer.reset),
                     layer.reset_gate == "after",
-                    layer.reset_scale,
                     layer.keep,
                 )
                 for layer in network.layers
@@ -170,7 +170,7 @@ class ReferenceRunner:
             layer.theta.to(self._dtype),
             reset=layer.reset,
             surrogate=Surrogate(),
-            reset_scale=layer.reset_scale,
+            reset_scale=layer.reset_scale.to(self._dtype),
             keep=torch.tensor(layer.keep, dtype=self._dtype) if layer.keep else None,
         )
         self._states[index] = step.state

@@ -193,7 +193,10 @@ class _Call:
         raw.reset = RESETS.index(problem.reset)
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
-        raw.rho = float(problem.reset_scale)
+        if problem.reset_scale.dim():
+            self.set(scale=problem.reset_scale.contiguous())
+        else:
+            raw.rho = float(problem.reset_scale)
         for name in ("c0", "y0"):
             state: Tensor = getattr(problem, name)
             self.set(**{name: state if state.is_contiguous() else _copy(state)})

@@ -172,7 +172,6 @@ private:
     // From the gradients of y_t and c_t to those of the pre-activations and of c_{t-1}, unit by unit.
     void cell(int t) {
         const Vector<S> zero = {}, one = zero + 1;
-        const S rho = (S)call.rho;
         const Reset reset = call.reset;
         for (int b = first_block; b < last_block; ++b) {
             const S *r_in = gates_at(t, b, R), *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
@@ -191,7 +190,7 @@ private:
                 }
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;
-                const Vector<S> theta = load_part<S>(layer.theta + unit, count);
+                const Vector<S> theta = load_part<S>(layer.theta + unit, count), rho = layer.rho(unit, count);
                 Vector<S> total[sums_kept] = {};
                 for (int s = 0; s < B; ++s) {
                     const int i = s * block + v;

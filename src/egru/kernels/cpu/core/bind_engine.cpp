@@ -39,7 +39,8 @@ constexpr const char* not_finite =
 // One caller at a time: the interpreter's lock is released while the engine works, its state is not shared.
 class EngineCore {
 public:
-    using LayerTuple = std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, bool, float, float>;
+    using LayerTuple =
+        std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, bool, float>;
 
     EngineCore(const std::vector<LayerTuple>& layers, int weights, int threads, int streams, float trace,
                size_t token_table_bytes)
@@ -106,9 +107,9 @@ private:
 
     static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
         std::vector<engine::LayerSource> result;
-        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, reset, after, rho, keep] : layers)
+        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep] : layers)
             result.push_back({inputs, hidden, at<float>(w), at<float>(v), at<float>(b_w), at<float>(b_v),
-                              at<float>(theta), static_cast<engine::Reset>(reset), after, rho, keep});
+                              at<float>(theta), at<float>(rho), static_cast<engine::Reset>(reset), after, keep});
         return result;
     }
 

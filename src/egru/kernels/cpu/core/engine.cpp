@@ -48,12 +48,14 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         layer.theta = Buffer<float>(units);
         std::fill_n(layer.theta.data(), U, std::numeric_limits<float>::infinity());
         std::copy_n(source.theta, H, layer.theta.data());
+        layer.rho = Buffer<float>(units);
+        std::copy_n(source.rho, H, layer.rho.data());
         layer.start = Buffer<float>(3 * units);
         layer.start_q = Buffer<float>(units);
         copy_blocks(source.bias_ih, 3, H, U, layer.start.data());
         copy_blocks(source.bias_hh, source.after ? 2 : 3, H, U, layer.start.data());
         if (source.after && source.bias_hh != nullptr) std::copy_n(source.bias_hh + 2 * H, H, layer.start_q.data());
-        layer.cell = Cell{source.reset, source.after, source.rho, source.keep, layer.theta.data()};
+        layer.cell = Cell{source.reset, source.after, source.keep, layer.theta.data(), layer.rho.data()};
         layer.c = Buffer<float>(streams * units);
         for (Buffer<float>& y : layer.y) y = Buffer<float>(streams * units);
         layer.gated = Buffer<float>(streams * units);

@@ -22,9 +22,9 @@ struct LayerSource {
     const float* bias_ih;    // (3 * hidden) or null
     const float* bias_hh;
     const float* theta;      // (hidden)
+    const float* rho;        // (hidden), reset_scale
     Reset reset;
     bool after;
-    float rho;
     float keep;
 };
 
@@ -88,6 +88,7 @@ private:
         Cell cell;
         PackedRows w, v;        // rows of [r | u | z], rows of [z | r | u]
         Buffer<float> theta;    // infinite for padded units
+        Buffer<float> rho;
         Buffer<float> start;    // biases [r | u | z]
         Buffer<float> start_q;  // bias of q, the recurrent part of z in the "after" form
         Buffer<float> c, y[2];  // (streams, units); y by turns, so that no thread overwrites what another still reads

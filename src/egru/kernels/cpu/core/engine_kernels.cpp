@@ -383,13 +383,14 @@ template <Reset reset, bool after>
 int update_units(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
                   float* y_new) {
     const float *q = sum, *r = sum + units, *u = sum + 2 * units, *z = sum + 3 * units;
-    const Floats rho = all(cell.rho), keep = all(cell.keep);
+    const Floats keep = all(cell.keep);
     Ints bad{};
     int events = 0;
     for (int j = from; j < to; j += width) {
         Floats a = loadf(z + j);
         if (after) a = simd::fma(simd::sigmoid(loadf(r + j)), loadf(q + j), a);
-        const Floats theta = loadf(cell.theta + j), c_old = loadf(c + j), y = loadf(y_old + j);
+        const Floats theta = loadf(cell.theta + j), rho = loadf(cell.rho + j);
+        const Floats c_old = loadf(c + j), y = loadf(y_old + j);
         Floats memory = c_old;
         if (reset == Reset::hard) memory = simd::fma(-rho, y != 0.0f ? c_old : all(0.0f), c_old);
         // u = 1 / (1 + exp(pre)), z = tanh(a), with one division for both

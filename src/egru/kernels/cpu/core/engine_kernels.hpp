@@ -54,9 +54,9 @@ struct Rounded {
 struct Cell {
     Reset reset;
     bool after;    // the reset gate acts after the recurrent product
-    float rho;     // reset_scale
     float keep;    // zoneout: the share of the old state that is kept
     const float* theta;
+    const float* rho;  // reset_scale
 };
 
 struct EngineTable {

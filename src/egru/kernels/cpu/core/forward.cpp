@@ -131,7 +131,6 @@ private:
 
     // From the gates of a block to its new state and events.
     void emit(int t, int b) {
-        const S rho = (S)call.rho;
         const S *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
         for (int s = 0; s < B; ++s) {
             const bool real = layer.real(t, s);
@@ -147,7 +146,7 @@ private:
                 }
                 const Vector<S> zero = {}, one = zero + 1;
                 const Vector<S> u = load<S>(u_in + s * block + v), z = load<S>(z_in + s * block + v);
-                const Vector<S> theta = load_part<S>(layer.theta + unit, count);
+                const Vector<S> theta = load_part<S>(layer.theta + unit, count), rho = layer.rho(unit, count);
                 const Vector<S> y_old = load_part<S>(y_before + unit, count);
                 Vector<S> c_old = load_part<S>(c_before + unit, count);
                 const auto fired_old = t ? c_old > theta : y_old != zero;

@@ -43,6 +43,10 @@ struct Layer {
     // Elements of unit block b that exist.
     int units(int b) const { return H - b * block < block ? H - b * block : block; }
     bool real(int t, int s) const { return !lengths || t < lengths[s]; }
+    // How much of what an event clears is cleared, for `count` units from `unit`.
+    Vector<S> rho(int unit, int count) const {
+        return call.scale ? load_part<S>(as(call.scale) + unit, count) : broadcast<S>((S)call.rho);
+    }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };
 
