@@ -292,5 +292,5 @@ def test_counts_do_not_depend_on_the_pieces(packed, monkeypatch):
         return activity.summary().to_dict()
 
     whole = counted()
-    monkeypatch.setattr("egru.activity.monitor._PIECE", {False: 50})
+    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: 50})
     assert counted() == whole

@@ -22,9 +22,11 @@ def test_rate_loss_is_the_papers():
     torch.testing.assert_close(grad, surrogate.slope(c, theta) / c.numel())
 
 
+@pytest.mark.parametrize("piece", [5, 30, 1 << 18])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([6, 2, 4])])
 @pytest.mark.parametrize("shape", ["triangle", "fast_sigmoid"])
-def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape):
+def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape, piece, monkeypatch):
+    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: piece})
     c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
     surrogate = egru.Surrogate(width=0.5, height=0.7, shape=shape)
     _, e = emit(c, c, theta, surrogate)
@@ -32,7 +34,11 @@ def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape):
     wanted = 2.5 * (e * real[..., None]).sum() / (4 * real.sum())
     found = 2.5 * rate_loss(c, theta, surrogate, target=0, lengths=lengths)
     torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(torch.autograd.grad(found, (c, theta)), torch.autograd.grad(wanted, (c, theta)))
+    grads = torch.autograd.grad(found, (c, theta), retain_graph=True)
+    torch.testing.assert_close(grads, torch.autograd.grad(wanted, (c, theta)))
+    again = torch.autograd.grad(found, (c, theta), create_graph=True)  # at once, to be differentiated on
+    torch.testing.assert_close(again, grads)
+    assert again[0].requires_grad
 
 
 def test_state_loss_leaves_the_threshold_alone():

@@ -8,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters
+from egru.activity.pieces import pieces
 from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
 from egru.layers import EventRNN, Record
 from egru.models.baselines import CoRNN, IndRNN
-
-_PIECE = {False: 1 << 18, True: 1 << 23}
-"""States counted at a time, on a CPU and on a GPU: what is made of them on the way stays in a cache."""
 
 
 class _Counts:
@@ -51,15 +49,14 @@ class _EventCounts(_Counts):
 
     @torch.no_grad()
     def __call__(self, record: Record) -> None:
-        T, B, H = record.c.shape
+        T, B, _ = record.c.shape
         self.steps += T * B if record.lengths is None else record.lengths.sum()
         self.input_gradient = self.input_gradient or record.input.requires_grad
-        most = T if torch.compiler.is_compiling() else max(1, _PIECE[record.c.is_cuda] // max(1, B * H))
-        for start in range(0, T, most):
-            self._count(record, start, min(T, start + most))
+        for piece in pieces(record.c):
+            self._count(record, piece)
 
-    def _count(self, record: Record, start: int, stop: int) -> None:
-        c, x, theta, surrogate = record.c[start:stop], record.input[start:stop], record.theta, record.surrogate
+    def _count(self, record: Record, piece: slice) -> None:
+        c, x, theta, surrogate = record.c[piece], record.input[piece], record.theta, record.surrogate
         fired = c > theta
         inside = (c - theta).abs() < surrogate.width
         value = c if self.module.gates != 4 else torch.ones_like(c)  # an LSTM's slope: the open window alone
@@ -67,7 +64,7 @@ class _EventCounts(_Counts):
         k = surrogate.output_slope(value, fired.to(c.dtype), slope) != 0
         active = x != 0
         if record.lengths is not None:
-            real = (torch.arange(start, stop, device=c.device)[:, None] < record.lengths)[..., None]
+            real = (torch.arange(piece.start, piece.stop, device=c.device)[:, None] < record.lengths)[..., None]
             fired, inside, k, active = fired & real, inside & real, k & real, active & real
         self.events += fired.sum((0, 1))
         self.inside_window += inside.sum()

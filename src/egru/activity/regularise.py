@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from egru.activity.pieces import pieces
 from egru.events import Surrogate
 from egru.layers import EventRNN, Record
 
@@ -35,14 +36,15 @@ def _mean(values: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 class _Rate(torch.autograd.Function):
-    """``mean([c > theta])`` with the surrogate's slope as derivative, in few passes: states may fill gigabytes."""
+    """``mean([c > theta])`` with the surrogate's slope as derivative, piece by piece: states may fill gigabytes."""
 
     @staticmethod
     def forward(c: Tensor, theta: Tensor, surrogate: Surrogate, lengths: Tensor | None) -> Tensor:
-        fired = c > theta
-        if lengths is not None:
-            fired &= _real(c, lengths)
-        return (fired.sum().to(_wide(c)) / _entries(c, lengths)).to(c.dtype)
+        real = None if lengths is None else _real(c, lengths)
+        fired = c.new_zeros((), dtype=torch.int64)
+        for piece in pieces(c):
+            fired += _masked(c[piece] > theta, real, piece).sum()
+        return (fired.to(_wide(c)) / _entries(c, lengths)).to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -52,11 +54,21 @@ class _Rate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
         c, theta, lengths = ctx.saved_tensors
-        slope = ctx.surrogate.slope(c, theta)
-        if lengths is not None:
-            slope = torch.where(_real(c, lengths), slope, 0)
-        grad = slope * (grads[0].to(_wide(c)) / _entries(c, lengths))
-        return grad, -grad.sum_to_size(theta.shape), None, None
+        real = None if lengths is None else _real(c, lengths)
+        each = grads[0].to(_wide(c)) / _entries(c, lengths)
+        if torch.is_grad_enabled():  # for derivatives of the derivative
+            grad = _masked(ctx.surrogate.slope(c, theta), real, slice(None)) * each
+            return grad, -grad.sum_to_size(theta.shape), None, None
+        grad, total = torch.empty_like(c), torch.zeros_like(theta)
+        for piece in pieces(c):
+            grad[piece] = _masked(ctx.surrogate.slope(c[piece], theta), real, piece) * each
+            total -= grad[piece].sum_to_size(theta.shape)
+        return grad, total, None, None
+
+
+def _masked(values: Tensor, real: Tensor | None, piece: slice) -> Tensor:
+    """``values`` of a piece, zero at padding."""
+    return values if real is None else torch.where(real[piece], values, torch.zeros_like(values))
 
 
 def rate_loss(
