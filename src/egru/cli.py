@@ -277,14 +277,14 @@ def parser() -> argparse.ArgumentParser:
     quiet = commands.add_parser(
         "quieten",
         help="a run with higher thresholds, as high as validation lets them be: fewer events, nothing trained",
-        description="Raise a run's thresholds layer by layer while its validation loss stays as it was, and write "
-        "the network like `egru export` does. The test split is read once, at the end.",
+        description="Raise a run's thresholds layer by layer while its validation loss falls or stays, and write the "
+        "network like `egru export` does. The test split is read once, at the end.",
     )
     quiet.add_argument("run", metavar="RUN", help="a run's folder, an export's, or a pretrained model's name")
     quiet.add_argument("out", metavar="FOLDER", help="a new folder; `egru evaluate FOLDER` reads it")
     each = "lift thresholds below it, all layers' or one a layer's, instead of searching"
     quiet.add_argument("--floor", type=float, nargs="+", default=(), metavar="F", help=each)
-    loss = "how much the validation loss may rise, in nats (0.001)"
+    loss = "how far above the lowest seen the validation loss may be, in nats (0.001)"
     quiet.add_argument("--within", type=float, default=1e-3, metavar="NATS", help=loss)
     quiet.add_argument("--weights", choices=("float32", "bfloat16", "int8"), default="bfloat16")
     quiet.add_argument("--device", help="another device than the run's, in float32")

@@ -146,7 +146,7 @@ def test_dense_networks_have_no_thresholds(tmp_path):
         quieten(tmp_path / "dense", tmp_path / "quiet")
 
 
-def searched(loss, start, limit):
+def searched(loss, start, within):
     """Floors found where ``loss`` is a function of them and every floor saves MACs; and how often it was called."""
     asked = []
 
@@ -154,7 +154,7 @@ def searched(loss, start, limit):
         asked.append(tuple(floor))
         return Trial(tuple(floor), Scores(loss(*floor), 0.0), 0.0, -sum(floor))
 
-    return search(attempt, attempt(start), limit).floor, asked
+    return search(attempt, attempt(start), within).floor, asked
 
 
 def test_the_search_goes_as_far_as_it_may():
@@ -165,5 +165,11 @@ def test_the_search_goes_as_far_as_it_may():
 
 def test_the_search_goes_round_until_nothing_changes():
     """The first layer's floor makes room for the last one's."""
-    floors, _ = searched(lambda a, b: b - a if a < 0.22 else 9.0, (0.0, 0.0), 0.11)
+    floors, _ = searched(lambda a, b: max(0.0, b - a - 0.1) if a < 0.22 else 9.0, (0.0, 0.0), 0.01)
     assert floors == (0.2, 0.3)
+
+
+def test_the_search_goes_down_and_stays_there():
+    """Not up again to where it came from."""
+    floors, _ = searched(lambda a, b: 1 + (b - 0.3) ** 2, (0.0, 0.0), 0.003)
+    assert floors == (0.95, 0.35)

@@ -119,7 +119,8 @@ class EGRU(_EventGRU):
         threshold: parametrisation and start of the thresholds.
         surrogate: the backward pass of the step function; its ``bounded`` keeps gradients small at the price of
             exactness.
-        reset_scale: multiplies the cleared amount; kept as the buffer ``reset_scale``, so that it can be scheduled.
+        reset_scale: multiplies the cleared amount; kept as the buffer ``reset_scale``, so that it can be scheduled. The
+            buffer may also hold one number a unit, layer after layer (not in the CUDA kernels: plain torch runs it).
         dropconnect: probability that a recurrent weight is dropped in training, one mask per call.
         zoneout: probability that a unit keeps its old state at a step; the expected mix in evaluation.
         dropout_mode: "variational" (one mask per sequence, as in the paper) or "plain" (as in torch).

@@ -55,7 +55,7 @@ def quieten(
         folder: a run, an export, or a pretrained model's name.
         out: a new folder.
         floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation,
-            layer by layer from the last to the first, while the loss is at most ``within`` above that of the run.
+            layer by layer from the last to the first, while the loss is at most ``within`` above the lowest seen.
         within: nats a sequence or a word.
         weights: of the files: float32, bfloat16 or int8.
         device: another one than the run's, in float32.
@@ -95,7 +95,7 @@ def quieten(
     if floor:
         after = attempt(floor if len(floor) > 1 else [*floor] * len(floors))
     else:
-        after = search(attempt, before, before.validation.loss + within)
+        after = search(attempt, before, within)
         if after.forward_macs >= before.forward_macs:
             raise RunError(f"{folder}: nothing is saved within {within:g} nats of its validation loss; raise --within")
         say(f"chosen: {after}")
@@ -124,17 +124,21 @@ def quieten(
     return result
 
 
-def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, limit: float) -> Trial:
-    """Floors from ``start`` up, one layer at a time, the last one first, until nothing below ``limit`` saves more."""
+def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, within: float) -> Trial:
+    """Floors from ``start`` up, one layer at a time, the last one first, until nothing saves more.
+
+    A step up is taken while the loss is at most ``within`` above the lowest so far: higher thresholds may lower it.
+    """
     tried = {start.floor: start}
-    best, last = start, None
+    best, last, lowest = start, None, start.validation.loss
     while best is not last:
         last = best
         for layer in reversed(range(len(start.floor))):
             while (higher := round(best.floor[layer] + STEP, 6)) < 1:
                 floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
                 new = tried[floor] = tried.get(floor) or attempt(floor)
-                if new.validation.loss > limit or new.forward_macs > best.forward_macs:
+                lowest = min(lowest, new.validation.loss)
+                if new.validation.loss > lowest + within or new.forward_macs > best.forward_macs:
                     break
                 best = new
     return best
