@@ -129,8 +129,8 @@ start of this project it did not learn; with the trace repaired its gradients ex
         ),
         before="""\
 Test split read once, in one column, state (`c` and `y`) carried from its first word to its last; validation after
-every epoch in 64 columns, each of which starts without a state. With embedding 750 (31.7M parameters) a step
-takes 3.05M + 10.9M a + 8.5M b + 9.2M c MACs, where a, b and c are the layers' activities: here the busy last layer
+every epoch in 64 columns (AWD-LSTM: 10), each of which starts without a state. With embedding 750 (31.7M parameters) a
+step takes 3.05M + 10.9M a + 8.5M b + 9.2M c MACs, where a, b and c are the layers' activities: here the busy last layer
 costs more than the other two. The paper quotes the AWD-LSTM's number.
 
 Weights are not kept here: 60.5 MiB in bfloat16, 30.5 in int8. The command under a run makes them again, and `egru
@@ -141,15 +141,15 @@ EvNN's README offers weights and names no perplexity. Its code and settings on a
 start of this project: validation perplexity 392, 150, 122, 109, 102, 98, 94 after epochs 1, 6, 11, 16, 21, 26, 31,
 activity 15 %, backward sparsity 68 %; it was not run further. [Training](training.md) lists where our code differs.
 
-"Thresholds raised" is the run above it after `egru quieten`: the same weights, nothing trained again, floors under the
+"Thresholds raised" is the run of 1000 epochs after `egru quieten`: its weights, nothing trained again, floors under the
 thresholds that were chosen on validation in one column, as the test split is read
-([how](pruning.md#quieter-higher-thresholds)). "Trained on" went on from it for 120 epochs with floors of 0.1, 0.2 and
-0.4 and without clearing at events: training did not win back what that cost.
+([how](pruning.md#quieter-higher-thresholds)). "Trained on" went on from the same run, by 120 epochs with floors of 0.1,
+0.2 and 0.4 and without clearing at events: training did not win back what that cost.
 
 GRU and AWD-LSTM have fewer epochs than their recipes (1000 and 500): as many as the time on the GPU allowed. An epoch
-of the GRU takes 3.1 s in cuDNN, one of the EGRU 1.14. Both learn at a constant rate for 70 % of their epochs; the
-EGRU's validation perplexity was 69.5 after as many epochs as the GRU has (241), and 66.5 after as many minutes, still
-at that rate. The GRU has the EGRU's settings, not its own.
+of the GRU takes 3.1 s in cuDNN, one of the EGRU 1.14. GRU and EGRU learn at a constant rate for 70 % of their epochs.
+Still at that rate, the EGRU's validation perplexity was 69.5 after as many epochs as the GRU has in all (241), and 65.7
+after as many minutes. The GRU has the EGRU's settings, not its own.
 """,
     ),
 )
@@ -170,13 +170,13 @@ class Record:
     @property
     def made(self) -> str:
         """The command."""
-        own = (self.result or {}).get("command")
+        own = (self.result or {}).get("made_by")
         return own or command(self.recipe, self.config)
 
     @property
     def quietened(self) -> bool:
         """Made of another run, whose metrics it has."""
-        return "command" in (self.result or {})
+        return "made_by" in (self.result or {})
 
     @property
     def note(self) -> str:

@@ -41,6 +41,15 @@ def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape, piece, m
     assert again[0].requires_grad
 
 
+def test_many_pieces_in_a_short_type_add_up(monkeypatch):
+    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: 8})
+    c = torch.full((2000, 1, 8), 0.1, dtype=torch.bfloat16, requires_grad=True)
+    theta = torch.zeros(8, dtype=torch.bfloat16, requires_grad=True)
+    rate_loss(c, theta, egru.Surrogate(width=0.5, height=1.0)).backward()
+    assert theta.grad is not None
+    torch.testing.assert_close(theta.grad.double(), torch.full((8,), -0.1, dtype=torch.float64), rtol=0.01, atol=0)
+
+
 def test_state_loss_leaves_the_threshold_alone():
     c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
     loss = state_loss(c, theta)

@@ -27,11 +27,28 @@ def test_thresholds_below_the_floor_are_lifted_and_the_others_stay(kind, per_uni
     torch.testing.assert_close(theta(layer)[0], before.clamp(min=0.45))
 
 
-def test_zero_changes_nothing():
-    layer = egru.EGRU(2, 40)
+@pytest.mark.parametrize("kind", ["sigmoid", "abs", "clamp"])
+def test_zero_changes_nothing(kind):
+    layer = egru.EGRU(2, 40, threshold=egru.Threshold(kind), reset="threshold")
     before = theta(layer)[0].clone()
     raise_thresholds(layer, 0.0)
     assert torch.equal(theta(layer)[0], before)
+    assert layer.reset_scale.shape == ()
+
+
+def test_nothing_changes_where_a_floor_is_refused():
+    layer = egru.EGRU(2, 4, 2, reset="threshold")
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    with pytest.raises(ValueError, match="floor must be"):
+        raise_thresholds(layer, (0.9, 1.5))
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+def test_negative_thresholds_cleared_nothing_that_could_stay():
+    """An event added to its state there; lifted, it leaves the state alone."""
+    layer = egru.EGRU(2, 3, reset="threshold", threshold=egru.Threshold.constant(-0.2))
+    raise_thresholds(layer, 0.1)
+    assert layer.reset_scale.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_floor_for_every_layer():

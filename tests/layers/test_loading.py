@@ -103,6 +103,32 @@ def test_a_reset_scale_for_every_unit(kind):
         fresh.load_state_dict(layer.state_dict() | {"reset_scale": torch.ones(5)})
 
 
+def test_a_reset_scale_of_another_type_and_of_a_wrong_size():
+    layer = lively(egru.EGRU(3, 40, dtype=torch.float64), 3.0)
+    x = torch.randn(6, 2, 3, dtype=torch.float64)
+    expected = layer(x)[0]
+    layer.reset_scale = torch.ones(40, dtype=torch.float32)
+    assert torch.equal(layer(x)[0], expected)
+    for size in (1, 39, 80):
+        layer.reset_scale = torch.ones(size)
+        with pytest.raises(RuntimeError, match="invalid for input of size"):
+            layer(x)
+
+
+def test_a_cell_and_a_compiled_layer_with_a_reset_scale_for_every_unit():
+    layer = lively(egru.EGRU(3, 5, reset="threshold"), 3.0)
+    cell = egru.EGRUCell(3, 5, reset="threshold")
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.named_parameters()})
+    cell.reset_scale = layer.reset_scale = torch.rand(5)
+    x = torch.randn(1, 2, 3)
+    y, (c, _) = layer(x)
+    assert y.any()
+    assert torch.equal(cell(x[0]).y, y[0])
+    assert torch.equal(cell(x[0]).c, c[0])
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x)[0], layer(x)[0])
+
+
 def test_dtype_and_device_arguments():
     layer = egru.EGRU(3, 5, dtype=torch.float32, device="cpu")
     assert {p.dtype for p in (*layer.parameters(), *layer.buffers())} == {torch.float32}

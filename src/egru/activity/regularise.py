@@ -59,11 +59,11 @@ class _Rate(torch.autograd.Function):
         if torch.is_grad_enabled():  # for derivatives of the derivative
             grad = _masked(ctx.surrogate.slope(c, theta), real, slice(None)) * each
             return grad, -grad.sum_to_size(theta.shape), None, None
-        grad, total = torch.empty_like(c), torch.zeros_like(theta)
+        grad, total = torch.empty_like(c), torch.zeros_like(theta, dtype=_wide(theta))
         for piece in pieces(c):
             grad[piece] = _masked(ctx.surrogate.slope(c[piece], theta), real, piece) * each
-            total -= grad[piece].sum_to_size(theta.shape)
-        return grad, total, None, None
+            total -= grad[piece].to(total.dtype).sum_to_size(theta.shape)
+        return grad, total.to(theta.dtype), None, None
 
 
 def _masked(values: Tensor, real: Tensor | None, piece: slice) -> Tensor:

@@ -67,7 +67,8 @@ class _EventGRU(EventRNN):
         self.lean = bool(lean)
 
     def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
-        if self.reset_scale.dim() or (self.recurrent_clip and torch.is_grad_enabled()):
+        per_unit = self.reset_scale.dim() and self.reset != "none"
+        if per_unit or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # no kernel that starts early runs it
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
@@ -120,7 +121,8 @@ class EGRU(_EventGRU):
         surrogate: the backward pass of the step function; its ``bounded`` keeps gradients small at the price of
             exactness.
         reset_scale: multiplies the cleared amount; kept as the buffer ``reset_scale``, so that it can be scheduled. The
-            buffer may also hold one number a unit, layer after layer (not in the CUDA kernels: plain torch runs it).
+            buffer may also hold one number a unit, layers and directions one after the other (not in the CUDA kernels:
+            plain torch runs it).
         dropconnect: probability that a recurrent weight is dropped in training, one mask per call.
         zoneout: probability that a unit keeps its old state at a step; the expected mix in evaluation.
         dropout_mode: "variational" (one mask per sequence, as in the paper) or "plain" (as in torch).

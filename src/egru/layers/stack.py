@@ -167,7 +167,7 @@ class EventRNN(nn.Module):
         if not self.reset_scale.dim():
             return self.reset_scale
         suffixes = [each for layer in range(self.num_layers) for each in self._suffixes(layer)]
-        return self.reset_scale.view(-1, self.hidden_size)[suffixes.index(suffix)]
+        return self.reset_scale.view(len(suffixes), self.hidden_size)[suffixes.index(suffix)]
 
     def zero_state(self, batch: int | None = None) -> EventState:
         """A state at rest for ``batch`` rows (None: unbatched input)."""

@@ -72,14 +72,18 @@ class Threshold:
             std = _DEFAULT_STD[self.kind] if self.std is None else self.std
             parameter.normal_(mean, std * math.sqrt(2))
 
-    @torch.no_grad()
-    def raise_(self, parameter: Tensor, floor: float) -> None:
-        """Lift thresholds below ``floor`` to it; the others stay."""
+    def check_floor(self, floor: float) -> None:
+        """Refuse what no threshold of this kind can be."""
         highest = {"sigmoid": "below 1", "clamp": "at most 1"}.get(self.kind)
         fits = 0 <= floor < math.inf and (highest is None or floor < 1 or (floor == 1 and self.kind == "clamp"))
         if not fits:
             limits = f"at least 0{' and ' + highest if highest else ''}"
             raise ValueError(f"Threshold: floor must be {limits} with kind={self.kind!r}, got {floor!r}")
+
+    @torch.no_grad()
+    def raise_(self, parameter: Tensor, floor: float) -> None:
+        """Lift thresholds below ``floor`` to it; the others stay."""
+        self.check_floor(floor)
         match self.kind:
             case "sigmoid":
                 parameter.clamp_(min=math.log(floor / (1 - floor)) if floor else -math.inf)

@@ -41,7 +41,7 @@ class Network:
     start_from: str | None = None
     """Folder of a run or an export, or a pretrained model's name, whose weights are the start; none: random ones."""
     threshold_floor: tuple[float, ...] = ()
-    """Lift thresholds below it at the start, of random weights or of start_from's: one number, or one a layer."""
+    """Lift thresholds below it at the start: one number, or one a layer (with reset threshold slow on a GPU)."""
 
     def layer_options(self) -> dict[str, Any]:
         """What every layer is called with, beside its sizes."""

@@ -49,7 +49,7 @@ def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str]
 
 def made_by(run: Run) -> str:
     """What to type for this run: what it says itself, if it was not trained but made of another one."""
-    return (run.result() or {}).get("command") or command(*read(run.config()))
+    return (run.result() or {}).get("made_by") or command(*read(run.config()))
 
 
 def command(recipe: str, config: Config) -> str:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from egru.compress import raise_thresholds
+from egru.data import Text
 from egru.layers import EventRNN
-from egru.recipes.build import build
 from egru.recipes.config import LanguageConfig, read, stored
 from egru.recipes.trained import new_folder, run_or_pretrained, trained
 from egru.runtime.export import save_parts
-from egru.training import Result, Run, RunError, Scores, checkpoint, score
+from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
 from egru.training.run import METRICS
 
 STEP = 0.05
@@ -54,8 +54,8 @@ def quieten(
     Args:
         folder: a run, an export, or a pretrained model's name.
         out: a new folder.
-        floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation,
-            layer by layer from the last to the first, while the loss is at most ``within`` above the lowest seen.
+        floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation, below 1,
+            layer by layer from the last to the first, while the loss is at most ``within`` above the lowest so far.
         within: nats a sequence or a word.
         weights: of the files: float32, bfloat16 or int8.
         device: another one than the run's, in float32.
@@ -66,9 +66,9 @@ def quieten(
     source, device = run_or_pretrained(folder, device)
     found = trained(source, device, say)
     task = found.task
-    if isinstance(found.config, LanguageConfig):  # in as many columns as the test split
+    if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
         as_tested = dataclasses.replace(found.config, evaluation_batch=found.config.test_batch)
-        task = build(as_tested, found.data)[1]
+        task = LanguageTask(found.data, as_tested)
     model, original = found.model, checkpoint.weights_of(found.model)
     layers = [module for module in model.modules() if isinstance(module, EventRNN)]
     if not layers:
@@ -89,11 +89,17 @@ def quieten(
         return trials[-1]
 
     lowest = [theta.min().item() for layer in layers for theta in layer.thresholds().values()]
-    floors = [max(0.0, round(STEP * int(theta / STEP), 6)) for theta in lowest]  # which lift nothing
+    floors = [
+        max(0.0, round(STEP * int(theta / STEP), 6)) for theta in lowest
+    ]  # which lift nothing, but for negative ones
+    given = [*floor] * (len(floors) if len(floor) == 1 else 1)
+    if given:
+        lift(given)  # refused here, if it is
+        checkpoint.put(model, original)
     say(f"{folder} as trained, on validation:")
     before = attempt(floors)
-    if floor:
-        after = attempt(floor if len(floor) > 1 else [*floor] * len(floors))
+    if given:
+        after = attempt(given)
     else:
         after = search(attempt, before, within)
         if after.forward_macs >= before.forward_macs:
@@ -116,9 +122,9 @@ def quieten(
     options += [f"--device {device}"] * bool(device)
     more = {
         "activity": activity.to_dict(),
-        "validation": dataclasses.asdict(after.validation),
+        "validation": dataclasses.asdict(written.task.evaluate(written.model, "validation")),
         "trials": [dataclasses.asdict(trial) for trial in trials],
-        "command": f"egru quieten {source.name} OUT {' '.join(options)}",
+        "made_by": f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
     }
     run.finish(dataclasses.asdict(result) | more)
     return result
@@ -137,10 +143,9 @@ def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, within: fl
             while (higher := round(best.floor[layer] + STEP, 6)) < 1:
                 floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
                 new = tried[floor] = tried.get(floor) or attempt(floor)
-                lowest = min(lowest, new.validation.loss)
-                if new.validation.loss > lowest + within or new.forward_macs > best.forward_macs:
+                if not (new.validation.loss <= lowest + within and new.forward_macs <= best.forward_macs):
                     break
-                best = new
+                best, lowest = new, min(lowest, new.validation.loss)
     return best
 
 

@@ -103,7 +103,7 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
         plain["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    own = (run.result() or {}).get("command")  # of a network that was not trained but made of another one
+    own = (run.result() or {}).get("made_by")  # of a network that was not trained but made of another one
     record = {"command": own or command(recipe, config), "date": finished.strftime("%Y-%m-%d")}
     stamp = finished.strftime("%Y%m%d-%H%M")
     target = folder / f"{recipe}-seed{config.seed}-{stamp}"

@@ -194,7 +194,7 @@ class _Call:
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         if problem.reset_scale.dim():
-            self.set(scale=problem.reset_scale.contiguous())
+            self.set(rho_units=problem.reset_scale.to(problem.c0.dtype).expand(H).contiguous())
         else:
             raw.rho = float(problem.reset_scale)
         for name in ("c0", "y0"):

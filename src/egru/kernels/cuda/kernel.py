@@ -34,7 +34,7 @@ class CUDAKernel:
             return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
         if problem.precision not in products.OPERANDS:
             return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
-        if problem.reset_scale.dim():
+        if problem.reset_scale.dim() and problem.reset != "none":
             return "it has one reset_scale for all units"
         if problem.recurrent_clip:
             return "it does not clip gradients inside the recursion"

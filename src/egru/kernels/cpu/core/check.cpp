@@ -89,6 +89,7 @@ std::vector<S> run(const Shape& shape, int threads, bool after, egru::Reset rese
     call.weight_ih = make.random(3 * std::int64_t(H) * I, 0.5), call.weight_hh = make.random(3 * std::int64_t(H) * H, 0.3);
     call.bias_ih = make.random(3 * H, 0.3), call.bias_hh = make.random(3 * H, 0.3);
     call.theta = make.random(H, 0.1);
+    if (lean) call.rho_units = make.random(H, 0.5);
     call.c0 = make.random(state, 0.3), call.y0 = make.zeros(state);
     call.keep = make.random(1, 0.2);  // one share for all: strides zero
     call.lengths = reinterpret_cast<std::uintptr_t>(lengths.data());

@@ -45,7 +45,7 @@ struct Layer {
     bool real(int t, int s) const { return !lengths || t < lengths[s]; }
     // How much of what an event clears is cleared, for `count` units from `unit`.
     Vector<S> rho(int unit, int count) const {
-        return call.scale ? load_part<S>(as(call.scale) + unit, count) : broadcast<S>((S)call.rho);
+        return call.rho_units ? load_part<S>(as(call.rho_units) + unit, count) : broadcast<S>((S)call.rho);
     }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };

@@ -23,10 +23,10 @@ struct TrainCall {
     Reset reset = Reset::output;
     bool bounded = false;
     double width = 1, height = 1;  // surrogate
-    double rho = 1;                // reset_scale of all units, unless `scale` holds one a unit
+    double rho = 1;                // reset_scale of all units, unless rho_units holds one for each
 
     // Addresses, 0 where absent.
-    std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0, scale = 0;
+    std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0, rho_units = 0;
     std::uintptr_t keep = 0, lengths = 0;
     std::int64_t input_t = 0, input_b = 0;           // strides, in elements; the last one is 1
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
