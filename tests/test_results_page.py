@@ -97,6 +97,40 @@ def test_a_run_and_what_it_recorded(tmp_path):
     assert "sparsity.png" not in written
 
 
+def test_a_run_with_higher_thresholds_and_one_that_goes_on(tmp_path):
+    _, metrics = run(tmp_path, "ptb-evnn", "first")
+    run(tmp_path, "ptb-evnn", "on", start_from=str(tmp_path / "first"))
+    quiet = tmp_path / "runs" / "quiet"
+    recipes.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), say=lambda _: None)
+    result = json.loads((quiet / "result.json").read_text())
+    written = page(tmp_path)
+    rows = ours(written)
+    seed = f"ours, seed {recipes.find('ptb-evnn').make().seed}"
+    assert [cells[1] for cells in rows] == [seed, f"{seed}, trained on", f"{seed}, thresholds raised"]
+    assert rows[2][3] == f"**{result['test']['perplexity']:.2f}**"
+    assert rows[2][4] == f"{result['validation']['perplexity']:.2f}"
+    assert rows[2][6] == rows[0][6]  # of the training, which is the first one's
+    assert rows[2][8] == f"{result['best_epoch']} best of {len(metrics)}"
+    assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in written
+    assert "quiet-sparsity.png" not in written
+
+
+def test_the_documentation_has_every_trial_that_is_kept():
+    (kept,) = (path for path in results_page.RUNS.glob("*/result.json") if "trials" in path.read_text())
+    written = (results_page.ROOT / "docs" / "pruning.md").read_text()
+    result = json.loads(kept.read_text())
+    rows = [
+        f"| {' / '.join(f'{each:g}' for each in trial['floor'])} | {trial['validation']['perplexity']:.2f} | "
+        f"{100 * trial['activity_sparsity']:.1f} % | {trial['forward_macs'] / 1e6:.2f}M |\n"
+        for trial in result["trials"]
+    ]
+    assert "".join(rows) in written
+    overall = result["activity"]["overall"]
+    assert f"to {result['test']['perplexity']:.2f} while" in written
+    assert f"to {100 * overall['activity_sparsity']:.1f} % and" in written
+    assert f"to {overall['forward_macs'] / 1e6:.2f}M " in written
+
+
 def test_seeds_and_their_mean(tmp_path):
     results = [run(tmp_path, "smnist-stable", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
     run(tmp_path, "smnist-stable", "wider", hidden=20)  # another setting: a row, not part of the mean

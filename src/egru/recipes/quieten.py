@@ -88,10 +88,8 @@ def quieten(
         say(str(trials[-1]))
         return trials[-1]
 
-    lowest = [theta.min().item() for layer in layers for theta in layer.thresholds().values()]
-    floors = [
-        max(0.0, round(STEP * int(theta / STEP), 6)) for theta in lowest
-    ]  # which lift nothing, but for negative ones
+    lowest = [max(0.0, theta.min().item()) for layer in layers for theta in layer.thresholds().values()]
+    floors = [round(STEP * int(theta / STEP), 6) for theta in lowest]  # nothing lies below
     given = [*floor] * (len(floors) if len(floor) == 1 else 1)
     if given:
         lift(given)  # refused here, if it is
