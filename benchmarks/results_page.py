@@ -316,8 +316,8 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
     with LIGHT.context():
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(6.4, 7.4), layout="constrained")
-        rows: Any = figure.subplots(3, 1, sharex=True)
+        figure = Figure(figsize=(6.4, 7.8), layout="constrained")
+        rows: Any = figure.subplots(3, 1, sharex=True, height_ratios=(1.5, 1, 1))
         for axes, (title, *keys) in zip(rows, panels, strict=True):
             shown = [(run, colour) for run, colour in zip(runs, colours, strict=True) if run.events or axes is rows[0]]
             panel(axes, title, [(run.name, colour, points(run, *keys)) for run, colour in shown])
@@ -331,7 +331,8 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
             for run, colour in zip(runs, colours, strict=True):
                 epochs, losses = zip(*points(run, "train", "loss"), strict=True)
                 trained = [math.exp(min(loss, 20)) for loss in losses]
-                rows[0].plot(epochs, trained, color=colour, alpha=0.4, linewidth=1, label=f"{run.name}, training")
+                rows[0].plot(epochs, trained, color=colour, alpha=0.4, linewidth=1)
+            rows[0].plot([], [], color=LIGHT.muted, alpha=0.4, linewidth=1, label="in training, with dropout")
             logarithmic(rows[0])
         rows[0].legend(fontsize=8.5)
         rows[-1].set_xlabel("epoch")
@@ -375,7 +376,7 @@ def panel(axes: Any, title: str, curves: Iterable[tuple[str, str, list[tuple[int
 
 
 def logarithmic(axes: Any) -> None:
-    """Perplexities at round ticks; where they come below 100, those above 500 are left out."""
+    """Perplexities at round ticks; where they come below 100, those above 200 are left out."""
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     axes.set_yscale("log")
@@ -383,8 +384,9 @@ def logarithmic(axes: Any) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     low, high = axes.get_ylim()
     if low < 100:
-        axes.set_ylim(top=min(high, 500))
-    axes.set_yticks([tick for tick in (40, 50, 60, 80, 100, 150, 200, 400, 800) if low <= tick <= high])
+        high = min(high, 200)
+        axes.set_ylim(top=high)
+    axes.set_yticks([tick for tick in (20, 30, 40, 50, 60, 80, 100, 150, 200, 400, 800) if low <= tick <= high])
 
 
 def about(run: Record, figure: str | None) -> str:
