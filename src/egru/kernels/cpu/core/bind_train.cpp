@@ -23,8 +23,8 @@ void bind_train(nb::module_& m) {
     FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
     FIELD(float64), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);
     FIELD(input), FIELD(c0), FIELD(y0), FIELD(weight_ih), FIELD(weight_hh), FIELD(bias_ih), FIELD(bias_hh);
-    FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(keep_t), FIELD(keep_b);
-    FIELD(keep_h), FIELD(y), FIELD(c), FIELD(c_last), FIELD(y_last), FIELD(gates), FIELD(workspace);
+    FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(keep_t);
+    FIELD(keep_b), FIELD(keep_h), FIELD(y), FIELD(c), FIELD(c_last), FIELD(y_last), FIELD(gates), FIELD(workspace);
     FIELD(grad_y), FIELD(grad_c), FIELD(grad_y_t), FIELD(grad_y_b), FIELD(grad_c_t), FIELD(grad_c_b);
     FIELD(grad_c0), FIELD(grad_y0), FIELD(grad_input), FIELD(grad_weight_ih), FIELD(grad_weight_hh);
     FIELD(grad_bias_ih), FIELD(grad_bias_hh), FIELD(grad_theta);

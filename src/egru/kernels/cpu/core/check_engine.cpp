@@ -38,13 +38,13 @@ struct Problem {
 };
 
 struct Parameters {
-    std::vector<float> w, v, b_w, b_v, theta;
+    std::vector<float> w, v, b_w, b_v, theta, rho;
 };
 
 Parameters draw(Numbers& numbers, int inputs, int hidden) {
     const size_t H = static_cast<size_t>(hidden);
     Parameters p{numbers.take(3 * H * static_cast<size_t>(inputs), 0.7f), numbers.take(3 * H * H, 0.4f),
-                 numbers.take(3 * H, 0.2f), numbers.take(3 * H, 0.2f), numbers.take(H, 0.1f)};
+                 numbers.take(3 * H, 0.2f), numbers.take(3 * H, 0.2f), numbers.take(H, 0.1f), numbers.take(H, 0.9f)};
     return p;
 }
 
@@ -56,7 +56,7 @@ std::vector<float> outcome(const Problem& problem, Weights weights, int threads,
     const Parameters upper = draw(numbers, problem.hidden, problem.hidden);
     const auto source = [&](int inputs, const Parameters& p) {
         return LayerSource{inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(), p.theta.data(),
-                           problem.reset, problem.after, 0.9f, 0.1f};
+                           p.rho.data(), problem.reset, problem.after, 0.1f};
     };
     const auto readout = numbers.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
     const auto embedding = numbers.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);

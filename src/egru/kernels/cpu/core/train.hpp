@@ -26,8 +26,8 @@ struct TrainCall {
     double rho = 1;                // reset_scale of all units, unless rho_units holds one for each
 
     // Addresses, 0 where absent.
-    std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0, rho_units = 0;
-    std::uintptr_t keep = 0, lengths = 0;
+    std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0;
+    std::uintptr_t rho_units = 0, keep = 0, lengths = 0;
     std::int64_t input_t = 0, input_b = 0;           // strides, in elements; the last one is 1
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
     std::uintptr_t y = 0, c = 0, c_last = 0, y_last = 0;
