@@ -182,6 +182,6 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DEGRU_SANITIZE=ON"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2"], check=True, capture_output=True)
-    for program in ("core_check", "continuous_check"):
+    for program in ("core_check", "engine_check", "continuous_check"):
         done = subprocess.run([build / program], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
