@@ -25,7 +25,7 @@ from typing import Any
 
 from egru.recipes import RECIPES, Config, Paper
 from egru.recipes.config import read
-from egru.recipes.pages import command
+from egru.recipes.pages import command, made_by
 from egru.recipes.reproduce import ALIASES
 from egru.report import LIGHT
 from egru.report.format import count, percent, seconds
@@ -166,12 +166,6 @@ class Record:
     metrics: list[dict[str, Any]]
     result: dict[str, Any] | None
     engine: dict[str, Any] | None
-
-    @property
-    def made(self) -> str:
-        """The command."""
-        own = (self.result or {}).get("made_by")
-        return own or command(self.recipe, self.config)
 
     @property
     def quietened(self) -> bool:
@@ -395,7 +389,7 @@ def about(run: Record, figure: str | None) -> str:
     machine = run.environment.get("cuda") or run.environment.get("machine", "unknown machine")
     lines = [
         f"### {run.name}\n",
-        f"    {run.made}\n",
+        f"    {made_by(run.recipe, run.config, run.result)}\n",
         f"On {machine}, torch {versions.get('torch', '?')}, Python {versions.get('python', '?')}; "
         f"its records: `benchmarks/results/runs/{run.name}/`.",
     ]

@@ -117,7 +117,7 @@ def test_as_a_command(first, tmp_path, capsys):
     ("options", "said"),
     [
         ({"within": -1.0}, "within must not be negative, got -1.0"),
-        ({"floor": (0.1, 0.2)}, r"floor must be one number or 1 of them, got \[0.1, 0.2\]"),
+        ({"floor": (0.1, 0.2)}, r"floor must be one number or 1 of them, got \(0.1, 0.2\)"),
     ],
 )
 def test_refused_before_anything_is_written(options, said, first, tmp_path):
@@ -137,14 +137,14 @@ def test_the_search_starts_where_thresholds_are(floor, tried, first, tmp_path):
 
 def test_nothing_to_save(first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(0.97,))
-    with pytest.raises(RunError, match=r"quiet: nothing is saved within 0.001 nats of its validation loss"):
+    with pytest.raises(RunError, match=r"nothing is saved within 0.001 nats of the lowest validation loss"):
         quieten(tmp_path / "quiet", tmp_path / "quieter")
     assert not (tmp_path / "quieter").exists()
 
 
 def test_dense_networks_have_no_thresholds(tmp_path):
     start("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
-    with pytest.raises(ValueError, match="dense has no event layers, its cell is gru"):
+    with pytest.raises(ValueError, match="this run has no event layers, its cell is gru"):
         quieten(tmp_path / "dense", tmp_path / "quiet")
 
 

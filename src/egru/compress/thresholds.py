@@ -10,7 +10,7 @@ from egru.layers.stack import EventRNN
 
 @torch.no_grad()
 def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
-    """Lift every threshold of ``model`` below ``floor`` to it, in place; ``floor`` for all layers or one a layer.
+    """Lift every threshold of ``model`` below ``floor`` to it, in place; one floor for all layers, or one a layer.
 
     Small values fall silent, and what events clear stays as it was: where that is the threshold
     (``reset="threshold"``), ``reset_scale`` of the lifted units becomes smaller. Such a layer has no CUDA kernel.
@@ -20,7 +20,9 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
     ]
     if not layers:
         raise ValueError(f"raise_thresholds: needs a model with event layers, got {type(model).__name__}")
-    floors = list(floor) if isinstance(floor, Sequence) else [floor] * len(layers)
+    floors = list(floor) if isinstance(floor, Sequence) else [floor]
+    if len(floors) == 1:
+        floors *= len(layers)
     if len(floors) != len(layers):
         raise ValueError(f"raise_thresholds: floor must be one number or {len(layers)} of them, got {floor!r}")
     for (module, _), each in zip(layers, floors, strict=True):

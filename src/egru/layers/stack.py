@@ -137,6 +137,10 @@ class EventRNN(nn.Module):
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
 
+    def _all_suffixes(self) -> list[str]:
+        """Of all layers and directions, in the order they run."""
+        return [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+
     def reset_parameters(self) -> None:
         """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
         bound = 1 / math.sqrt(self.hidden_size)
@@ -155,18 +159,17 @@ class EventRNN(nn.Module):
         """The constrained thresholds by layer and direction, e.g. ``{"l0": ...}``, each ``(hidden_size,)``."""
         return {
             suffix[1:] or "cell": self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size)
-            for layer in range(self.num_layers)
-            for suffix in self._suffixes(layer)
+            for suffix in self._all_suffixes()
         }
 
     def reset_scales(self) -> dict[str, Tensor]:
         """The scale of every layer and direction, 0-dim or ``(hidden_size,)``, by name as the thresholds."""
-        return {s[1:] or "cell": self._scale(s) for layer in range(self.num_layers) for s in self._suffixes(layer)}
+        return {suffix[1:] or "cell": self._scale(suffix) for suffix in self._all_suffixes()}
 
     def _scale(self, suffix: str) -> Tensor:
         if not self.reset_scale.dim():
             return self.reset_scale
-        suffixes = [each for layer in range(self.num_layers) for each in self._suffixes(layer)]
+        suffixes = self._all_suffixes()
         return self.reset_scale.view(len(suffixes), self.hidden_size)[suffixes.index(suffix)]
 
     def zero_state(self, batch: int | None = None) -> EventState:
@@ -352,9 +355,9 @@ class EventRNN(nn.Module):
             if name not in given and name != "reset_scale" and not (dense and name.startswith("threshold"))
         ]
         strangers = [name for name in given if name not in own and name.split(".")[0] not in self._modules]
-        scales = given.get("reset_scale", self.reset_scale).shape  # () or one a unit: either fits
-        if scales in ((), (self.num_layers * self.num_directions * self.hidden_size,)):
-            own["reset_scale"] = given.get("reset_scale", self.reset_scale)
+        scale = given.get("reset_scale", self.reset_scale)
+        if scale.shape in ((), (self.num_layers * self.num_directions * self.hidden_size,)):  # either fits
+            own["reset_scale"] = scale
         misfits = [
             f"{prefix}{name} has shape {tuple(given[name].shape)}, this {type(self).__name__} needs {tuple(x.shape)}"
             for name, x in own.items()
@@ -365,8 +368,8 @@ class EventRNN(nn.Module):
             missing_keys.extend(prefix + name for name in missing)
             unexpected_keys.extend(prefix + name for name in strangers)
             return
-        if own["reset_scale"].shape != self.reset_scale.shape:
-            self.reset_scale = self.reset_scale.new_empty(scales)
+        if scale.shape != self.reset_scale.shape:
+            self.reset_scale = self.reset_scale.new_empty(scale.shape)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
         self._rest = torch.zeros_like(self._weight[0])  # of a layer made without memory it is not there yet
         missing_keys.extend(prefix + name for name in missing)

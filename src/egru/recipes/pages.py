@@ -26,7 +26,7 @@ def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str]
     runs = [Run.open(folder, say) for folder in folders]
     configs = [read(run.config()) for run in runs]
     names = _names([config for _, config in configs], [recipe for recipe, _ in configs], folders)
-    reports = [_read(name, run, config) for name, run, (_, config) in zip(names, runs, configs, strict=True)]
+    reports = [_read(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
     drawn: list[Raster] = []
     notes: list[str] = []
     for name, run, one in zip(names, runs, reports, strict=True):
@@ -47,9 +47,9 @@ def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str]
     return write_report(out, title, reports, drawn, command=command, config={}, notes=notes)
 
 
-def made_by(run: Run) -> str:
-    """What to type for this run: what it says itself, if it was not trained but made of another one."""
-    return (run.result() or {}).get("made_by") or command(*read(run.config()))
+def made_by(recipe: str, config: Config, result: dict[str, Any] | None) -> str:
+    """What to type for a run: what its result says, if it was not trained but made of another one."""
+    return (result or {}).get("made_by") or command(recipe, config)
 
 
 def command(recipe: str, config: Config) -> str:
@@ -89,7 +89,7 @@ def _names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[
     return [f"{name} ({i})" for i, name in enumerate(short, 1)]
 
 
-def _read(name: str, run: Run, config: Config) -> RunReport:
+def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     """A run's numbers from its files."""
     result = run.result()
     if result is None:
@@ -109,7 +109,7 @@ def _read(name: str, run: Run, config: Config) -> RunReport:
         result["test"]["perplexity"],
         config=settings,
         environment=run.environment(),
-        command=made_by(run),
+        command=made_by(recipe, config, result),
     )
 
 

@@ -1,17 +1,16 @@
 """Fewer events from a trained run: higher thresholds, as far as validation lets them go. Nothing is trained again."""
 
-import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from egru.compress import raise_thresholds
 from egru.data import Text
 from egru.layers import EventRNN
 from egru.recipes.config import LanguageConfig, read, stored
-from egru.recipes.trained import new_folder, run_or_pretrained, trained
+from egru.recipes.trained import Trained, anywhere, new_folder, run_or_pretrained, trained
 from egru.runtime.export import save_parts
 from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
 from egru.training.run import METRICS
@@ -20,7 +19,7 @@ STEP = 0.05
 """Between two floors that are tried."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Trial:
     """What floors under the thresholds, one a layer, come to on validation."""
 
@@ -60,56 +59,18 @@ def quieten(
         weights: of the files: float32, bfloat16 or int8.
         device: another one than the run's, in float32.
     """
-    begun, folder, out = time.monotonic(), Path(folder), new_folder(out)
+    begun, out = time.monotonic(), new_folder(out)
     if not within >= 0:
         raise ValueError(f"quieten: within must not be negative, got {within!r}")
-    source, device = run_or_pretrained(folder, device)
+    source, device = run_or_pretrained(Path(folder), device)
     found = trained(source, device, say)
-    task = found.task
-    if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
-        as_tested = dataclasses.replace(found.config, evaluation_batch=found.config.test_batch)
-        task = LanguageTask(found.data, as_tested)
-    model, original = found.model, checkpoint.weights_of(found.model)
-    layers = [module for module in model.modules() if isinstance(module, EventRNN)]
-    if not layers:
-        raise ValueError(f"quieten: {folder} has no event layers, its cell is {found.config.cell}")
-
-    trials: list[Trial] = []
-
-    def lift(floor: Sequence[float]) -> None:
-        checkpoint.put(model, original)
-        raise_thresholds(model, floor)
-
-    def attempt(floor: Sequence[float]) -> Trial:
-        if trials:  # the first one as trained
-            lift(floor)
-        scores, activity = score(model, task, "validation")
-        trials.append(Trial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
-        say(str(trials[-1]))
-        return trials[-1]
-
-    lowest = [max(0.0, theta.min().item()) for layer in layers for theta in layer.thresholds().values()]
-    floors = [round(STEP * int(theta / STEP), 6) for theta in lowest]  # nothing lies below
-    given = [*floor] * (len(floors) if len(floor) == 1 else 1)
-    if given:
-        lift(given)  # refused here, if it is
-        checkpoint.put(model, original)
     say(f"{folder} as trained, on validation:")
-    before = attempt(floors)
-    if given:
-        after = attempt(given)
-    else:
-        after = search(attempt, before, within)
-        if after.forward_macs >= before.forward_macs:
-            raise RunError(f"{folder}: nothing is saved within {within:g} nats of its validation loss; raise --within")
-        say(f"chosen: {after}")
-        lift(after.floor)
+    trials, chosen = _raise(found, floor, within, say)
 
     recipe, _ = read(Run.open(source).config())
-    origin = os.path.abspath(folder) if folder.is_dir() else str(folder)
-    config = dataclasses.replace(found.config, threshold_floor=after.floor, start_from=origin)
-    run = Run.create(out, stored(recipe, config), say)
-    save_parts(checkpoint.weights_of(model), out, weights)
+    origin = anywhere(str(folder))
+    run = Run.create(out, stored(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), say)
+    save_parts(checkpoint.weights_of(found.model), out, weights)
     if (source / METRICS).exists():  # how it was trained
         shutil.copyfile(source / METRICS, out / METRICS)
     written = trained(out, say=say)
@@ -120,12 +81,52 @@ def quieten(
     options += [f"--device {device}"] * bool(device)
     more = {
         "activity": activity.to_dict(),
-        "validation": dataclasses.asdict(written.task.evaluate(written.model, "validation")),
-        "trials": [dataclasses.asdict(trial) for trial in trials],
+        "validation": asdict(written.task.evaluate(written.model, "validation")),
+        "trials": [asdict(trial) for trial in trials],
         "made_by": f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
     }
-    run.finish(dataclasses.asdict(result) | more)
+    run.finish(asdict(result) | more)
     return result
+
+
+def _raise(
+    found: Trained, floor: Sequence[float], within: float, say: Callable[[str], None]
+) -> tuple[list[Trial], tuple[float, ...]]:
+    """Lift the thresholds of ``found.model`` to ``floor``, or to what a search finds: all trials, and the floors."""
+    model, task, original = found.model, found.task, checkpoint.weights_of(found.model)
+    if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
+        task = LanguageTask(found.data, replace(found.config, evaluation_batch=found.config.test_batch))
+    thresholds = [t for m in model.modules() if isinstance(m, EventRNN) for t in m.thresholds().values()]
+    if not thresholds:
+        raise ValueError(f"quieten: this run has no event layers, its cell is {found.config.cell}")
+    trials: list[Trial] = []
+
+    def lift(floor: Sequence[float]) -> None:
+        checkpoint.put(model, original)
+        raise_thresholds(model, floor)
+
+    def measure(floor: Sequence[float]) -> Trial:
+        scores, activity = score(model, task, "validation")
+        trials.append(Trial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
+        say(str(trials[-1]))
+        return trials[-1]
+
+    def attempt(floor: Sequence[float]) -> Trial:
+        lift(floor)
+        return measure(floor)
+
+    if floor:
+        lift(floor)  # refused here, if it is
+        checkpoint.put(model, original)
+    before = measure([round(STEP * int(max(0.0, t.min().item()) / STEP), 6) for t in thresholds])  # nothing lies below
+    if floor:
+        return trials, attempt(floor).floor
+    after = search(attempt, before, within)
+    if after.forward_macs >= before.forward_macs:
+        raise RunError(f"nothing is saved within {within:g} nats of the lowest validation loss; raise --within")
+    say(f"chosen: {after}")
+    lift(after.floor)
+    return trials, after.floor
 
 
 def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, within: float) -> Trial:

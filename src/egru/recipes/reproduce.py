@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from egru.recipes.config import Config, read
-from egru.recipes.pages import command, made_by
+from egru.recipes.pages import made_by
 from egru.recipes.registry import RECIPES, Paper
 from egru.report import format
 from egru.training import Run, RunError
@@ -81,7 +81,7 @@ def kept(folder: Path = RESULTS) -> list[Kept]:
         if result is None:  # the records of a run that was stopped
             continue
         recipe, config = read(run.config())
-        made = {"command": made_by(run), "date": "undated"}
+        made = {"command": made_by(recipe, config, result), "date": "undated"}
         if record.exists():
             made = json.loads(record.read_text(encoding="utf-8"))
         overall = result["activity"]["overall"]
@@ -103,8 +103,7 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
         plain["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    own = (run.result() or {}).get("made_by")  # of a network that was not trained but made of another one
-    record = {"command": own or command(recipe, config), "date": finished.strftime("%Y-%m-%d")}
+    record = {"command": made_by(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
     stamp = finished.strftime("%Y%m%d-%H%M")
     target = folder / f"{recipe}-seed{config.seed}-{stamp}"
     target.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from egru.compress import raise_thresholds
 from egru.recipes.build import build, load
 from egru.recipes.config import Config, read, stored
 from egru.recipes.pages import report
-from egru.recipes.trained import new_folder, run_or_pretrained, start_with, trained
+from egru.recipes.trained import anywhere, new_folder, run_or_pretrained, start_with, trained
 from egru.runtime.export import save_parts
 from egru.training import (
     Result,
@@ -53,16 +53,15 @@ def start(
     check_minutes(minutes)
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
-    if config.start_from is not None and os.path.isdir(config.start_from):
-        config = dataclasses.replace(config, start_from=os.path.abspath(config.start_from))
+    if config.start_from is not None:
+        config = dataclasses.replace(config, start_from=anywhere(config.start_from))
     with distributed.group(config.device) as device:
         placed = dataclasses.replace(config, device=device)
         model, task = build(placed, load(placed))
         if config.start_from is not None:
             start_with(model, config.start_from, say)
         if config.threshold_floor:
-            floor = config.threshold_floor
-            raise_thresholds(model, floor[0] if len(floor) == 1 else floor)
+            raise_thresholds(model, config.threshold_floor)
         with distributed.first_goes_first():
             own = stored(recipe, config)
             run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)

@@ -1,6 +1,7 @@
 """What a run learnt, from its folder; and the runs that ship with the package."""
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def start_with(model: nn.Module, source: str, say: Callable[[str], None] = print
     except RuntimeError as error:
         why = str(error).splitlines()[1].strip()
         raise ValueError(f"start_from: the weights of {source} do not fit this network: {why}") from error
+
+
+def anywhere(source: str) -> str:
+    """``source`` as it is understood in every folder: a run's path whole, a pretrained model's name as it is."""
+    return os.path.abspath(source) if os.path.isdir(source) else source
 
 
 def _learnt(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
