@@ -125,8 +125,12 @@ def test_a_cell_and_a_compiled_layer_with_a_reset_scale_for_every_unit():
     assert y.any()
     assert torch.equal(cell(x[0]).y, y[0])
     assert torch.equal(cell(x[0]).c, c[0])
+    x = torch.randn(12, 2, 3)
+    y, _ = layer(x)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(x)[0], layer(x)[0])
+    assert torch.equal(compiled(x)[0], y)
+    layer.reset_scale = torch.ones(5)
+    assert not torch.equal(layer(x)[0], y)
 
 
 def test_dtype_and_device_arguments():
