@@ -7,14 +7,14 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo test test-all lint clean
 setup: $(STAMP)
 
-CORE := CMakeLists.txt $(wildcard src/egru/kernels/cpu/core/* src/egru/continuous/core/*)
+CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/python recipes/digits.py $(ARGS)
+	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest --timeout 300 -m 'not slow' --cov --cov-report=term --cov-fail-under=90 $(ARGS)

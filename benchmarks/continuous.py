@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from egru.continuous import engines
-from egru.continuous.compiled import CompiledEngine
+from egru.continuous.compiled.engine import CompiledEngine
 from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Options, Problem
 
 RESULTS = Path(__file__).parent / "results"

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from egru.continuous import engines
-from egru.continuous.flow import Clock, flow, relax, sigmoid, slope
 from egru.continuous.problem import Cotangents, Events, Options, Problem
-from egru.continuous.rule import gauss_legendre
-from egru.continuous.steps import derivative, evaluate
+from egru.continuous.quadrature import gauss_legendre
+from egru.continuous.reference.flow import Clock, flow, relax, sigmoid, slope
+from egru.continuous.reference.steps import derivative, evaluate
 
 PRINTED = {
     "E1": "the reset gate scales V_r instead of V_z",

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from egru import recipes
+from egru import experiments
 from egru.data import Classification, Split
 from egru.data.gestures import VALIDATION_SESSIONS, sessions
+from egru.experiments import ClassifierConfig
 from egru.layers import Threshold
-from egru.recipes import ClassifierConfig
 from egru.training import Run, Silent, train
 
 LAST = 5
@@ -62,12 +62,12 @@ def one(variant: str, fold: int, changes: dict[str, Any]) -> dict[str, float]:
     """Train a variant without one fold; its accuracy and silence there, over the last epochs."""
     torch.set_num_threads(2)
     name, own = VARIANTS[variant]
-    config = dataclasses.replace(recipes.find(name).make(), **own, **changes, save_every=1_000_000)
+    config = dataclasses.replace(experiments.find(name).make(), **own, **changes, save_every=1_000_000)
     assert isinstance(config, ClassifierConfig)
-    whole = recipes.load(config)
+    whole = experiments.load(config)
     assert isinstance(whole, Classification)
     data = fold_of(whole, fold)
-    model, task = recipes.build(config, data)
+    model, task = experiments.build(config, data)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(pathlib.Path(folder) / "run", {}, lambda _: None)
         train(model, task, config, run, Silent())

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 import egru
-from egru import recipes
+from egru import experiments, runs
 from egru.compress import prune
 from egru.data import Split, Text
 from egru.models import LanguageModel
-from egru.recipes.trained import run_or_pretrained
 from egru.report.format import count, percent
+from egru.runs.trained import run_or_pretrained
 from egru.training.loop import score
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -65,10 +65,10 @@ def microseconds(models: list[Any], data: Any, turns: int) -> list[float]:
 
 def measure(name: str, seen: int | None, turns: int) -> dict[str, Any]:
     folder, _ = run_or_pretrained(pathlib.Path(name), "cpu")
-    trained = recipes.trained(folder, device="cpu")
+    trained = runs.trained(folder, device="cpu")
     model: Any = trained.model.float()
     seen = seen or (50_000 if isinstance(trained.data, Text) else 5000)
-    _, task = recipes.build(trained.config, beginning(trained.data, seen))
+    _, task = experiments.build(trained.config, beginning(trained.data, seen))
     _, activity = score(model, task, "validation")
     shares = SHARES + (BY_LAYER if len(activity.layers) == 3 else ())
     models = [prune(model, activity, share) for share in shares]

@@ -2,7 +2,7 @@
 
     python benchmarks/quantised_digits.py [--seed 0]
 
-Trains the network of ``recipes/digits.py``, then reads every test digit through :class:`egru.EventEngine`. Nothing is
+Trains the network of ``examples/digits.py``, then reads every test digit through :class:`egru.EventEngine`. Nothing is
 chosen by these numbers.
 """
 
@@ -19,7 +19,7 @@ from rich.progress import Progress
 import egru
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "recipes"))
+sys.path.insert(0, str(ROOT / "examples"))
 from digits import Config, run  # noqa: E402
 
 

@@ -23,12 +23,12 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from egru.recipes import RECIPES, Config, Paper
-from egru.recipes.config import read
-from egru.recipes.pages import command, made_by
-from egru.recipes.reproduce import ALIASES
+from egru.experiments import RECIPES, Config, Paper
+from egru.experiments.config import read
 from egru.report import LIGHT
 from egru.report.format import count, percent, seconds
+from egru.runs.report import command, made_by
+from egru.runs.reproduce import ALIASES
 from egru.training import Run
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from egru import recipes
+from egru import experiments
 from egru.models import LanguageModel
 
 MEASURED = Path(__file__).parent / "results" / "h200_train_step.json"
@@ -56,7 +56,7 @@ def main() -> None:
     options = parser.parse_args()
     links = Links(options.inside, options.between)
     measured = json.loads(MEASURED.read_text())
-    config = recipes.find("ptb-evnn").make()
+    config = experiments.find("ptb-evnn").make()
     words = measured["batch"] * sum(measured["lengths"]) / len(measured["lengths"])
     small = parameters(config.hidden, config.embedding, config.layers, VOCABULARY["33M"])  # pyright: ignore
     large = parameters(6144, 4096, 4, VOCABULARY["1B"])

@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 
-from egru import recipes
+from egru import experiments
 from egru.data import Classification, Split
 from egru.events import Surrogate
+from egru.experiments import ClassifierConfig
+from egru.experiments.config import read
 from egru.layers import Threshold
-from egru.recipes import ClassifierConfig
-from egru.recipes.config import read
 from egru.report import LIGHT
 from egru.training import Run, RunError, Silent, to_plain, train
 from egru.training.loop import EXPLODED
@@ -202,7 +202,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @functools.cache
 def data_for(name: str, side: int) -> Classification:
     """The first images of the training file to learn from, the last to judge by; these stand in for the test too."""
-    whole = recipes.load(ClassifierConfig(data=name, side=side))  # pyright: ignore[reportArgumentType]
+    whole = experiments.load(ClassifierConfig(data=name, side=side))  # pyright: ignore[reportArgumentType]
     assert isinstance(whole, Classification)
     judged = Split(*(part[-JUDGED:] for part in whole.validation))
     return dataclasses.replace(
@@ -214,7 +214,7 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
     """Train a variant; the line it leaves."""
     config = ClassifierConfig(**{**BASE, **changes, "seed": seed, "save_every": 1_000_000, "epochs": 1})
     config = dataclasses.replace(config, epochs=max(1, math.ceil(updates * config.batch / TRAINED)))
-    model, task = recipes.build(config, data_for(config.data, config.side or 28))
+    model, task = experiments.build(config, data_for(config.data, config.side or 28))
     start, stopped, said = time.perf_counter(), "", []
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(pathlib.Path(folder) / "run", {}, said.append)

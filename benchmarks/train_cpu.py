@@ -29,7 +29,8 @@ from evnn_rival import evnn
 from torch import Tensor, nn
 
 import egru
-from egru.kernels import Problem, cpu, get, info, run_sequence
+from egru import compiled
+from egru.kernels import Problem, get, info, run_sequence
 
 SIZES = {590: (200, 1), 1350: (35, 1350)}
 """Hidden size: (steps, inputs). Sequential MNIST and Penn Treebank of the paper."""
@@ -216,8 +217,8 @@ def peak_memory(contestant: str, setting: Setting) -> float:
     (gru if contestant == "gru" else layer)(small[0])[0].backward(small[1])
     for parameter in parameters:
         parameter.grad = None
-    if cpu.core is not None:
-        cpu.core.release_memory()
+    if compiled.core is not None:
+        compiled.core.release_memory()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _status("VmRSS")

@@ -32,10 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from egru import recipes
+from egru import experiments
 from egru.data import Text
+from egru.experiments import LanguageConfig
 from egru.models import detached
-from egru.recipes import LanguageConfig
 from egru.training import LanguageTask, Silent, bar, make_optimiser, train
 from egru.training.tasks import Batch, autocast
 
@@ -212,7 +212,7 @@ def profile_text(record: dict[str, Any], top: int = 15) -> str:
 
 def measure(config: LanguageConfig, text: Text, steps: int, turns: int) -> dict[str, Any]:
     """Times, ratio and profile of ``turns`` turns of ``steps`` steps."""
-    model, task = recipes.build(config, text)
+    model, task = experiments.build(config, text)
     assert isinstance(task, LanguageTask)
     watched = Turns(task, model, config, steps, turns)
     with contextlib.suppress(Enough), progress(config.epochs) as shown:
@@ -277,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no CUDA device")
     torch.set_num_threads(options.threads)
-    config = recipes.find(options.recipe).make()
+    config = experiments.find(options.recipe).make()
     if not isinstance(config, LanguageConfig):
         parser.error(f"--recipe must be a language recipe, got {options.recipe}")
     changes = {name: getattr(options, name) for name in ("hidden", "embedding", "batch", "bptt", "precision")}
@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
         changes["precision"] = "bfloat16"
     changes = {name: value for name, value in changes.items() if value is not None}
     config = dataclasses.replace(config, device=options.device, graph=options.graph, **changes)
-    text = recipes.load(config)
+    text = experiments.load(config)
     assert isinstance(text, Text)
     steps = options.steps or (60 if options.device == "cuda" else 1)
     found = measure(config, text, steps, options.turns)

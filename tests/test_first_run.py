@@ -34,7 +34,7 @@ def test_the_readme_examples_run(capsys, monkeypatch):
 
 
 def load_recipe(name):
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", ROOT / "recipes" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -72,7 +72,7 @@ def test_the_demo_knows_its_precisions(capsys):
 
 
 def test_the_demo_imports_nothing_private():
-    source = (ROOT / "recipes" / "digits.py").read_text()
+    source = (ROOT / "examples" / "digits.py").read_text()
     assert not re.search(r"(import|from) +[\w.]*\b_\w", source)
     assert not re.search(r"\._[a-z]", source)
 

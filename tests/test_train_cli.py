@@ -12,7 +12,7 @@ import torch
 
 from egru import cli, doctor
 from egru.data import Classification, Split
-from egru.recipes import RECIPES
+from egru.experiments import RECIPES
 from egru.training import Run
 from egru.training.tasks import ClassifierTask
 from tests.helpers import mnist_sample
@@ -136,7 +136,7 @@ def test_a_run_of_another_device(capsys, tmp_path):
 def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
     few = Split(*(part[90:120] for part in mnist_sample()))
     whole = Classification("some digits", 10, few, few, few)
-    monkeypatch.setattr(sys.modules["egru.recipes.trained"], "load", lambda config: whole)
+    monkeypatch.setattr(sys.modules["egru.runs.trained"], "load", lambda config: whole)
     code, out, err = egru(capsys, "evaluate", "smnist")
     assert (code, err) == (0, "")
     assert out.startswith("test, epoch 36: accuracy 96.67 %, 98.8 % silent, ")  # one of 30 is wrong

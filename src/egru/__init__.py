@@ -4,7 +4,7 @@ from egru import activity, compress, continuous, data, functional, kernels, mode
 from egru.activity import ActivityLoss, ActivityMonitor
 from egru.events import EventState, Surrogate, register_surrogate
 from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
-from egru.recipes.trained import pretrained
+from egru.runs.trained import pretrained
 from egru.runtime import EventEngine
 from egru.trace import exponential_trace
 

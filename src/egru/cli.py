@@ -58,21 +58,21 @@ def train(options: argparse.Namespace, arguments: list[str]) -> int:
 
 
 def _train(options: argparse.Namespace, arguments: list[str]) -> int:
-    from egru import recipes
+    from egru import experiments, runs
 
     if options.resume:
         if options.recipe or options.smoke or options.out or arguments:
             raise ValueError("--resume takes the run's own settings; leave the recipe and all other options out")
         folder = Path(options.resume)
-        result = recipes.resume(folder, minutes=options.minutes)
+        result = runs.resume(folder, minutes=options.minutes)
     else:
-        recipe = recipes.find(options.recipe)
-        config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
+        recipe = experiments.find(options.recipe)
+        config = experiments.smoke(recipe.make()) if options.smoke else recipe.make()
         config = configured(config, arguments, f"egru train {options.recipe}")
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
         print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
-        result = recipes.start(recipe.name, config, folder, minutes=options.minutes)
+        result = runs.start(recipe.name, config, folder, minutes=options.minutes)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
     return 0
@@ -80,11 +80,11 @@ def _train(options: argparse.Namespace, arguments: list[str]) -> int:
 
 def sweep(options: argparse.Namespace, arguments: list[str]) -> int:
     """Search a recipe's fields; the same command again goes on."""
-    from egru import recipes
+    from egru import experiments
     from egru.sweep import Sweep, sweep, table, write_outcome
 
-    recipe = recipes.find(options.recipe)
-    config = recipes.smoke(recipe.make()) if options.smoke else recipe.make()
+    recipe = experiments.find(options.recipe)
+    config = experiments.smoke(recipe.make()) if options.smoke else recipe.make()
     config = configured(config, arguments, f"egru train {options.recipe}")
     folder = Path(options.out or Path("sweeps") / (options.study or recipe.name))
     objectives = tuple(options.objectives.split(","))
@@ -136,43 +136,43 @@ class UsageError(Exception):
 
 
 def evaluate(run: str, split: str, device: str | None) -> int:
-    from egru import recipes
+    from egru import runs
 
-    scores, activity, epoch = recipes.evaluate(Path(run), split, device=device)
+    scores, activity, epoch = runs.evaluate(Path(run), split, device=device)
     print_scores(f"{split}, epoch {epoch or 'unknown'}", scores, activity)
     print(activity)
     return 0
 
 
 def export(run: str, out: str, weights: str, part: float) -> int:
-    from egru import recipes
+    from egru import runs
 
-    paths = recipes.export(Path(run), Path(out), weights, int(part * 2**20))
+    paths = runs.export(Path(run), Path(out), weights, int(part * 2**20))
     for path in paths:
         print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     return 0
 
 
 def quieten(options: argparse.Namespace) -> int:
-    from egru import recipes
+    from egru import runs
 
     run, out = Path(options.run), Path(options.out)
     floor, device = tuple(options.floor), options.device
-    result = recipes.quieten(run, out, floor, options.within, options.weights, device)
+    result = runs.quieten(run, out, floor, options.within, options.weights, device)
     print_scores("test", result.test, result.activity)
     print(f"everything is in {out}; `egru evaluate {out}` reads it like a run")
     return 0
 
 
 def report(runs: list[str], out: str | None) -> int:
-    from egru import recipes
+    from egru import runs
 
-    print(recipes.report([Path(run) for run in runs], None if out is None else Path(out)))
+    print(runs.report([Path(run) for run in runs], None if out is None else Path(out)))
     return 0
 
 
 def reproduce(table: str | None, run: str | None) -> int:
-    from egru.recipes import reproduce
+    from egru.runs import reproduce
 
     if run is not None:
         print(f"kept in {reproduce.keep(Path(run))}")
@@ -194,7 +194,7 @@ def print_scores(what: str, scores: Any, activity: Any) -> None:
 
 
 def list_recipes() -> int:
-    from egru.recipes import RECIPES
+    from egru.experiments import RECIPES
 
     width = max(map(len, RECIPES))
     for name, recipe in RECIPES.items():

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from egru import compiled
 from egru.continuous import engines
-from egru.continuous.compiled import CompiledEngine
-from egru.continuous.flow import Clock, flow, window
+from egru.continuous.compiled.engine import CompiledEngine
 from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem, only
-from egru.continuous.rule import gauss_legendre
-from egru.kernels import cpu
+from egru.continuous.quadrature import gauss_legendre
+from egru.continuous.reference.flow import Clock, flow, window
 from tests.continuous.nets import EXACT, cotangents, density, network, run, worst_gradient
 from tests.continuous.test_flow import brute, units
 
-pytestmark = pytest.mark.skipif(cpu.core is None, reason=f"no compiled core: {cpu.absence}")
+pytestmark = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
 
 ROOT = Path(__file__).parents[2]
 ENGINE = CompiledEngine()
@@ -121,15 +121,15 @@ def test_threads_do_not_change_a_bit():
 
 
 def test_levels_agree():
-    assert cpu.core is not None
+    assert compiled.core is not None
     problem = network(7, Options(), batch=3, hidden=19)
     results = {}
     try:
-        for level in cpu.core.levels():
-            cpu.core.force_level(level)
+        for level in compiled.core.levels():
+            compiled.core.force_level(level)
             results[level] = run(ENGINE, problem)
     finally:
-        cpu.core.force_level("auto")
+        compiled.core.force_level("auto")
     events, gradients = results["plain"]
     for level, (other, found) in results.items():
         assert torch.equal(events.units, other.units), level
@@ -354,7 +354,7 @@ INTERRUPTED = """
 import dataclasses, sys, time
 import torch
 torch.set_default_dtype(torch.float64)
-from egru.continuous.compiled import CompiledEngine
+from egru.continuous.compiled.engine import CompiledEngine
 from egru.continuous.problem import Options
 from tests.continuous.nets import cotangents, network
 torch.set_num_threads({threads})

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from egru.continuous.flow import Clock, crossing, flow, lower_bound, node_states, nodes, window
-from egru.continuous.rule import gauss_legendre
+from egru.continuous.quadrature import gauss_legendre
+from egru.continuous.reference.flow import Clock, crossing, flow, lower_bound, node_states, nodes, window
 from tests.continuous.figures import reached
 
 FINE = gauss_legendre(12)

@@ -8,7 +8,7 @@ import torch
 
 from egru.data import Recording
 
-RECIPE = str(Path(__file__).parents[2] / "recipes" / "continuous.py")
+RECIPE = str(Path(__file__).parents[2] / "examples" / "continuous.py")
 
 
 @pytest.fixture

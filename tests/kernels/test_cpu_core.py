@@ -15,12 +15,13 @@ import pytest
 import torch
 
 import egru
+from egru import compiled
 from egru.events import Surrogate
-from egru.kernels import Problem, choose, cpu, get, info
+from egru.kernels import Problem, choose, get, info
 from egru.kernels.cpu.kernel import CPUKernel
 
 ROOT = Path(__file__).parents[2]
-needs_core = pytest.mark.skipif(cpu.core is None, reason=f"no compiled core: {cpu.absence}")
+needs_core = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
 
 
 def problem(T: int = 3, B: int = 2, H: int = 8, dtype: torch.dtype = torch.float32, shape: str = "triangle") -> Problem:
@@ -46,31 +47,31 @@ def test_auto_takes_the_core_where_it_can() -> None:
 
 @needs_core
 def test_info_names_level_threads_and_build() -> None:
-    assert cpu.core is not None
+    assert compiled.core is not None
     text = info()["cpu"]
-    assert cpu.core.level() in text
+    assert compiled.core.level() in text
     assert f"{torch.get_num_threads()} thread" in text
-    assert cpu.core.compiler() in text
+    assert compiled.core.compiler() in text
 
 
 @needs_core
 def test_levels_are_forced_and_refused_by_name() -> None:
-    assert cpu.core is not None
+    assert compiled.core is not None
     try:
-        for level in cpu.core.levels():
-            cpu.core.force_level(level)
-            assert cpu.core.level() == level
+        for level in compiled.core.levels():
+            compiled.core.force_level(level)
+            assert compiled.core.level() == level
         with pytest.raises(ValueError, match=r"unknown level 'sse9'; expected auto, plain"):
-            cpu.core.force_level("sse9")
+            compiled.core.force_level("sse9")
     finally:
-        cpu.core.force_level("auto")
-    assert cpu.core.level() == (os.environ.get("EGRU_CPU_LEVEL") or cpu.core.levels()[-1])
+        compiled.core.force_level("auto")
+    assert compiled.core.level() == (os.environ.get("EGRU_CPU_LEVEL") or compiled.core.levels()[-1])
 
 
 @needs_core
 @pytest.mark.parametrize(("level", "said"), [("plain", "plain"), ("sse9", "EGRU_CPU_LEVEL: unknown level 'sse9'")])
 def test_the_environment_names_a_level(level: str, said: str) -> None:
-    code = "from egru.kernels.cpu import core; print(core.level())"
+    code = "from egru.compiled import core; print(core.level())"
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "EGRU_CPU_LEVEL": level}, capture_output=True, text=True
     )
@@ -78,11 +79,12 @@ def test_the_environment_names_a_level(level: str, said: str) -> None:
 
 
 def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "core", None)
-    monkeypatch.setattr(cpu, "absence", "no compiler")
+    monkeypatch.setattr(compiled, "core", None)
+    monkeypatch.setattr(compiled, "missing", "no compiler")
+    monkeypatch.setattr(compiled, "_warned", False)
     kernel = CPUKernel()
     assert "no compiler" in kernel.describe()
-    with pytest.warns(UserWarning, match="reference kernel, which is slow: no compiler"):
+    with pytest.warns(RuntimeWarning, match="plain torch, which is slow: no compiler"):
         assert kernel.unsupported(problem()) == "no compiler"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from egru import functional
+from egru import compiled, functional
 from egru.events import RESETS, EventState, Surrogate
 from egru.functional import RESET_GATES
-from egru.kernels import Problem, cpu, get, run_sequence
+from egru.kernels import Problem, get, run_sequence
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor; sums of a few hundred terms stay three digits below."""
@@ -53,17 +53,17 @@ class Implementation(NamedTuple):
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         if self.level is not None:
-            assert cpu.core is not None
-            cpu.core.force_level(self.level)
+            assert compiled.core is not None
+            compiled.core.force_level(self.level)
         try:
             yield get(self.kernel)
         finally:
             torch.set_num_threads(before)
-            if self.level is not None and cpu.core is not None:
-                cpu.core.force_level("auto")
+            if self.level is not None and compiled.core is not None:
+                compiled.core.force_level("auto")
 
 
-LEVELS = tuple(cpu.core.levels()) if cpu.core is not None else ()
+LEVELS = tuple(compiled.core.levels()) if compiled.core is not None else ()
 IMPLEMENTATIONS = [
     Implementation("reference"),
     *(Implementation("cpu", level=level, threads=threads) for level in LEVELS for threads in (1, 2)),
@@ -385,7 +385,7 @@ def test_through_the_operator(implementation: Implementation) -> None:
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not LEVELS, reason=f"no compiled core: {cpu.absence}")
+@pytest.mark.skipif(not LEVELS, reason=f"no compiled core: {compiled.missing}")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -17,7 +17,7 @@ from egru.runtime import compare
 from egru.runtime.network import describe
 from egru.runtime.runners import WEIGHTS, ReferenceRunner
 
-core = pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+core = pytest.importorskip("egru._core", reason="the compiled core is not built")
 
 MARGIN = 1e-5
 """No state of a compared sequence is nearer to its threshold: float32 errors are some 1e-7, so events must agree."""

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 import egru
-from egru import EGRU, EventEngine, EventState, Threshold
-from egru.runtime import engine as engine_module
+from egru import EGRU, EventEngine, EventState, Threshold, compiled
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +25,10 @@ def float32() -> Iterator[None]:
 @pytest.fixture(params=["compiled", "reference"])
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "compiled":
-        pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+        pytest.importorskip("egru._core", reason="the compiled core is not built")
     else:
-        monkeypatch.setattr(engine_module, "_compiled_core", lambda: None)
-        monkeypatch.setattr(engine_module, "_said", True)
+        monkeypatch.setattr(compiled, "core", None)
+        monkeypatch.setattr(compiled, "_warned", True)
     return request.param
 
 
@@ -210,24 +209,24 @@ def test_states_that_overflow_are_reported(runner: str) -> None:
 
 
 def test_without_the_core_it_is_the_same_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
     readout, x = nn.Linear(8, 3), torch.randn(30, 2, 5)
     for weights in ("float32", "bfloat16", "int8"):
-        compiled = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
-        expected = compiled.run(x)
+        fast = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
+        expected = fast.run(x)
         with monkeypatch.context() as patch:
-            patch.setattr(engine_module, "_compiled_core", lambda: None)
-            patch.setattr(engine_module, "_said", False)
-            with pytest.warns(RuntimeWarning, match="plain torch, correct and slow"):
+            patch.setattr(compiled, "core", None)
+            patch.setattr(compiled, "_warned", False)
+            with pytest.warns(RuntimeWarning, match="plain torch, which is slow"):
                 slow = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
             EventEngine(layer())  # says nothing: warnings are errors here
             assert slow.level == "reference"
             torch.testing.assert_close(slow.run(x), expected, rtol=0, atol=2e-6)
-            assert slow.activity == compiled.activity
+            assert slow.activity == fast.activity
 
 
 def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
-    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
     import _thread
 
     engine = EventEngine(EGRU(1, 300))
@@ -243,7 +242,7 @@ def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
 
 
 def test_one_thread_at_a_time() -> None:
-    pytest.importorskip("egru.kernels.cpu._core", reason="the compiled core is not built")
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
     engine = EventEngine(layer())
     x = torch.randn(3_000_000, 5)
     worker = threading.Thread(target=lambda: engine.run(x, last=True))

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from egru import recipes
+from egru import experiments
 from egru.sweep import Sweep
 from egru.sweep.worker import work
 
@@ -24,7 +24,7 @@ def settings(folder: Path, space: str = SPACE, endless: int = -1, **changes) -> 
     folder.mkdir(exist_ok=True)
     (folder / "space.py").write_text(f"ENDLESS = {endless}\n{space}")
     config = dataclasses.replace(
-        recipes.find("digits").make(), epochs=2, limit=30, hidden=4, batch=30, evaluation_batch=30
+        experiments.find("digits").make(), epochs=2, limit=30, hidden=4, batch=30, evaluation_batch=30
     )
     given = {"storage": str(folder / "journal.log"), "study": "small", **changes}
     return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **given)

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from egru import cli
-from egru.recipes import find, resume, with_fields
+from egru.experiments import find, with_fields
+from egru.runs import resume
 from egru.sweep import read_search, sweep, table, worker, write_outcome
 from egru.sweep.study import RETRIES, done, lose, mend, open_study
 from egru.training import Run, RunError

@@ -1,9 +1,9 @@
 """Which engines exist, and which one a call gets."""
 
-from egru.continuous.compiled import CompiledEngine
-from egru.continuous.lockstep import LockstepEngine
+from egru.continuous.compiled.engine import CompiledEngine
+from egru.continuous.lockstep.engine import LockstepEngine
 from egru.continuous.problem import Engine, Problem, RunningLoss
-from egru.continuous.reference import ReferenceEngine
+from egru.continuous.reference.engine import ReferenceEngine
 
 _ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())

@@ -1,15 +1,14 @@
 """The streaming engine: a trained event-based network, one step at a time, at the cost of its events."""
 
 import operator
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from egru import compiled
 from egru.events import EventState
-from egru.kernels import cpu
 from egru.layers import checks
 from egru.runtime.network import check_state, describe
 from egru.runtime.runners import WEIGHTS, Array, CompiledRunner, ReferenceRunner, Runner
@@ -91,11 +90,11 @@ class EventEngine:
         if isinstance(token_table, bool) or not isinstance(token_table, int) or token_table < 0:
             raise ValueError(f"{_ME}: token_table must be a number of bytes, at least 0; got {token_table!r}")
         self._network = describe(module, embedding, readout, trace)
-        core = _compiled_core()
+        core = compiled.core
         self._core: Any = None
         self._runner: Runner
         if core is None:
-            _say_once()
+            compiled.warn_missing()
             self._runner = ReferenceRunner(self._network, weights, streams)
         else:
             self._runner = CompiledRunner(core, self._network, weights, threads, streams, token_table)
@@ -367,21 +366,3 @@ def _is_pair(x: Any) -> bool:
 def _shown(x: Any) -> str:
     shape = getattr(x, "shape", None)
     return f"{type(x).__name__} {x!r:.60}" if shape is None else f"{type(x).__name__} of shape {tuple(shape)}"
-
-
-def _compiled_core() -> Any:
-    return cpu.core
-
-
-_said = False
-
-
-def _say_once() -> None:
-    global _said
-    if not _said:
-        _said = True
-        warnings.warn(
-            f"EventEngine runs on plain torch, correct and slow: {cpu.absence}",
-            RuntimeWarning,
-            stacklevel=3,
-        )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from egru.recipes import Config, LanguageConfig
+from egru.experiments import Config, LanguageConfig
 from egru.report import format
 
 Search = Callable[[Any], dict[str, Any]]

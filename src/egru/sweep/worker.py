@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from egru.recipes import start, with_fields
+from egru.experiments import with_fields
+from egru.runs import start
 from egru.sweep.settings import Goal, Sweep, read_search
 from egru.sweep.study import open_study, optuna
 from egru.training import Run, Silent

@@ -2,15 +2,14 @@
 
 import math
 import time
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from egru import compiled
 from egru.events import RESETS
-from egru.kernels import cpu
 from egru.kernels.problem import Backward, Forward, Problem
 
 _CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
@@ -33,18 +32,13 @@ class CPUKernel:
     name = "cpu"
     reads_y = True
 
-    def __init__(self) -> None:
-        self._warned = False
-
     def unsupported(self, problem: Problem) -> str | None:
         tensors = (problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.theta)
         if any(x.device.type != "cpu" for x in tensors):
             return f"it runs on the CPU, the input is on {problem.input.device}"
-        if cpu.core is None:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(f"egru runs on its reference kernel, which is slow: {cpu.absence}", stacklevel=2)
-            return cpu.absence
+        if compiled.core is None:
+            compiled.warn_missing()
+            return compiled.missing
         dtype = problem.weight_hh.dtype
         if dtype not in (torch.float32, torch.float64):
             return f"it knows float32 and float64, not {dtype}"
@@ -60,11 +54,11 @@ class CPUKernel:
 
     def describe(self) -> str:
         """Its standing, for :func:`egru.kernels.info`."""
-        if cpu.core is None:
-            return f"absent: {cpu.absence}"
+        if compiled.core is None:
+            return f"absent: {compiled.missing}"
         return (
-            f"compiled, event-driven, float32 and float64 on the CPU; level {cpu.core.level()} of "
-            f"{', '.join(cpu.core.levels())}; {torch.get_num_threads()} threads; built by {cpu.core.compiler()}"
+            f"compiled, event-driven, float32 and float64 on the CPU; level {compiled.core.level()} of "
+            f"{', '.join(compiled.core.levels())}; {torch.get_num_threads()} threads; built by {compiled.core.compiler()}"
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
@@ -75,7 +69,7 @@ class CPUKernel:
         return (T, -(-H // 32), 4 if problem.reset_gate == "after" else 3, B, 32)
 
     def forward(self, problem: Problem, save: bool) -> Forward:
-        core = _core()
+        core = compiled.require()
         T, B, _ = problem.input.shape
         H = problem.c0.shape[-1]
         problem = problem.rounded()
@@ -113,7 +107,7 @@ class CPUKernel:
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
-        core = _core()
+        core = compiled.require()
         T, B, _ = problem.input.shape
         problem = problem.rounded()
         fewest, most = _LEAN_ROWS
@@ -144,12 +138,6 @@ class CPUKernel:
         return grads
 
 
-def _core() -> Any:
-    if cpu.core is None:
-        raise RuntimeError(cpu.absence)
-    return cpu.core
-
-
 # States are copied and cleared by NumPy: threads that torch wakes for them would spin on beside those of the core.
 
 
@@ -166,7 +154,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL:
         return torch.empty(shape, dtype=dtype)
-    memory = torch.from_numpy(_core().allocate(size))
+    memory = torch.from_numpy(compiled.require().allocate(size))
     if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore[reportAttributeAccessIssue]
         memory.fill_(255)  # NaN, as torch fills its own
     return memory.view(dtype).view(shape)
@@ -179,7 +167,7 @@ class _Call:
     """
 
     def __init__(self, problem: Problem, rows: int) -> None:
-        core = _core()
+        core = compiled.require()
         T, B, features = problem.input.shape
         H = problem.c0.shape[-1]
         self._alive: list[Tensor] = []

@@ -1,0 +1,85 @@
+#include "common/memory.hpp"
+
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace egru {
+namespace {
+
+constexpr std::size_t line = 64, huge_page = std::size_t(2) << 20;
+
+std::mutex& guard() {
+    static auto* mutex = new std::mutex;  // never destroyed: tensors may outlive this library's statics
+    return *mutex;
+}
+std::vector<Block>& kept() {  // oldest first
+    static auto* blocks = new std::vector<Block>;
+    return *blocks;
+}
+
+Block allocate(std::size_t bytes) {
+    const std::size_t unit = bytes >= 2 * huge_page ? huge_page : line;
+    const std::size_t size = (bytes + unit - 1) / unit * unit;
+    void* address = std::aligned_alloc(unit, size);
+    if (address == nullptr) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    if (unit == huge_page) madvise(address, size, MADV_HUGEPAGE);
+#endif
+    return {address, size};
+}
+
+std::size_t total() {
+    std::size_t sum = 0;
+    for (const Block& block : kept()) sum += block.size;
+    return sum;
+}
+
+}  // namespace
+
+Block take_memory(std::size_t bytes) {
+    {
+        std::lock_guard<std::mutex> lock(guard());
+        auto& blocks = kept();
+        auto best = blocks.end();
+        for (auto block = blocks.begin(); block != blocks.end(); ++block)
+            if (block->size >= bytes && block->size <= bytes + bytes / 4 + line &&
+                (best == blocks.end() || block->size < best->size))
+                best = block;
+        if (best != blocks.end()) {
+            const Block found = *best;
+            blocks.erase(best);
+            return found;
+        }
+    }
+    return allocate(bytes ? bytes : line);
+}
+
+void give_memory(Block block) {
+    std::lock_guard<std::mutex> lock(guard());
+    auto& blocks = kept();
+    blocks.push_back(block);
+    while (total() > memory_kept_most) {
+        std::free(blocks.front().address);
+        blocks.erase(blocks.begin());
+    }
+}
+
+std::size_t memory_kept() {
+    std::lock_guard<std::mutex> lock(guard());
+    return total();
+}
+
+void release_memory() {
+    std::lock_guard<std::mutex> lock(guard());
+    for (const Block& block : kept()) std::free(block.address);
+    kept().clear();
+}
+
+}  // namespace egru

@@ -1,0 +1,213 @@
+// One panel of the quadrature: many units at once, a panel in each lane. Over a panel of length h, c is an affine function
+// of its start, and the adjoint is bilinear in the start of c and the end of p_c: panels do not wait for one another.
+#pragma once
+
+#include "continuous/doubles.hpp"
+#include "continuous/kernels.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+namespace continuous {
+
+using egru::continuous::block;
+using egru::continuous::max_nodes;
+using egru::continuous::Model;
+using egru::continuous::Scratch;
+
+// a - b at the start (d_), and b. `decays`: exp(-t / tau_s) at the nodes and the end, if all lanes have it in common.
+struct Panel {
+    Doubles d_u, b_u, d_z, b_z, h;
+    const double* decays;
+};
+
+// exp(-t / tau_s) at node i, or at the end of the panel for i = nodes.
+inline Doubles decay_at(const Model& m, const Panel& p, Doubles rate, int i) {
+    return p.decays != nullptr ? all(p.decays[i]) : exponential(rate * m.points[i]);
+}
+
+// The decays of a block, if all of its units were touched together; else null.
+inline const double* common_decays(const Model& m, const double* span, int count, double* decays) {
+    for (int k = 1; k < count; ++k)
+        if (span[k] != span[0]) return nullptr;
+    for (int i = 0; i < m.stride; i += width) put(decays + i, exponential(get(m.points + i) * (-span[0] / m.tau_s)));
+    return decays;
+}
+
+// c at the end is scale * c + shift.
+struct Affine {
+    Doubles scale, shift;
+};
+
+template <int N>
+inline Affine flow(const Model& m, const Panel& p) {
+    const int n = N != 0 ? N : m.nodes;
+    constexpr int room = N != 0 ? N : max_nodes;
+    Doubles u[room], f[room];
+    const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
+#pragma GCC unroll 2
+    for (int i = 0; i < n; ++i) {
+        const Doubles q = decay_at(m, p, decay, i), far = p.d_z * q;
+        const Gates g = gates(p.b_u + p.d_u * q, p.b_z + far);
+        u[i] = g.u;
+        f[i] = g.dz * far;
+    }
+    Doubles sum{}, end{};
+#pragma GCC unroll 2
+    for (int i = 0; i < n; ++i) {
+        Doubles e = m.A[i * n] * u[0];
+        for (int j = 1; j < n; ++j) e += m.A[i * n + j] * u[j];
+        sum += m.w[i] * exponential(pace * e) * f[i];
+        end += m.w[i] * u[i];
+    }
+    Doubles z_start, z_end;
+    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * decay_at(m, p, decay, n), &z_start, &z_end);
+    const Doubles scale = exponential(-pace * end);
+    return {scale, z_end - scale * (z_start + decay * sum)};
+}
+
+// What the pullback needs of a panel. With a = scale * p_c(end), which is p_c(start), and c at the start:
+//   integrals of gamma_u, q gamma_u, q t gamma_u   -a (c x[0..2] + y[0..2])
+//   integrals of gamma_z, q gamma_z, q t gamma_z    a v[0..2]
+//   integral of p_c dc/dt                          -a (c rate + lag)
+struct Bilinear {
+    Doubles scale, shift, q;
+    Doubles x[3], y[3], v[3];
+    Doubles rate, lag;
+};
+
+template <int N>
+inline Bilinear bilinear(const Model& m, const Panel& p) {
+    const int n = N != 0 ? N : m.nodes;
+    constexpr int room = N != 0 ? N : max_nodes;
+    Doubles u[room], q[room], f[room], mu[room], nu[room];
+    const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
+#pragma GCC unroll 2
+    for (int i = 0; i < n; ++i) {
+        q[i] = decay_at(m, p, decay, i);
+        const Doubles far = p.d_z * q[i];
+        const Gates g = gates(p.b_u + p.d_u * q[i], p.b_z + far);
+        u[i] = g.u;
+        f[i] = g.dz * far;
+        mu[i] = m.w[i] * g.du;
+        nu[i] = m.w[i] * g.u * g.dz;
+    }
+    Bilinear r;
+    for (int k = 0; k < 3; ++k) r.x[k] = r.y[k] = r.v[k] = Doubles{};
+#pragma GCC unroll 2
+    for (int i = 0; i < n; ++i) {
+        Doubles e = m.A[i * n] * u[0];
+        for (int j = 1; j < n; ++j) e += m.A[i * n + j] * u[j];
+        const Doubles grown = exponential(pace * e);
+        f[i] *= grown;
+        const Doubles v = nu[i] * grown, vq = v * q[i];
+        r.v[0] += v;
+        r.v[1] += vq;
+        r.v[2] += vq * m.x[i];
+    }
+    r.q = decay_at(m, p, decay, n);
+    Doubles z_start, z_end, sum{}, end{}, lag{};
+    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * r.q, &z_start, &z_end);
+#pragma GCC unroll 2
+    for (int i = 0; i < n; ++i) {
+        Doubles k = m.A[i * n] * f[0];
+        for (int j = 1; j < n; ++j) k += m.A[i * n + j] * f[j];
+        k = -(z_start + decay * k);
+        const Doubles x = mu[i], xq = x * q[i], xt = xq * m.x[i], wu = m.w[i] * u[i];
+        r.x[0] += x;
+        r.x[1] += xq;
+        r.x[2] += xt;
+        r.y[0] += x * k;
+        r.y[1] += xq * k;
+        r.y[2] += xt * k;
+        sum += m.w[i] * f[i];
+        end += wu;
+        lag += wu * k;
+    }
+    r.rate = pace * end;
+    r.lag = pace * lag;
+    r.scale = exponential(-r.rate);
+    r.shift = z_end - r.scale * (z_start + decay * sum);
+    const Doubles factor[3] = {pace, pace, pace * p.h};
+    for (int k = 0; k < 3; ++k) {
+        r.x[k] *= factor[k];
+        r.y[k] *= factor[k];
+        r.v[k] *= factor[k];
+    }
+    return r;
+}
+
+// After this many tau_s of rest the activations are at their biases, to rounding: what follows has a closed form, and
+// silence costs nothing.
+constexpr double rest = 45;
+
+// The number of panels of each of a block's units, whose stretches are `span` long; returns their sum.
+inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z, const double* span, int count,
+                            int32_t* panels) {
+    const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
+    int64_t sum = 0;
+    for (int k = 0; k < count; k += width) {
+        const Doubles far = larger(magnitude(get(d_u + k)), magnitude(get(d_z + k)));
+        const Doubles load = get(span + k) * ((1.0 + 0.5 * far) * by_s + by_m);
+        for (int i = 0; i < width && k + i < count; ++i) {
+            const int32_t whole = (int32_t)(load[i] < 1e9 ? load[i] : 1e9);
+            const int32_t needed = whole + (load[i] > whole || whole == 0);
+            panels[k + i] = needed;
+            sum += needed;
+        }
+    }
+    return sum;
+}
+
+// Where a unit has several panels, every panel gets an entry of its own: starts, lengths and offsets in time.
+struct Expanded {
+    double *d_u, *b_u, *d_z, *b_z, *h, *from;
+    int64_t count, stride;
+};
+
+constexpr int expanded_arrays = 6;
+
+inline int64_t padded(int64_t count) { return (count + width - 1) / width * width; }
+
+inline Expanded expand(Scratch* scratch, int outputs, int64_t items, const double* d_u, const double* b_u,
+                       const double* d_z, const double* b_z, const double* span, const int32_t* panels, int count) {
+    const int64_t stride = padded(items), wanted = stride * (expanded_arrays + outputs);
+    if (scratch->capacity < wanted) scratch->grow(scratch, wanted);
+    double* at = scratch->data;
+    Expanded e{at, at + stride, at + 2 * stride, at + 3 * stride, at + 4 * stride, at + 5 * stride, items, stride};
+    int64_t i = 0;
+    for (int k = 0; k < count; ++k) {
+        const double h = span[k] / panels[k];
+        for (int32_t p = 0; p < panels[k]; ++p, ++i) {
+            e.d_u[i] = d_u[k];
+            e.b_u[i] = b_u[k];
+            e.d_z[i] = d_z[k];
+            e.b_z[i] = b_z[k];
+            e.h[i] = h;
+            e.from[i] = p * h;
+        }
+    }
+    for (; i < stride; ++i) e.d_u[i] = e.b_u[i] = e.d_z[i] = e.b_z[i] = e.h[i] = e.from[i] = 0;
+    return e;
+}
+
+inline Panel panel_of(const Model& m, const Expanded& e, int64_t i) {
+    const Doubles past = exponential(larger(get(e.from + i) * (-1.0 / m.tau_s), all(-700.0)));
+    return {get(e.d_u + i) * past, get(e.b_u + i), get(e.d_z + i) * past, get(e.b_z + i), get(e.h + i), nullptr};
+}
+
+template <int N>
+struct Count {
+    static constexpr int nodes = N;
+};
+
+// Calls `work` with the number of nodes as a compile-time constant where it is a common one, else with 0.
+template <class Work>
+[[gnu::always_inline]] inline void with_nodes(const Model& m, Work work) {
+    if (m.nodes == 6) return work(Count<6>{});
+    if (m.nodes == 4) return work(Count<4>{});
+    work(Count<0>{});
+}
+
+}  // namespace continuous
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

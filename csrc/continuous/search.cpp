@@ -1,0 +1,203 @@
+// The next threshold crossing of one unit, exactly: whether there is one is decided in closed form up to one value of c.
+#include "continuous/level.hpp"
+#include "continuous/panel.hpp"
+
+extern "C" {
+double exp(double);
+double log(double);
+double tanh(double);
+}
+
+namespace egru::EGRU_LEVEL {
+namespace {
+namespace continuous {
+
+using namespace egru::continuous;
+
+// One unit at the start of a stretch.
+struct Start {
+    double d_u, b_u, d_z, b_z, c, z;
+};
+
+struct Value {
+    double c, slope, curvature;
+};
+
+// c and its derivatives `t` after the start, by one panel: a node in each lane, the end of the panel among them.
+Value evaluate(const Model& m, const Start& s, double t) {
+    alignas(64) double u[max_points], z[max_points], du[max_points], dz[max_points], q[max_points];
+    const double decay = -t / m.tau_s, pace = t / m.tau_m;
+    for (int i = 0; i < m.stride; i += width) {
+        const Doubles qi = exponential(decay * get(m.points + i));
+        const Gates g = gates(s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
+        put(u + i, g.u);
+        put(z + i, g.z);
+        put(du + i, g.du);
+        put(dz + i, g.dz);
+        put(q + i, qi);
+    }
+    const int n = m.nodes;
+    Doubles sum{};
+    double end = 0;
+    for (int i = 0; i < m.stride; i += width) {
+        Doubles even{}, odd{};
+        int j = 0;
+        for (; j + 1 < n; j += 2) {
+            even += u[j] * get(m.columns + j * m.stride + i);
+            odd += u[j + 1] * get(m.columns + (j + 1) * m.stride + i);
+        }
+        if (j < n) even += u[j] * get(m.columns + j * m.stride + i);
+        const Doubles e = exponential(pace * (even + odd));
+        sum += get(m.weights + i) * e * get(dz + i) * get(q + i);
+        if (n >= i && n < i + width) end = e[n - i];
+    }
+    Value v;
+    v.c = z[n] + (s.c - s.z - decay * s.d_z * total(sum)) / end;
+    const double gap = z[n] - v.c, fade = -q[n] / m.tau_s;
+    v.slope = u[n] * gap / m.tau_m;
+    v.curvature = (du[n] * s.d_u * fade * gap + u[n] * (dz[n] * s.d_z * fade - v.slope)) / m.tau_m;
+    return v;
+}
+
+// The crossing in (low, high], where c(high) >= theta. Newton's steps, bisection where they fail.
+double refine(const Model& m, const Start& s, double theta, double low, double high, const Value& at_high,
+              int* evaluations) {
+    // first guess: the cubic through both ends, or Newton's step from the end
+    double t = high - (at_high.c - theta) / at_high.slope;
+    if (low == 0) {
+        const double u = 1 / (1 + exp(-(s.b_u + s.d_u)));
+        const double h = high, from = s.c - theta, to = at_high.c - theta;
+        const double m0 = h * u * (s.z - s.c) / m.tau_m, m1 = h * at_high.slope;
+        const double k2 = 3 * (to - from) - 2 * m0 - m1, k3 = 2 * (from - to) + m0 + m1;
+        double x = from < to ? -from / (to - from) : 0.5;
+        for (int i = 0; i < 4; ++i) {
+            const double slope = m0 + x * (2 * k2 + 3 * x * k3);
+            if (!(slope > 0)) break;
+            x -= (from + x * (m0 + x * (k2 + x * k3))) / slope;
+        }
+        if (x > 0 && x < 1) t = x * h;
+    }
+    if (!(t > low && t < high)) t = 0.5 * (low + high);
+    double last = __builtin_inf();
+    int slow = 0;
+    for (int i = 0; i < 200; ++i) {
+        const Value v = evaluate(m, s, t);
+        ++*evaluations;
+        const double miss = v.c - theta, size = miss < 0 ? -miss : miss;
+        if (size <= 8e-16) return t;
+        (miss < 0 ? low : high) = t;
+        if (high - low <= 4.5e-16 * high) return high;
+        slow = size > 0.5 * last ? slow + 1 : 0;
+        last = size;
+        if (slow >= 2 && size <= 1e-12) return t;
+        const double step = -miss / v.slope, length = step < 0 ? -step : step;
+        double next = t + step;
+        if (!(next > low && next < high) || slow >= 2) {
+            next = 0.5 * (low + high);
+            slow = 0;
+        } else {
+            const double bend = v.curvature < 0 ? -v.curvature : v.curvature;
+            // what is left after the step is half of curvature / slope times its square
+            if (length <= 2e-15 * m.tau_m || bend * length * length <= 2e-17 * v.slope * m.tau_m) return next;
+        }
+        t = next;
+    }
+    return t;
+}
+
+constexpr int ahead = 8;  // panels between two looks at whether c has crossed
+
+// A stretch of one unit, cut into panels of length h.
+struct Stretch {
+    double d_u, b_u, d_z, b_z, h;
+    int32_t panels;
+
+    Stretch(const Model& m, int unit, double a_u, double a_z, double span)
+        : d_u(a_u - m.b_u[unit]), b_u(m.b_u[unit]), d_z(a_z - m.b_z[unit]), b_z(m.b_z[unit]) {
+        alignas(64) const double d_us[width] = {d_u}, d_zs[width] = {d_z}, spans[width] = {span};
+        count_panels(m, d_us, d_zs, spans, 1, &panels);
+        h = span / panels;
+    }
+
+    Start start(const Model& m, int32_t panel, double c) const {
+        const double past = exp(-panel * h / m.tau_s);
+        return {d_u * past, b_u, d_z * past, b_z, c, tanh(b_z + d_z * past)};
+    }
+
+    // The first panel at whose end c >= limit, else `panels`; c becomes that at its start.
+    int32_t first_above(const Model& m, double limit, double* c) const {
+        for (int32_t p = 0; p < panels; p += ahead) {
+            alignas(64) double scale[ahead], shift[ahead];
+            for (int i = 0; i < ahead; i += width) {
+                Doubles from;
+                for (int j = 0; j < width; ++j) from[j] = (p + i + j) * h;
+                const Doubles past = exponential(larger(from * (-1.0 / m.tau_s), all(-700.0)));
+                const Panel panel{d_u * past, all(b_u), d_z * past, all(b_z), all(h), nullptr};
+                with_nodes(m, [&](auto n) {
+                    const Affine map = flow<n.nodes>(m, panel);
+                    put(scale + i, map.scale);
+                    put(shift + i, map.shift);
+                });
+            }
+            for (int i = 0; i < ahead && p + i < panels; ++i) {
+                const double next = scale[i] * *c + shift[i];
+                if (next >= limit) return p + i;
+                *c = next;
+            }
+        }
+        return panels;
+    }
+};
+
+// From below threshold. Whether c crosses in the window in which z > theta shows in c at its end.
+Crossing crossing(const Model& m, int unit, double a_u, double a_z, double c, double span) {
+    const double b_z = m.b_z[unit], onset = m.onset[unit], theta = m.theta[unit];
+    const bool now = a_z > onset, later = b_z > onset;
+    if (!now && !later) return {Outcome::never, 0, 0};
+    double opens = 0, closes = __builtin_inf();
+    if (now != later) {
+        const double turn = m.tau_s * log((a_z - b_z) / (onset - b_z));
+        (later ? opens : closes) = turn > 0 ? turn : 0;
+    }
+    if (span < opens) return {Outcome::none_yet, 0, 0};
+    if (c >= theta) {  // it must fall below first, which it can only do until z exceeds theta
+        if (now) return {Outcome::never, 0, 0};
+        const Stretch stretch(m, unit, a_u, a_z, opens);
+        stretch.first_above(m, __builtin_inf(), &c);
+        if (c >= theta) return {Outcome::never, 0, 1};
+        const double past = exp(-opens / m.tau_s);
+        const double b_u = m.b_u[unit];
+        Crossing after = crossing(m, unit, b_u + (a_u - b_u) * past, b_z + (a_z - b_z) * past, c, span - opens);
+        after.time += opens;
+        ++after.evaluations;
+        return after;
+    }
+    const double longest = rest * m.tau_s;
+    const double end = closes < span ? closes : span > longest ? longest : span;
+    const Stretch stretch(m, unit, a_u, a_z, end);
+    const int32_t p = stretch.panels == 1 ? 0 : stretch.first_above(m, theta, &c);
+    const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
+    if (p == stretch.panels && end < span && end < closes) {  // at rest since: u and z stand still
+        const double u = 1 / (1 + exp(-m.b_u[unit])), z = tanh(b_z);
+        const double time = end + m.tau_m / u * log((z - c) / (z - theta));
+        return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
+    }
+    if (p == stretch.panels) return missed;
+    const Start start = stretch.start(m, p, c);
+    const Value last = evaluate(m, start, stretch.h);
+    const double from = p * stretch.h, low = opens > from ? opens - from : 0;
+    Crossing found{Outcome::found, from + stretch.h, 1};
+    if (last.c < theta) return stretch.panels == 1 ? missed : found;  // on the edge of a panel, to rounding
+    if (low < stretch.h) found.time = from + refine(m, start, theta, low, stretch.h, last, &found.evaluations);
+    return found;
+}
+
+}  // namespace continuous
+}  // namespace
+
+egru::continuous::Crossing continuous_crossing(const egru::continuous::Model& m, int unit, double a_u, double a_z,
+                                               double c, double span) {
+    return continuous::crossing(m, unit, a_u, a_z, c, span);
+}
+
+}  // namespace egru::EGRU_LEVEL

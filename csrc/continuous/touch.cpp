@@ -1,0 +1,182 @@
+// Touching units: flow to the present, jump, and a new time before which none of them fires.
+#include "continuous/level.hpp"
+#include "continuous/panel.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+namespace continuous {
+
+using namespace egru::continuous;
+
+struct Units {
+    alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
+    alignas(64) double c[block], span[block], theta[block], onset[block], gate[block], key[block];
+    int count;
+};
+
+inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* scratch) {
+    int32_t panels[block];
+    const int64_t items = count_panels(m, s.d_u, s.d_z, span, s.count, panels);
+    if (items == s.count) {
+        alignas(64) double memory[max_points];
+        const double* decays = common_decays(m, span, s.count, memory);
+        with_nodes(m, [&](auto n) {
+            for (int k = 0; k < s.count; k += width) {
+                const Affine map = flow<n.nodes>(
+                    m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), decays});
+                put(s.c + k, map.scale * get(s.c + k) + map.shift);
+            }
+        });
+        return;
+    }
+    const Expanded e = expand(scratch, 2, items, s.d_u, s.b_u, s.d_z, s.b_z, span, panels, s.count);
+    double* scale = e.from + e.stride;
+    double* shift = scale + e.stride;
+    with_nodes(m, [&](auto n) {
+        for (int64_t i = 0; i < items; i += width) {
+            const Affine map = flow<n.nodes>(m, panel_of(m, e, i));
+            put(scale + i, map.scale);
+            put(shift + i, map.shift);
+        }
+    });
+    for (int k = 0; k < s.count; ++k)
+        for (int32_t p = 0; p < panels[k]; ++p) s.c[k] = *scale++ * s.c[k] + *shift++;
+}
+
+inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
+    alignas(64) double span[block];
+    const double longest = rest * m.tau_s;
+    Longs beyond{};
+    for (int k = 0; k < s.count; k += width) {
+        beyond |= get(s.span + k) > longest;
+        put(span + k, smaller(get(s.span + k), all(longest)));
+    }
+    flow_panels(m, s, span, scratch);
+    if (!any(beyond)) return;
+    for (int k = 0; k < s.count; k += width) {
+        const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
+        const Doubles quiet = larger(get(s.span + k) - longest, all(0.0)), pace = quiet * g.u * (1.0 / m.tau_m);
+        const Doubles c = get(s.c + k);
+        put(s.c + k, quiet > 0.0 ? g.z + (c - g.z) * exponential(larger(-pace, all(-700.0))) : c);
+    }
+}
+
+// A time before which no unit fires: since c' <= u* (z* - c) / tau_m with the largest gates to come, and since z must
+// exceed theta, which happens in a window of time known in closed form. Lowered by a few roundings.
+inline void lower_bounds(const Model& m, Units& s, double time) {
+    const Doubles never = all(__builtin_inf());
+    for (int k = 0; k < s.count; k += width) {
+        const Doubles b_z = get(s.b_z + k), d_z = get(s.d_z + k), a_z = b_z + d_z, onset = get(s.onset + k);
+        const Longs now = a_z > onset, later = b_z > onset, ever = now | later;
+        if (!any(ever)) {
+            put(s.key + k, never);
+            continue;
+        }
+        const Doubles b_u = get(s.b_u + k), c = get(s.c + k), theta = get(s.theta + k);
+        const Gates g = gates(larger(b_u + get(s.d_u + k), b_u), larger(a_z, b_z));
+        const Doubles ratio = d_z / (onset - b_z);
+        const Longs turns = (now ^ later) & (ratio < 1e300) & (ratio > 1.0);
+        const Doubles turn = m.tau_s * logarithm(turns ? ratio : all(1.0));
+        const Longs rises = (c < theta) & (g.z > theta);
+        const Doubles climb = logarithm(rises ? (g.z - c) / (g.z - theta) : all(1.0)) - 2e-15;
+        Doubles bound = m.tau_m / g.u * climb;
+        bound = larger(bound, now ? all(0.0) : turn);
+        bound = larger(bound * (1 - 4e-15), all(0.0));
+        // z leaves the window at `turn`; at the edge, where that time rounds to nothing or to infinity, nobody is sure
+        const Longs over = now & ~later & turns & (bound > turn * (1 + 4e-15));
+        put(s.key + k, ever & ~over ? time + bound : never);
+    }
+}
+
+void advance_block(const Model& m, const State& state, const Touch& t, int first, Scratch* scratch) {
+    Units s;
+    s.count = t.count - first < block ? t.count - first : block;
+    const auto unit = [&](int k) { return t.index != nullptr ? t.index[first + k] : first + k; };
+    for (int k = 0; k < s.count; ++k) {
+        const int i = unit(k);
+        s.b_u[k] = m.b_u[i];
+        s.b_r[k] = m.b_r[i];
+        s.b_z[k] = m.b_z[i];
+        s.theta[k] = m.theta[i];
+        s.onset[k] = m.onset[i];
+        s.d_u[k] = state.a_u[i] - s.b_u[k];
+        s.d_r[k] = state.a_r[i] - s.b_r[k];
+        s.d_z[k] = state.a_z[i] - s.b_z[k];
+        s.c[k] = state.c[i];
+        s.span[k] = t.time - state.last[i];
+        state.last[i] = t.time;
+    }
+    for (int k = s.count; k < (int)padded(s.count); ++k) {
+        s.d_u[k] = s.d_r[k] = s.d_z[k] = s.b_u[k] = s.b_r[k] = s.b_z[k] = s.c[k] = s.span[k] = s.gate[k] = 0;
+        s.theta[k] = 1;
+        s.onset[k] = __builtin_inf();
+    }
+    alignas(64) double before[block];
+    for (int k = 0; k < s.count; k += width) put(before + k, get(s.c + k));
+    flow_all(m, s, scratch);
+
+    const bool fires = t.emitter >= first && t.emitter < first + s.count;
+    for (int k = 0; k < s.count; k += width) {
+        // below threshold it stays until its own event, which is found elsewhere: this is rounding
+        const Doubles theta = get(s.theta + k), below = theta * (1 - 0x1p-52), c = get(s.c + k);
+        put(s.c + k, get(before + k) < theta ? smaller(c, below) : c);
+        const Doubles q = exponential(larger(get(s.span + k) * (-1.0 / m.tau_s), all(-700.0)));
+        put(s.d_u + k, get(s.d_u + k) * q);
+        put(s.d_r + k, get(s.d_r + k) * q);
+        put(s.d_z + k, get(s.d_z + k) * q);
+    }
+    if (fires) s.c[t.emitter - first] = 0;
+    if (t.gated)
+        for (int k = 0; k < s.count; ++k)
+            s.gate[k] = t.gate != nullptr ? t.gate[unit(k)] : s.b_r[k] + s.d_r[k];
+    if (t.w_u != nullptr)
+        for (int k = 0; k < s.count; k += width) {
+            const int here = s.count - k;
+            Doubles w_z = load_part<double>(t.w_z + first + k, here);
+            if (t.gated) w_z *= sigmoid_of(get(s.gate + k));
+            put(s.d_u + k, get(s.d_u + k) + t.scale * load_part<double>(t.w_u + first + k, here));
+            put(s.d_r + k, get(s.d_r + k) + t.scale * load_part<double>(t.w_r + first + k, here));
+            put(s.d_z + k, get(s.d_z + k) + t.scale_z * w_z);
+        }
+    if (!t.keep_keys) lower_bounds(m, s, t.time);
+
+    double* tape = t.tape + first;
+    const int64_t row = t.count;
+    for (int k = 0; k < s.count; ++k) {
+        const int i = unit(k);
+        tape[k] = state.a_u[i] = s.b_u[k] + s.d_u[k];
+        tape[k + row] = state.a_r[i] = s.b_r[k] + s.d_r[k];
+        tape[k + 2 * row] = state.a_z[i] = s.b_z[k] + s.d_z[k];
+        tape[k + 3 * row] = state.c[i] = s.c[k];
+    }
+    if (m.receiver)
+        for (int k = 0; k < s.count; ++k) tape[k + 4 * row] = t.gated ? s.gate[k] : 0;
+    if (!t.keep_keys)
+        for (int k = 0; k < s.count; ++k) state.key[unit(k)] = s.key[k];
+}
+
+void advance(const Model& m, const State& state, const Touch& t, Scratch* scratch) {
+    for (int first = 0; first < t.count; first += block) advance_block(m, state, t, first, scratch);
+}
+
+int lowest(const double* keys, int count) {
+    int k = 0;
+    double least = keys[0];
+    if (count >= width) {
+        Doubles v = get(keys);
+        for (k = width; k + width <= count; k += width) v = smaller(v, get(keys + k));
+        for (int i = 0; i < width; ++i) least = v[i] < least ? v[i] : least;
+    }
+    for (; k < count; ++k) least = keys[k] < least ? keys[k] : least;
+    for (k = 0; k < count - 1 && keys[k] != least;) ++k;
+    return k;
+}
+
+}  // namespace continuous
+}  // namespace
+
+extern const egru::continuous::ContinuousTable continuous_table;
+const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_crossing, continuous::lowest,
+                                                         continuous_pull};
+
+}  // namespace egru::EGRU_LEVEL

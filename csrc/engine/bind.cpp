@@ -1,0 +1,213 @@
+// EngineCore: the engine as Python sees it. Large arrays come in as addresses, which the caller keeps alive and checks;
+// vectors of one step may come in as arrays, which is what makes a call cheap.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/engine.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+namespace engine = egru::engine;
+using engine::Engine;
+
+template <class T>
+const T* at(uintptr_t address) {
+    return reinterpret_cast<const T*>(address);
+}
+
+template <class T>
+T* to(uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+constexpr const char* not_finite =
+    "EventEngine: the state became NaN or infinite: the weights or the input are too large. Call reset() to go on";
+
+// One caller at a time: the interpreter's lock is released while the engine works, its state is not shared.
+class EngineCore {
+public:
+    using LayerTuple =
+        std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, bool, float>;
+
+    EngineCore(const std::vector<LayerTuple>& layers, int weights, int threads, int streams, float trace,
+               size_t token_table_bytes)
+        : engine_(sources(layers), options(weights, threads, streams, trace, token_table_bytes)) {}
+
+    const Engine& engine() const { return engine_; }
+    // For everything that reads or changes what a running step does.
+    template <class Work>
+    auto use(Work work) {
+        const Use use(busy_);
+        return work(engine_);
+    }
+
+    void step(const float* x, size_t count, uintptr_t out) {
+        const Use use(busy_);
+        check_finite(x, count, "step", "x");
+        finish(released([&] { return engine_.run(x, nullptr, 1, false, to<float>(out)); }));
+    }
+
+    void step_list(uintptr_t index, uintptr_t value, int count, uintptr_t out) {
+        const Use use(busy_);
+        check_finite(at<float>(value), static_cast<size_t>(count), "step", "the values of x");
+        finish(released([&] {
+            return engine_.step_list(at<int32_t>(index), at<float>(value), count, to<float>(out));
+        }));
+    }
+
+    void step_token(int64_t id, uintptr_t out) {
+        const Use use(busy_);
+        check_tokens(&id, 1, "step");
+        finish(released([&] { return engine_.run(nullptr, &id, 1, false, to<float>(out)); }));
+    }
+
+    void run(uintptr_t x, uintptr_t ids, int64_t steps, bool last, uintptr_t out) {
+        const Use use(busy_);
+        const size_t items = static_cast<size_t>(steps) * static_cast<size_t>(engine_.streams());
+        if (x != 0) check_finite(at<float>(x), items * static_cast<size_t>(engine_.inputs()), "run", "x");
+        if (ids != 0) check_tokens(at<int64_t>(ids), items, "run");
+        float* result = to<float>(out);
+        for (int64_t from = 0; from < steps; from += engine_.chunk_steps()) {
+            const int count = static_cast<int>(std::min<int64_t>(engine_.chunk_steps(), steps - from));
+            const size_t offset = static_cast<size_t>(from) * static_cast<size_t>(engine_.streams());
+            finish(released([&] {
+                return engine_.run(x == 0 ? nullptr : at<float>(x) + offset * static_cast<size_t>(engine_.inputs()),
+                                   ids == 0 ? nullptr : at<int64_t>(ids) + offset, count, last,
+                                   last ? result : result + offset * static_cast<size_t>(engine_.outputs()));
+            }));
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        }
+    }
+
+private:
+    class Use {
+    public:
+        explicit Use(std::atomic<bool>& busy) : busy_(busy) {
+            if (busy_.exchange(true, std::memory_order_acquire))
+                throw std::runtime_error("EventEngine: already running in another thread; give each thread its own");
+        }
+        ~Use() { busy_.store(false, std::memory_order_release); }
+
+    private:
+        std::atomic<bool>& busy_;
+    };
+
+    static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
+        std::vector<engine::LayerSource> result;
+        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep] : layers)
+            result.push_back({inputs, hidden, at<float>(w), at<float>(v), at<float>(b_w), at<float>(b_v),
+                              at<float>(theta), at<float>(rho), static_cast<engine::Reset>(reset), after, keep});
+        return result;
+    }
+
+    static engine::EngineOptions options(int weights, int threads, int streams, float trace, size_t bytes) {
+        engine::EngineOptions result;
+        result.weights = static_cast<engine::Weights>(weights);
+        result.threads = threads;
+        result.streams = streams;
+        result.has_trace = trace >= 0;
+        result.trace = trace;
+        result.token_table_bytes = bytes;
+        return result;
+    }
+
+    void check_finite(const float* values, size_t count, const char* method, const char* name) const {
+        const int64_t bad = engine_.first_bad(values, count);
+        if (bad < 0) return;
+        const float value = values[bad];
+        const std::string shown = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+        throw nb::value_error(("EventEngine." + std::string(method) + ": " + name + " holds " + shown +
+                               " at flat position " + std::to_string(bad) + "; expected finite values")
+                                  .c_str());
+    }
+
+    void check_tokens(const int64_t* ids, size_t count, const char* method) const {
+        for (size_t i = 0; i < count; ++i)
+            if (ids[i] < 0 || ids[i] >= engine_.tokens())
+                throw nb::value_error(("EventEngine." + std::string(method) + ": token id " + std::to_string(ids[i]) +
+                                       " is outside the embedding; expected 0 to " +
+                                       std::to_string(engine_.tokens() - 1))
+                                          .c_str());
+    }
+
+    template <class Work>
+    static bool released(Work work) {
+        nb::gil_scoped_release release;
+        return work();
+    }
+
+    static void finish(bool fine) {
+        if (!fine) throw nb::value_error(not_finite);
+    }
+
+    Engine engine_;
+    std::atomic<bool> busy_{false};
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& m) {
+    using Vector = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+    nb::class_<EngineCore>(m, "EngineCore")
+        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, int, int, int, float, size_t>())
+        .def("set_embedding",
+             [](EngineCore& core, uintptr_t table, int tokens, int width) {
+                 core.use([&](Engine& e) { e.set_embedding(at<float>(table), tokens, width); });
+             })
+        .def("set_readout",
+             [](EngineCore& core, uintptr_t weight, uintptr_t bias, int inputs, int outputs) {
+                 core.use([&](Engine& e) { e.set_readout({inputs, outputs, at<float>(weight), at<float>(bias)}); });
+             })
+        // The size of an array given here must be right already: the shapes accepted are checked in Python.
+        .def("step_array",
+             [](EngineCore& core, Vector x, uintptr_t out) {
+                 const size_t wanted = static_cast<size_t>(core.engine().inputs() * core.engine().streams());
+                 const size_t dims = core.engine().streams() == 1 ? 1 : 2;
+                 if (x.size() != wanted || x.ndim() != dims ||
+                     x.shape(dims - 1) != static_cast<size_t>(core.engine().inputs()))
+                     return false;
+                 core.step(x.data(), wanted, out);
+                 return true;
+             }, nb::arg("x").noconvert(), nb::arg("out"))
+        .def("step_address",
+             [](EngineCore& core, uintptr_t x, uintptr_t out) {
+                 core.step(at<float>(x), static_cast<size_t>(core.engine().inputs() * core.engine().streams()), out);
+             })
+        .def("step_list", &EngineCore::step_list)
+        .def("step_token", &EngineCore::step_token)
+        .def("run", &EngineCore::run)
+        .def("reset", [](EngineCore& core) { core.use([](Engine& e) { e.reset(); }); })
+        .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
+        .def("counters",
+             [](EngineCore& core) {
+                 const engine::Counters c = core.use([](Engine& e) { return e.counters(); });
+                 return std::make_tuple(c.steps, c.macs, c.events);
+             })
+        .def("get_state",
+             [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
+                 core.use([&](Engine& e) { e.get_state(layer, to<float>(c), to<float>(y)); });
+             })
+        .def("set_state",
+             [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
+                 core.use([&](Engine& e) { e.set_state(layer, at<float>(c), at<float>(y)); });
+             })
+        .def("get_trace",
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(to<float>(trace)); }); })
+        .def("set_trace",
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(at<float>(trace)); }); })
+        .def_prop_ro("level", [](EngineCore& core) { return std::string(core.engine().level()); })
+        .def_prop_ro("weight_bytes", [](EngineCore& core) { return core.engine().weight_bytes(); });
+}

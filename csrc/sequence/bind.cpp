@@ -1,0 +1,44 @@
+// Python: `call = TrainCall(); call.T = ...; train_forward_begin(call); ...`. Functions run without the GIL.
+#include <nanobind/nanobind.h>
+
+#include "sequence/train.hpp"
+
+namespace nb = nanobind;
+using egru::TrainCall;
+
+namespace {
+
+template <class Function>
+void define(nb::module_& m, const char* name, Function function) {
+    m.def(name, function, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_train(nb::module_& m) {
+    nb::class_<TrainCall> call(m, "TrainCall");
+    call.def(nb::init<>());
+    call.def(nb::init<const TrainCall&>());
+#define FIELD(name) call.def_rw(#name, &TrainCall::name)
+    FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
+    FIELD(float64), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);
+    FIELD(input), FIELD(c0), FIELD(y0), FIELD(weight_ih), FIELD(weight_hh), FIELD(bias_ih), FIELD(bias_hh);
+    FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(keep_t);
+    FIELD(keep_b), FIELD(keep_h), FIELD(y), FIELD(c), FIELD(c_last), FIELD(y_last), FIELD(gates), FIELD(workspace);
+    FIELD(grad_y), FIELD(grad_c), FIELD(grad_y_t), FIELD(grad_y_b), FIELD(grad_c_t), FIELD(grad_c_b);
+    FIELD(grad_c0), FIELD(grad_y0), FIELD(grad_input), FIELD(grad_weight_ih), FIELD(grad_weight_hh);
+    FIELD(grad_bias_ih), FIELD(grad_bias_hh), FIELD(grad_theta);
+#undef FIELD
+    call.def_prop_rw(
+        "reset", [](const TrainCall& self) { return static_cast<int>(self.reset); },
+        [](TrainCall& self, int reset) { self.reset = static_cast<egru::Reset>(reset); });
+
+    define(m, "train_gates_size", [](const TrainCall& c) { return EGRU_PICK(forward_table).gates_size(c); });
+    define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); });
+    define(m, "train_forward_begin", [](const TrainCall& c) { EGRU_PICK(forward_table).begin(c); });
+    define(m, "train_forward_chunk", [](const TrainCall& c) { EGRU_PICK(forward_table).chunk(c); });
+    define(m, "train_backward_workspace", [](const TrainCall& c) { return EGRU_PICK(backward_table).workspace(c); });
+    define(m, "train_backward_begin", [](const TrainCall& c) { EGRU_PICK(backward_table).begin(c); });
+    define(m, "train_backward_chunk", [](const TrainCall& c) { EGRU_PICK(backward_table).chunk(c); });
+    define(m, "train_backward_finish", [](const TrainCall& c) { EGRU_PICK(backward_table).finish(c); });
+}

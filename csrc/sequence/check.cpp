@@ -1,0 +1,164 @@
+// The core's own test program, for sanitizers: every level this machine has, both types, both forms, all resets, kept
+// and recomputed gates, odd sizes, one to three threads. Buffers have exactly the size the core is promised, so a
+// sanitizer sees any step beyond. Results must be finite, and the same bits for every thread count.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "sequence/train.hpp"
+
+namespace {
+
+using egru::TrainCall;
+
+struct Shape {
+    int T, B, I, H;
+};
+
+template <class S>
+class Buffers {
+public:
+    Buffers(const Shape& shape, unsigned seed) : random_(seed), shape_(shape) {}
+
+    std::uintptr_t random(std::int64_t count, double scale) {
+        std::normal_distribution<double> normal(0, scale);
+        S* values = fresh(count);
+        for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<S>(normal(random_));
+        return address(values);
+    }
+    std::uintptr_t zeros(std::int64_t count) {
+        S* values = fresh(count);
+        std::memset(values, 0, static_cast<std::size_t>(count) * sizeof(S));
+        return address(values);
+    }
+    std::uintptr_t output(std::int64_t count) {  // NaN where nothing is written
+        S* values = fresh(count);
+        std::memset(values, 0xff, static_cast<std::size_t>(count) * sizeof(S));
+        outputs_.push_back({values, count});
+        return address(values);
+    }
+    std::uintptr_t bytes(std::int64_t count) {
+        char* values = static_cast<char*>(std::malloc(static_cast<std::size_t>(count)));
+        std::memset(values, 0xff, static_cast<std::size_t>(count));
+        owned_.push_back(values);
+        return reinterpret_cast<std::uintptr_t>(values);
+    }
+    std::vector<S> result() const {
+        std::vector<S> all;
+        for (const auto& [values, count] : outputs_) all.insert(all.end(), values, values + count);
+        return all;
+    }
+    ~Buffers() {
+        for (void* each : owned_) std::free(each);
+    }
+
+private:
+    S* fresh(std::int64_t count) {
+        S* values = static_cast<S*>(std::malloc(static_cast<std::size_t>(count ? count : 1) * sizeof(S)));
+        owned_.push_back(values);
+        return values;
+    }
+    static std::uintptr_t address(S* values) { return reinterpret_cast<std::uintptr_t>(values); }
+
+    std::mt19937 random_;
+    Shape shape_;
+    std::vector<void*> owned_;
+    std::vector<std::pair<S*, std::int64_t>> outputs_;
+};
+
+template <class S>
+std::vector<S> run(const Shape& shape, int threads, bool after, egru::Reset reset, bool lean) {
+    const auto [T, B, I, H] = shape;
+    Buffers<S> make(shape, 7);
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
+    for (int s = 0; s < B; ++s) lengths[static_cast<std::size_t>(s)] = s % T + 1;
+
+    TrainCall call;
+    call.T = T, call.B = B, call.I = I, call.H = H;
+    call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
+    call.threads = threads, call.after = after, call.reset = reset, call.rho = 0.8;
+    call.float64 = std::is_same_v<S, double>;
+    call.width = 0.5, call.height = 0.7;
+    const std::int64_t state = std::int64_t(B) * H, all = T * state;
+    call.input = make.random(std::int64_t(T) * B * I, 1), call.input_t = std::int64_t(B) * I, call.input_b = I;
+    call.weight_ih = make.random(3 * std::int64_t(H) * I, 0.5), call.weight_hh = make.random(3 * std::int64_t(H) * H, 0.3);
+    call.bias_ih = make.random(3 * H, 0.3), call.bias_hh = make.random(3 * H, 0.3);
+    call.theta = make.random(H, 0.1);
+    if (lean) call.rho_units = make.random(H, 0.5);
+    call.c0 = make.random(state, 0.3), call.y0 = make.zeros(state);
+    call.keep = make.random(1, 0.2);  // one share for all: strides zero
+    call.lengths = reinterpret_cast<std::uintptr_t>(lengths.data());
+    call.y = make.output(all), call.c = make.output(all);
+    call.c_last = make.output(state), call.y_last = make.output(state);
+
+    const egru::ForwardTable& forward = EGRU_PICK(forward_table);
+    if (!lean) call.gates = make.bytes(forward.gates_size(call) * std::int64_t(sizeof(S)));
+    call.workspace = make.bytes(forward.workspace(call));
+    forward.begin(call);
+    for (call.first = 0; call.first < T; call.first = call.last) {
+        call.last = call.first + call.chunk < T ? call.first + call.chunk : T;
+        forward.chunk(call);
+    }
+
+    call.grad_y = make.random(all, 1), call.grad_y_t = state, call.grad_y_b = H;
+    call.grad_c = make.random(all, 1), call.grad_c_t = state, call.grad_c_b = H;
+    call.grad_c0 = make.zeros(state), call.grad_y0 = make.zeros(state);
+    call.grad_input = make.output(std::int64_t(T) * B * I);
+    call.grad_weight_ih = make.output(3 * std::int64_t(H) * I), call.grad_weight_hh = make.output(3 * std::int64_t(H) * H);
+    call.grad_bias_ih = make.output(3 * H), call.grad_bias_hh = make.output(3 * H), call.grad_theta = make.output(H);
+    const egru::BackwardTable& backward = EGRU_PICK(backward_table);
+    call.workspace = make.bytes(backward.workspace(call));
+    backward.begin(call);
+    for (call.first = (T - 1) / call.chunk * call.chunk; call.first >= 0; call.first -= call.chunk) {
+        call.last = call.first + call.chunk < T ? call.first + call.chunk : T;
+        backward.chunk(call);
+    }
+    backward.finish(call);
+    return make.result();
+}
+
+template <class S>
+int check(const char* level) {
+    const Shape shapes[] = {{1, 1, 1, 1}, {3, 2, 5, 7}, {5, 17, 64, 33}, {4, 3, 70, 100}};
+    int wrong = 0;
+    for (const Shape& shape : shapes)
+        for (int reset = 0; reset < 4; ++reset)
+            for (bool after : {false, true})
+                for (bool lean : {false, true}) {
+                    const auto one = run<S>(shape, 1, after, static_cast<egru::Reset>(reset), lean);
+                    bool finite = true;
+                    for (S value : one) finite = finite && std::isfinite(value);
+                    for (int threads : {2, 3}) {
+                        const auto more = run<S>(shape, threads, after, static_cast<egru::Reset>(reset), lean);
+                        if (finite && std::memcmp(one.data(), more.data(), one.size() * sizeof(S)) == 0) continue;
+                        std::printf("%s: T%d B%d I%d H%d, reset %d, after %d, lean %d, %d threads: %s\n", level, shape.T,
+                                    shape.B, shape.I, shape.H, reset, after, lean, threads,
+                                    finite ? "other bits" : "not finite");
+                        ++wrong;
+                    }
+                }
+    return wrong;
+}
+
+}  // namespace
+
+int main() {
+    int wrong = 0;
+    for (int i = 0; i < egru::level_count; ++i) {
+        const auto level = static_cast<egru::Level>(i);
+        if (!egru::level_available(level)) {
+            std::printf("%s: not on this machine\n", egru::level_name(level));
+            continue;
+        }
+        egru::force_level(egru::level_name(level));
+        const int here = check<float>(egru::level_name(level)) + check<double>(egru::level_name(level));
+        std::printf("%s: %s\n", egru::level_name(level), here ? "wrong" : "ok");
+        wrong += here;
+    }
+    return wrong ? EXIT_FAILURE : EXIT_SUCCESS;
+}

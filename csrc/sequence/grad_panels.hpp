@@ -1,0 +1,54 @@
+// Weight gradients while they grow.
+#pragma once
+
+#include "sequence/layer.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+// A weight gradient as it grows: panels, panel(gate * blocks + b)[source][32], kept in the memory of the result. A panel
+// is as large as the rows of the result that it becomes, but for a last block with fewer units: that one lies elsewhere
+// and leaves room for the others to start on a cache line.
+template <class S>
+struct GradPanels {
+    S *result, *spare;
+    int H, width, blocks;
+
+    GradPanels() = default;
+    GradPanels(Arena& arena, const Layer<S>& layer, uintptr_t result_, int width_)
+        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks) {
+        spare = arena.take<S>(3 * (narrow() ? blocks : 1) * size());
+    }
+    int64_t size() const { return (int64_t)width * block; }
+    S* panel(int p) const {
+        const int gate = p / blocks, b = p % blocks;
+        if (narrow()) return spare + p * size();
+        if ((b + 1) * block > H) return spare + gate * size();
+        const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
+        return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
+    }
+    // Panels into torch's (3H, width). `held` has room for two panels.
+    void unpack(const Team& team, S* held) const {
+        const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
+        S *here = held, *last = held + size();
+        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next member may write over it
+        team.meet();
+        for (int p = from; p < to; ++p) {
+            const int gate = p / blocks, b = p % blocks, units = H - b * block < block ? H - b * block : block;
+            if (p < to - 1) __builtin_memcpy(here, panel(p), size() * sizeof(S));
+            const S* values = p < to - 1 ? here : last;
+            for (int n0 = 0; n0 < width; n0 += tile)
+                for (int i = 0; i < units; ++i) {
+                    S* row = result + ((int64_t)gate * H + b * block + i) * width;
+                    for (int n = n0; n < n0 + tile && n < width; ++n) row[n] = values[(int64_t)n * block + i];
+                }
+        }
+        team.meet();
+    }
+
+private:
+    bool narrow() const { return width < 2 * block; }
+};
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

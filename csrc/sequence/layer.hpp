@@ -1,0 +1,184 @@
+// A call with its types: the addresses of a TrainCall as pointers, and what forward and backward both compute.
+//
+// Panels: gate g of block b is panel g * blocks + b. Gates are kept as gates[t][b][g][s][32], g in r, u, z and, in the
+// "after" form, q = y V_z + b: the part of z that r multiplies.
+#pragma once
+
+#include "sequence/products.hpp"
+#include "common/threads.hpp"
+#include "sequence/train.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+enum Gate { R, U, Z, Q };
+
+template <class S>
+struct Layer {
+    const TrainCall& call;
+    const int B, I, H;
+    const int blocks, tiles_H, tiles_I;
+    const int gate_count;
+    const S *theta, *bias_ih, *bias_hh;
+    const int64_t* lengths;
+    S *y, *c;
+    Steps<S> input, y_prev;  // y_prev.at(t - 1, s) is what step t sees
+
+    explicit Layer(const TrainCall& call_)
+        : call(call_), B(call_.B), I(call_.I), H(call_.H),
+          blocks((int)divide_up(H, block)), tiles_H((int)divide_up(H, tile)), tiles_I((int)divide_up(I, tile)),
+          gate_count(call_.after ? 4 : 3),
+          theta(as(call_.theta)), bias_ih(as(call_.bias_ih)), bias_hh(as(call_.bias_hh)),
+          lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
+          y(as(call_.y)), c(as(call_.c)),
+          input{as(call_.input), call_.input_t, call_.input_b},
+          y_prev{as(call_.y), (int64_t)call_.B * call_.H, call_.H, as(call_.y0), call_.H} {}
+
+    static S* as(uintptr_t address) { return reinterpret_cast<S*>(address); }
+
+    int steps() const { return call.last - call.first; }
+    int rows() const { return steps() * B; }  // batch rows of this chunk
+    int64_t rows_max() const { return (int64_t)call.chunk * B; }
+    int64_t gates_step() const { return (int64_t)blocks * gate_count * B * block; }
+    // Elements of unit block b that exist.
+    int units(int b) const { return H - b * block < block ? H - b * block : block; }
+    bool real(int t, int s) const { return !lengths || t < lengths[s]; }
+    // How much of what an event clears is cleared, for `count` units from `unit`.
+    Vector<S> rho(int unit, int count) const {
+        return call.rho_units ? load_part<S>(as(call.rho_units) + unit, count) : broadcast<S>((S)call.rho);
+    }
+    int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
+};
+
+// The share of the old state that zoneout keeps, for `count` units from `unit`; null where there is no zoneout.
+template <class S>
+struct Keep {
+    const S* base;
+    int64_t t, b, h;
+
+    explicit Keep(const TrainCall& call)
+        : base(reinterpret_cast<const S*>(call.keep)), t(call.keep_t), b(call.keep_b), h(call.keep_h) {}
+    Vector<S> at(int step, int s, int unit, int count) const {
+        const S* from = base + step * t + s * b;
+        return h ? load_part<S>(from + unit, count) : broadcast<S>(*from);
+    }
+};
+
+// Panel p of the transpose of weight (3H, width), torch's layout: to[source * stride][32]. Sources up to the last tile's
+// end and units that do not exist are zero.
+template <class S>
+void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p, S* to, int64_t stride) {
+    const int gate = p / blocks, unit = p % blocks * block;
+    const int units = H - unit < block ? H - unit : block;
+    const S* from = weight + ((int64_t)gate * H + unit) * width;
+    constexpr int L = lanes<S>;
+    for (int i0 = 0; i0 < block; i0 += L)
+        for (int n0 = 0; n0 < tiles * tile; n0 += L) {
+            Vector<S> v[L];
+            for (int i = 0; i < L; ++i)
+                v[i] = i0 + i < units && n0 < width
+                           ? load_part<S>(from + (int64_t)(i0 + i) * width + n0, width - n0)
+                           : Vector<S>{};
+            transpose<S>(v);
+            for (int n = 0; n < L; ++n) store<S>(to + (n0 + n) * stride + i0, v[n]);
+        }
+}
+
+// Block b of the columns of the first gate of weight (3H, H), as it is: to[unit][32]. Zero beyond.
+template <class S>
+void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
+    const int columns = H - b * block < block ? H - b * block : block;
+    for (int n = 0; n < tiles * tile; ++n)
+        for (int i = 0; i < block; ++i)
+            to[n * block + i] = n < H && i < columns ? weight[(int64_t)n * H + b * block + i] : S(0);
+}
+
+// All panels in [begin, end), one after the other: what `gather` takes.
+template <class S>
+void pack_panels(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
+    for (int p = begin; p < end; ++p)
+        pack_panel(weight, H, width, blocks, tiles, p, panels + (int64_t)p * tiles * tile * block, block);
+}
+
+// The panels in [begin, end) that belong to `pieces`, in whole rows of a piece: what `dots` takes.
+template <class S>
+void pack_pieces(const S* weight, int H, int width, int blocks, int tiles, const Pieces& pieces, int begin, int end,
+                 S* to) {
+    for (int p = begin > pieces.first ? begin : pieces.first; p < end && p < pieces.first + pieces.count; ++p) {
+        const int within = p - pieces.first, from = within / pieces.most * pieces.most;
+        S* piece = to + (int64_t)(pieces.first + from) * tiles * tile * block;
+        pack_panel(weight, H, width, blocks, tiles, p, piece + (within - from) * block,
+                   (int64_t)pieces.size(from) * block);
+    }
+}
+
+// rows of bias (3H, or null for zero) blocks, one per batch row: what a product is added to. out[g][row][32].
+template <class S>
+void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
+    alignas(64) S padded[block] = {};
+    for (int i = 0; bias && i < block && b * block + i < H; ++i) padded[i] = bias[gate * H + b * block + i];
+    for (int row = 0; row < rows; ++row)
+        for (int i = 0; i < block; i += lanes<S>) store<S>(out + (int64_t)row * block + i, load<S>(padded + i));
+}
+
+// How many of the `left` blocks of a member to gather together: three fill the registers, one alone leaves them idle.
+constexpr int together_max = 4;
+inline int blocks_together(int left) { return left <= together_max ? left : 3; }
+
+// p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member; panel(gate, b) is a panel of W.
+template <class S, class Panel>
+void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, S* p, Panel panel) {
+    const int rows = layer.rows(), blocks = layer.blocks;
+    for (int at = team.begin(layer.tiles_I); at < team.end(layer.tiles_I); ++at)
+        list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
+    team.meet();
+    for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
+        Columns<S> columns;
+        for (int g = 0; g < 3; ++g) {
+            S* out = p + (int64_t)(g * blocks + b) * rows * block;
+            fill_bias(layer.bias_ih, layer.H, g, b, rows, out);
+            columns.add(panel(g, b), out, layer.units(b));
+        }
+        gather_all(columns, layer.tiles_I, lists, rows);
+    }
+}
+
+// ---- gates of the units of block b at a step, from the input's part p and the recurrent part h ------------------------
+
+// z = tanh(p_z + r * (y V_z + b)), the bracket being h_z.
+template <class S>
+inline void gates_after(const Layer<S>& layer, int b, const S* const* p, const S* const* h, S* const* gate) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int i = s * block; i < s * block + layer.units(b); i += lanes<S>) {
+            const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
+            const Vector<S> q = load<S>(h[Z] + i);
+            store<S>(gate[R] + i, r);
+            store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
+            store<S>(gate[Z] + i, hyperbolic_tangent(load<S>(p[Z] + i) + r * q));
+            store<S>(gate[Q] + i, q);
+        }
+}
+
+// "before": r and u, and reset[s] = r * y, which is what V_z multiplies.
+template <class S>
+inline void gates_before(const Layer<S>& layer, int t, int b, const S* const* p, const S* const* h, S* const* gate,
+                         S* reset) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int v = 0; v < layer.units(b); v += lanes<S>) {
+            const int i = s * block + v, unit = b * block + v, count = layer.H - unit;
+            const Vector<S> r = sigmoid(load<S>(p[R] + i) + load<S>(h[R] + i));
+            store<S>(gate[R] + i, r);
+            store<S>(gate[U] + i, sigmoid(-(load<S>(p[U] + i) + load<S>(h[U] + i))));
+            store_part<S>(reset + (int64_t)s * layer.H + unit,
+                          r * load_part<S>(layer.y_prev.at(t - 1, s) + unit, count), count);
+        }
+}
+template <class S>
+inline void gate_z(const Layer<S>& layer, int b, const S* p, const S* h, S* z) {
+    for (int s = 0; s < layer.B; ++s)
+        for (int i = s * block; i < s * block + layer.units(b); i += lanes<S>)
+            store<S>(z + i, hyperbolic_tangent(load<S>(p + i) + load<S>(h + i)));
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

@@ -1,0 +1,165 @@
+"""From a config to what it describes: data, model, task."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from egru import data
+from egru.data.gestures import smooth_frames
+from egru.experiments.config import ClassifierConfig, Config, LanguageConfig
+from egru.layers import EGRU
+from egru.models import LanguageModel, SequenceClassifier, gesture_network
+from egru.training import ClassifierTask, LanguageTask, Task
+
+
+def load(config: Config) -> data.Classification | data.Text:
+    """The data set, as much of it as the config wants."""
+    limit = config.limit
+    if isinstance(config, LanguageConfig):
+        text = {"ptb": data.penn_treebank, "wikitext2": data.wikitext2}[config.data](config.root)
+        return text._replace(train=text.train[:limit], validation=text.validation[:limit], test=text.test[:limit])
+    match config.data:
+        case "digits" | "permuted-digits":
+            whole = data.digits(permuted=config.data == "permuted-digits")
+        case "smnist" | "psmnist":
+            side = config.side or 28
+            whole = data.sequential_mnist(config.root, permuted=config.data == "psmnist", side=side)
+        case "dvs":
+            whole = data.dvs_gesture(config.root)
+        case "dvs-raw":
+            whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
+    splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
+    decode = whole.decode
+    if config.smooth and decode is not None:
+        decode = functools.partial(_smoothed, decode)
+    return data.Classification(whole.name, whole.classes, *splits, decode=decode)
+
+
+def _smoothed(decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return smooth_frames(decode(x))
+
+
+def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
+    """Model and task, from the config's seed: the same every time."""
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device must be cpu where torch sees no CUDA device, got {config.device!r}")
+    torch.manual_seed(config.seed)
+    if isinstance(config, LanguageConfig):
+        assert isinstance(data_set, data.Text)
+        model = _language_model(config, len(data_set.vocabulary)).to(config.device)
+        return model, LanguageTask(data_set, config)
+    assert isinstance(data_set, data.Classification)
+    model = classifier(config, _shape(data_set)).to(config.device)
+    if config.centre:
+        model.get_buffer("mean").copy_(_mean_frame(data_set))
+    if config.uniform_gates or config.longest_memory:
+        _spread_gates(model, config.longest_memory)
+    if config.input_scale != 1:
+        _scale_input(model, config.input_scale)
+    return model, ClassifierTask(data_set, config)
+
+
+def _language_model(config: LanguageConfig, vocabulary: int) -> nn.Module:
+    return LanguageModel(
+        vocabulary,
+        config.embedding,
+        config.hidden,
+        num_layers=config.layers,
+        cell=config.cell,
+        word_dropout=config.word_dropout,
+        embedding_dropout=config.embedding_dropout,
+        dropout=config.dropout,
+        output_dropout=config.output_dropout,
+        dropout_mode=config.dropout_mode,
+        **config.layer_options(),
+    )
+
+
+class Shape(NamedTuple):
+    """What a classifier must know of its data."""
+
+    frame: tuple[int, ...]
+    steps: int
+    classes: int
+
+
+def _shape(data_set: data.Classification) -> Shape:
+    first = data_set.train.x[:1]
+    frame = (first if data_set.decode is None else data_set.decode(first)).shape[2:]
+    return Shape(tuple(frame), first.shape[1], data_set.classes)
+
+
+def classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifier:
+    """As it is before training, but for what :func:`build` sets from the data and the config's seed."""
+    decay = math.exp(-1 / config.trace)
+    options = {
+        "num_layers": config.layers,
+        "cell": config.cell,
+        "readout": config.readout,
+        "decay": decay,
+        "gain": (1 - decay) / (1 - decay**shape.steps) if config.normalise else 1.0,
+        "normalise": config.normalise,
+        "centre": config.centre,
+        "input_dropout": config.input_dropout,
+        "dropout": config.dropout,
+        "output_dropout": config.output_dropout,
+        **config.layer_options(),
+    }
+    if len(shape.frame) > 1:
+        return gesture_network(
+            config.hidden, frame=shape.frame, classes=shape.classes, convolutional=config.convolutional, **options
+        )
+    return SequenceClassifier(math.prod(shape.frame), config.hidden, shape.classes, **options)
+
+
+def _mean_frame(data_set: data.Classification) -> torch.Tensor:
+    """Of the training split, flat; a few sequences at a time, since frames may be packed."""
+    decode = data_set.decode or (lambda x: x)
+    pieces = data_set.train.x.split(64)
+    total = sum(decode(piece).flatten(2).sum((0, 1), dtype=torch.float64) for piece in pieces)
+    return total / math.prod(data_set.train.x.shape[:2])  # pyright: ignore[reportReturnType]
+
+
+@torch.no_grad()
+def _spread_gates(model: nn.Module, longest: float | None) -> None:
+    """Update-gate biases such that, at rest, the gates are uniform over (0, 1), or memories log-uniform to longest."""
+    for layer in _gated_layers(model, "uniform_gates" if longest is None else "longest_memory"):
+        H = layer.hidden_size
+        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)  # what is kept of a state in a step: torch's z
+        if longest is not None:
+            gates = (1 - longest**-gates).clamp_min(1 / H)
+        for i in range(layer.num_layers):
+            layer.get_parameter(f"bias_ih_l{i}")[H : 2 * H] = torch.logit(gates)
+            layer.get_parameter(f"bias_hh_l{i}")[H : 2 * H] = 0
+
+
+@torch.no_grad()
+def _scale_input(model: nn.Module, scale: float) -> None:
+    _gated_layers(model, "input_scale")[0].get_parameter("weight_ih_l0").mul_(scale)
+
+
+def _gated_layers(model: nn.Module, option: str) -> list[EGRU | nn.GRU]:
+    """Both have their gates in one order."""
+    layers = [module for module in model.modules() if isinstance(module, EGRU | nn.GRU)]
+    if not layers:
+        raise ValueError(f"{option} needs cell egru or gru")
+    return layers
+
+
+def smoke(config: Config) -> Config:
+    """The same recipe in small: under a minute on a CPU, to see that everything works, not that it learns."""
+    short: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
+    if config.optimiser != "ntavsgd":
+        short["learning_rate"] = max(config.learning_rate, 5e-3)  # so that something moves in so few steps
+    if isinstance(config, LanguageConfig):
+        few = {"limit": 1_600, "batch": 8, "evaluation_batch": 8}
+        small = {"hidden": 8} if config.cell == "dense_indrnn" else {"embedding": min(config.embedding, 32)}
+        return dataclasses.replace(config, **short | few | small | {"bptt": min(config.bptt, 20)})
+    if config.convolutional:
+        return dataclasses.replace(config, **short | {"epochs": 2, "limit": 12, "batch": 4, "evaluation_batch": 12})
+    return dataclasses.replace(config, **short, limit=120, batch=20, evaluation_batch=120)

@@ -1,0 +1,152 @@
+"""Fewer events from a trained run: higher thresholds, as far as validation lets them go. Nothing is trained again."""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from egru.compress import raise_thresholds
+from egru.data import Text
+from egru.experiments.config import LanguageConfig, read, stored
+from egru.layers import EventRNN
+from egru.runs.trained import Trained, anywhere, new_folder, run_or_pretrained, trained
+from egru.runtime.export import save_parts
+from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
+from egru.training.run import METRICS
+
+STEP = 0.05
+"""Between two floors that are tried."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What floors under the thresholds, one a layer, come to on validation."""
+
+    floor: tuple[float, ...]
+    validation: Scores
+    activity_sparsity: float
+    forward_macs: float
+
+    def __str__(self) -> str:
+        scores = self.validation
+        quality = f"accuracy {100 * scores.accuracy:.2f} %"
+        if scores.perplexity is not None:
+            quality = f"perplexity {scores.perplexity:.2f}"
+        silent, macs = f"{100 * self.activity_sparsity:.1f} % silent", f"{self.forward_macs / 1e6:.3g} M MACs a step"
+        return f"floors {_words(self.floor)}: loss {scores.loss:.4f}, {quality}, {silent}, {macs}"
+
+
+def quieten(
+    folder: Path,
+    out: Path,
+    floor: Sequence[float] = (),
+    within: float = 1e-3,
+    weights: str = "bfloat16",
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """Raise the thresholds of a run's best epoch, and write it like :func:`egru.recipes.export` does.
+
+    The result is that of the network as written, on the test split, which is read once, at the end.
+
+    Args:
+        folder: a run, an export, or a pretrained model's name.
+        out: a new folder.
+        floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation, below 1,
+            layer by layer from the last to the first, while the loss is at most ``within`` above the lowest so far.
+        within: nats a sequence or a word.
+        weights: of the files: float32, bfloat16 or int8.
+        device: another one than the run's, in float32.
+    """
+    begun, out = time.monotonic(), new_folder(out)
+    if not within >= 0:
+        raise ValueError(f"quieten: within must not be negative, got {within!r}")
+    source, device = run_or_pretrained(Path(folder), device)
+    found = trained(source, device, say)
+    say(f"{folder} as trained, on validation:")
+    trials, chosen = _raise(found, floor, within, say)
+
+    recipe, _ = read(Run.open(source).config())
+    origin = anywhere(str(folder))
+    run = Run.create(out, stored(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), say)
+    save_parts(checkpoint.weights_of(found.model), out, weights)
+    if (source / METRICS).exists():  # how it was trained
+        shutil.copyfile(source / METRICS, out / METRICS)
+    written = trained(out, say=say)
+    scores, activity = score(written.model, written.task, "test")
+    result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun)
+    options = [f"--floor {_words(floor)}" if floor else f"--within {within:g}"]
+    options += [f"--weights {weights}"] * (weights != "bfloat16")
+    options += [f"--device {device}"] * bool(device)
+    more = {
+        "activity": activity.to_dict(),
+        "validation": asdict(written.task.evaluate(written.model, "validation")),
+        "trials": [asdict(trial) for trial in trials],
+        "made_by": f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
+    }
+    run.finish(asdict(result) | more)
+    return result
+
+
+def _raise(
+    found: Trained, floor: Sequence[float], within: float, say: Callable[[str], None]
+) -> tuple[list[Trial], tuple[float, ...]]:
+    """Lift the thresholds of ``found.model`` to ``floor``, or to what a search finds: all trials, and the floors."""
+    model, task, original = found.model, found.task, checkpoint.weights_of(found.model)
+    if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
+        task = LanguageTask(found.data, replace(found.config, evaluation_batch=found.config.test_batch))
+    thresholds = [t for m in model.modules() if isinstance(m, EventRNN) for t in m.thresholds().values()]
+    if not thresholds:
+        raise ValueError(f"quieten: this run has no event layers, its cell is {found.config.cell}")
+    trials: list[Trial] = []
+
+    def lift(floor: Sequence[float]) -> None:
+        checkpoint.put(model, original)
+        raise_thresholds(model, floor)
+
+    def measure(floor: Sequence[float]) -> Trial:
+        scores, activity = score(model, task, "validation")
+        trials.append(Trial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
+        say(str(trials[-1]))
+        return trials[-1]
+
+    def attempt(floor: Sequence[float]) -> Trial:
+        lift(floor)
+        return measure(floor)
+
+    if floor:
+        lift(floor)  # refused here, if it is
+        checkpoint.put(model, original)
+    before = measure([round(STEP * int(max(0.0, t.min().item()) / STEP), 6) for t in thresholds])  # nothing lies below
+    if floor:
+        return trials, attempt(floor).floor
+    after = search(attempt, before, within)
+    if after.forward_macs >= before.forward_macs:
+        raise RunError(f"nothing is saved within {within:g} nats of the lowest validation loss; raise --within")
+    say(f"chosen: {after}")
+    lift(after.floor)
+    return trials, after.floor
+
+
+def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, within: float) -> Trial:
+    """Floors from ``start`` up, one layer at a time, the last one first, until nothing saves more.
+
+    A step up is taken while the loss is at most ``within`` above the lowest so far: higher thresholds may lower it.
+    """
+    tried = {start.floor: start}
+    best, last, lowest = start, None, start.validation.loss
+    while best is not last:
+        last = best
+        for layer in reversed(range(len(start.floor))):
+            while (higher := round(best.floor[layer] + STEP, 6)) < 1:
+                floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
+                new = tried[floor] = tried.get(floor) or attempt(floor)
+                if not (new.validation.loss <= lowest + within and new.forward_macs <= best.forward_macs):
+                    break
+                best, lowest = new, min(lowest, new.validation.loss)
+    return best
+
+
+def _words(floor: Sequence[float]) -> str:
+    return " ".join(f"{each:g}" for each in floor)

@@ -1,0 +1,58 @@
+"""The check in front of the GPU benchmark, on the CPU: it passes right layers and stops wrong ones."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import egru
+from egru.kernels import registry
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import gpu_check  # pyright: ignore[reportMissingImports]
+
+
+def make_layer(reset_gate: str) -> egru.EGRU:
+    surrogate = egru.Surrogate(width=0.5, height=0.3)
+    return egru.EGRU(5, 30, reset_gate=reset_gate, surrogate=surrogate, backend="reference", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("reset_gate", ["after", "before"])
+@pytest.mark.parametrize("precision", gpu_check.PRECISIONS)
+def test_a_right_layer_passes(precision: str, reset_gate: str) -> None:
+    errors = gpu_check.check_layer(make_layer(reset_gate), torch.randn(6, 9, 5).float(), precision, gradients=True)
+    assert set(errors) == {"state", "ties", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta"}
+
+
+class Wrong:
+    """The reference, but for one thing."""
+
+    def __init__(self, what: str) -> None:
+        self.kernel: Any = registry.get("reference")
+        self.what = what
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def forward(self, problem: Any, save: bool) -> Any:
+        out = self.kernel.forward(problem, save)
+        if self.what == "state":  # one state of one step
+            out.c[2, 3, 4] += 1e-2
+        if self.what == "event":  # a unit that fires when it must not
+            out.y[1, 2, 3] = 0.5 if out.y[1, 2, 3] == 0 else 0.0
+        return out
+
+    def backward(self, problem: Any, *arguments: Any, **options: Any) -> Any:
+        if self.what == "gradient":
+            problem = dataclasses.replace(problem, weight_hh=problem.weight_hh * 1.1)
+        return self.kernel.backward(problem, *arguments, **options)
+
+
+@pytest.mark.parametrize("what", ["state", "event", "gradient"])
+def test_a_wrong_one_is_stopped(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._KERNELS, "reference", Wrong(what))
+    with pytest.raises(gpu_check.Wrong, match="gradient" if what == "gradient" else "states off by"):
+        gpu_check.check_layer(make_layer("after"), torch.randn(6, 9, 5).float(), "float32", gradients=True)

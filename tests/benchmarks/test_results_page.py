@@ -1,0 +1,156 @@
+"""The page of results: what runs recorded, and "not run" for the rest."""
+
+import dataclasses
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from egru import experiments, runs
+from tests.training.tiny import sequences, text
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import results_page  # pyright: ignore[reportMissingImports]
+
+
+def load(config: experiments.Config):
+    return text() if config.data == "ptb" else sequences()
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    for module in ("train", "trained"):
+        monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load", load)
+
+
+def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[dict, list[dict]]:
+    """A small run of ``recipe``, its records kept as ``name``: its result and its metrics."""
+    config = dataclasses.replace(experiments.smoke(experiments.find(recipe).make()), **changes)
+    runs.start(recipe, config, tmp_path / name, say=lambda _: None, page=False)
+    runs.export(tmp_path / name, tmp_path / "runs" / name)
+    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+    return json.loads((tmp_path / name / "result.json").read_text()), [json.loads(line) for line in lines]
+
+
+def page(tmp_path: Path) -> str:
+    results_page.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "docs" / "results.md")])
+    return (tmp_path / "docs" / "results.md").read_text()
+
+
+def ours(written: str) -> list[list[str]]:
+    """The cells of our rows that were run."""
+    rows = [line for line in written.splitlines() if "| ours" in line and "not run" not in line]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_nothing_is_made_up(tmp_path):
+    written = page(tmp_path)
+    rows = [line for line in written.splitlines() if "| ours |" in line]
+    assert len(rows) == sum(len(task.models) for task in results_page.TASKS)
+    assert all(row.count("not run") == 8 for row in rows)
+    for number in ("98.3 %", "95.5 ± 1.6 %", "98.8 %", "99.4 %", "95.1 %", "57.2", "58.7"):
+        assert f"| {number} |" in written
+    assert "images/" not in written
+
+
+def test_the_page_in_the_repository_is_the_one_of_its_runs(tmp_path):
+    results_page.main(["--out", str(tmp_path / "results.md")])
+    stored = Path(__file__).parents[2] / "docs"
+    assert (stored / "results.md").read_text() == (tmp_path / "results.md").read_text()
+    assert {path.name for path in (tmp_path / "images").iterdir()} <= {
+        path.name for path in (stored / "images").iterdir()
+    }
+
+
+def test_a_run_and_what_it_recorded(tmp_path):
+    result, metrics = run(tmp_path, "ptb-evnn", "first")
+    written = page(tmp_path)
+    (cells,) = ours(written)
+    overall = result["activity"]["overall"]
+    assert cells[1] == f"ours, seed {experiments.find('ptb-evnn').make().seed}"
+    assert cells[3] == f"**{result['test']['perplexity']:.2f}**"
+    assert cells[4] == f"{metrics[result['best_epoch'] - 1]['validation']['perplexity']:.2f}"
+    assert cells[5] == f"{100 * overall['activity_sparsity']:.1f} %"
+    assert cells[7] == f"{overall['forward_macs'] / 1e3:.3g}K"
+    mean = statistics.mean(line["training_activity"]["backward_sparsity"] for line in metrics)
+    assert cells[6].startswith(f"{100 * mean:.1f} % (skippable ")
+    assert "    egru train ptb-evnn --epochs 3 " in written
+    assert "--threshold" not in written  # as in the recipe
+    images = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
+    assert images == {"ptb-training.png", "first-sparsity.png"}
+    (tmp_path / "runs" / "first" / "result.json").unlink()
+    old = ("layers", "training_activity", "training_layers", "elapsed")
+    lines = [json.dumps({k: v for k, v in line.items() if k not in old}) for line in metrics]
+    (tmp_path / "runs" / "first" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    written = page(tmp_path)  # unfinished, and from before layers were counted
+    (cells,) = ours(written)
+    assert cells[1].endswith(", unfinished")
+    assert cells[2:4] == ["-", "-"]
+    assert cells[4] == f"{min(line['validation']['perplexity'] for line in metrics):.2f}"
+    assert cells[8] == "3 of 3"
+    assert cells[9].endswith("checkpoints not counted")
+    assert "sparsity.png" not in written
+
+
+def test_a_run_with_higher_thresholds_and_one_that_goes_on(tmp_path):
+    _, metrics = run(tmp_path, "ptb-evnn", "first")
+    run(tmp_path, "ptb-evnn", "on", start_from=str(tmp_path / "first"))
+    quiet = tmp_path / "runs" / "quiet"
+    runs.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), say=lambda _: None)
+    result = json.loads((quiet / "result.json").read_text())
+    written = page(tmp_path)
+    rows = ours(written)
+    seed = f"ours, seed {experiments.find('ptb-evnn').make().seed}"
+    assert [cells[1] for cells in rows] == [seed, f"{seed}, trained on", f"{seed}, thresholds raised"]
+    assert rows[2][3] == f"**{result['test']['perplexity']:.2f}**"
+    assert rows[2][4] == f"{result['validation']['perplexity']:.2f}"
+    assert rows[2][6] == rows[0][6]  # of the training, which is the first one's
+    assert rows[2][8] == f"{result['best_epoch']} best of {len(metrics)}"
+    assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in written
+    assert "quiet-sparsity.png" not in written
+
+
+def test_the_documentation_has_every_trial_that_is_kept():
+    (kept,) = (path for path in results_page.RUNS.glob("*/result.json") if "trials" in path.read_text())
+    written = (results_page.ROOT / "docs" / "pruning.md").read_text()
+    result = json.loads(kept.read_text())
+    rows = [
+        f"| {' / '.join(f'{each:g}' for each in trial['floor'])} | {trial['validation']['perplexity']:.2f} | "
+        f"{100 * trial['activity_sparsity']:.1f} % | {trial['forward_macs'] / 1e6:.2f}M |\n"
+        for trial in result["trials"]
+    ]
+    assert "".join(rows) in written
+    overall = result["activity"]["overall"]
+    assert f"to {result['test']['perplexity']:.2f} while" in written
+    assert f"to {100 * overall['activity_sparsity']:.1f} % and" in written
+    assert f"to {overall['forward_macs'] / 1e6:.2f}M " in written
+
+
+def test_seeds_and_their_mean(tmp_path):
+    results = [run(tmp_path, "smnist-stable", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
+    run(tmp_path, "smnist-stable", "wider", hidden=20)  # another setting: a row, not part of the mean
+    run(tmp_path, "smnist-gru-590", "dense")
+    written = page(tmp_path)
+    rows = ours(written)
+    assert [cells[1] for cells in rows] == ["ours, seed 0", "ours, seed 1", "ours, mean of 2", *["ours, seed 0"] * 2]
+    tests = [result["test"]["accuracy"] for result in results]
+    assert rows[0][3] == f"**{100 * tests[0]:.2f} %**"
+    assert rows[2][3] == f"**{100 * statistics.mean(tests):.2f} % ± {100 * statistics.stdev(tests):.2f} %**"
+    assert rows[2][8] == ", ".join(str(result["best_epoch"]) for result in results) + " best of 3"
+    assert rows[4][5:7] == ["-", "-"]  # no events
+    assert "sparsity.png" not in written  # one layer: in the task's figure
+    (layer,) = results[0]["activity"]["layers"]
+    assert f"| layer0 | 48 | {layer['unit_activity'].count(0)} |" in written
+    assert (tmp_path / "docs" / "images" / "smnist-training.png").exists()
+
+
+def test_the_clock_of_several_sittings():
+    lines = [{"elapsed": t, "seconds": 1.0} for t in (2.0, 4.0, 3.0, 5.0, 9.0)]
+    assert results_page.wall_clock(lines) == (13.0, True)
+    assert results_page.wall_clock([{"seconds": 1.5}] * 2) == (3.0, False)
+    assert results_page.wall_clock([]) == (0, False)

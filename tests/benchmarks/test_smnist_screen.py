@@ -1,0 +1,101 @@
+"""The screen of sequential MNIST, on a few made-up images."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from egru import experiments, runs
+from egru.data import Classification, Split
+from egru.training import RunError
+from tests.training.tiny import sequences
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import smnist_screen  # pyright: ignore[reportMissingImports]
+
+
+@pytest.fixture(autouse=True)
+def few_images(ground, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    split = Split(torch.rand(40, 12, 1), torch.arange(40) % 10)
+    monkeypatch.setattr(smnist_screen, "data_for", lambda *_: Classification("few", 10, split, split, split))
+    monkeypatch.setattr(smnist_screen, "TRAINED", 40)
+    monkeypatch.setitem(smnist_screen.BASE, "batch", 10)
+
+
+def test_a_line_a_variant_and_none_twice(tmp_path, capsys):
+    path = tmp_path / "lines.jsonl"
+    given = ["--variants", "base", "gru", "--updates", "8", "--out", str(path)]
+    smnist_screen.main(given)
+    smnist_screen.main(given)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["variant"] for line in lines] == ["base", "gru"]
+    assert [line["updates"] for line in lines] == [8, 8]
+    assert [len(line["curve"]) for line in lines] == [2, 2]
+    assert lines[0]["adjoint_growth"] is not None
+    assert lines[1]["adjoint_growth"] is None
+    capsys.readouterr()
+    smnist_screen.main(["--table", "--out", str(path)])
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_a_variant_that_diverges_is_a_line_too(tmp_path, monkeypatch):
+    monkeypatch.setitem(smnist_screen.VARIANTS, "base", {"learning_rate": 1e30, "clip": None, "schedule": "constant"})
+    path = tmp_path / "lines.jsonl"
+    smnist_screen.main(["--variants", "base", "--updates", "8", "--out", str(path)])
+    assert "training stopped" in json.loads(path.read_text())["stopped"]
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """The folder of a finished run that `egru train` made."""
+    monkeypatch.setattr(sys.modules["egru.runs.train"], "load", lambda config: sequences())
+    config = dataclasses.replace(experiments.smoke(experiments.find("smnist-stable").make()), seed=4)
+    runs.start("smnist-stable", config, tmp_path / "run", say=lambda _: None, page=False)
+    return tmp_path / "run"
+
+
+def test_a_finished_run_is_a_line_once(tmp_path, trained):
+    path = tmp_path / "lines.jsonl"
+    for _ in range(2):
+        smnist_screen.main(["--add", str(trained), "on a GPU", "--out", str(path)])
+    (line,) = map(json.loads, path.read_text().splitlines())
+    metrics = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert (line["variant"], line["seed"]) == ("on a GPU", 4)
+    assert line["updates"] == line["asked"] == sum(epoch["train"]["steps"] for epoch in metrics)
+    assert line["accuracy"] == metrics[-1]["validation"]["accuracy"]
+    assert [point[2] for point in line["curve"]] == [
+        pytest.approx(epoch["train"]["gradient_norm_p99"], rel=1e-2) for epoch in metrics
+    ]
+    assert line["changes"]["hidden"] == 48
+    assert line["changes"]["rate_loss"] == 1.0
+    assert not {"seed", "root", "reset"} & set(line["changes"])  # not a setting, and as in the base
+    (trained / "result.json").unlink()
+    with pytest.raises(RunError, match="not finished"):
+        smnist_screen.main(["--add", str(trained), "on a GPU", "--out", str(path)])
+
+
+def test_a_panel_a_variant_with_every_curve(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    records = smnist_screen.found(smnist_screen.RESULTS)
+    drawing = smnist_screen.figure([*records, {"variant": "stopped", "seed": 0, "updates": 0, "stopped": "NaN"}])
+    panels = {axes.get_title("left").replace("\n", " "): axes for axes in drawing.axes if axes.lines}
+    assert set(panels) == {r["variant"] for r in records}
+    assert sum(len(axes.lines) for axes in panels.values()) == 2 * len(records)
+    (median, p99) = panels["base"].lines
+    (base,) = (r for r in records if r["variant"] == "base")
+    assert [list(median.get_ydata()), list(p99.get_ydata())] == [
+        [p[1] for p in base["curve"]],
+        [p[2] for p in base["curve"]],
+    ]
+    assert panels["fast"].get_ylim() == panels["base"].get_ylim() != panels["paper"].get_ylim()
+    smnist_screen.main(["--figure", str(tmp_path / "norms.png")])
+    assert (tmp_path / "norms.png").stat().st_size < 300_000
+
+
+def test_the_study_has_the_table():
+    study = Path(__file__).parents[2] / "docs" / "smnist-study.md"
+    assert smnist_screen.table(smnist_screen.found(smnist_screen.RESULTS)) in study.read_text()

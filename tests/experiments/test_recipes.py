@@ -1,0 +1,247 @@
+"""Every recipe in small, against the loss curve stored when it was last changed.
+
+``EGRU_WRITE_CURVES=1 pytest tests/recipes`` stores the curves anew, of the recipes whose data are there.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from egru.events import Surrogate
+from egru.experiments import RECIPES, ClassifierConfig, LanguageConfig, build, find, load, smoke
+from egru.experiments.build import Shape, classifier
+from egru.experiments.config import read, stored
+from egru.runs import start
+from egru.training import Run, learning_rate_factor
+
+CURVES = Path(__file__).with_name("curves.json")
+HEADS = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)  # filling every fresh tensor costs more than these models
+
+
+def marked(name):
+    config = RECIPES[name].make()
+    marks = [] if config.data.endswith("digits") else [pytest.mark.data]
+    return pytest.param(name, marks=[*marks, *([] if name in HEADS else [pytest.mark.slow])])
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in RECIPES])
+def test_the_smoke_form_keeps_its_curve(name, tmp_path):
+    start(name, smoke(RECIPES[name].make()), tmp_path / "run")
+    lines = Run.open(tmp_path / "run").metrics()
+    assert sum(line["seconds"] for line in lines) < 60
+    losses = [line["train"]["loss"] for line in lines] + [lines[-1]["validation"]["loss"]]
+    curves = json.loads(CURVES.read_text()) if CURVES.exists() else {}
+    if os.environ.get("EGRU_WRITE_CURVES"):
+        curves[name] = [round(loss, 6) for loss in losses]
+        text = ",\n".join(f"  {json.dumps(key)}: {json.dumps(curves[key])}" for key in RECIPES if key in curves)
+        CURVES.write_text(f"{{\n{text}\n}}\n")
+    assert losses == pytest.approx(curves[name], rel=0.02)  # other machines round differently, and events amplify it
+    assert (tmp_path / "run" / "report" / "index.html").exists()
+
+
+def test_every_recipe_has_a_curve():
+    assert set(json.loads(CURVES.read_text())) == set(RECIPES)
+
+
+def test_the_recipe_of_evnn_is_evnns():
+    """The command of its benchmarks/lm/README.md for Penn Treebank, and what its train.py makes of it."""
+    config = find("ptb-evnn").make()
+    assert isinstance(config, LanguageConfig)
+    assert (config.hidden, config.embedding, config.layers) == (1350, 750, 3)
+    assert (config.optimiser, config.learning_rate, config.betas) == ("adamw", 1.2e-3, (0.0, 0.999))
+    assert (config.weight_decay, config.clip, config.batch, config.bptt) == (0.10, 0.1, 64, 70)
+    assert (config.embedding_dropout, config.word_dropout, config.dropout) == (0.6, 0.1, 0.25)
+    assert (config.output_dropout, config.dropconnect) == (0.5, 0.7)
+    assert (config.evaluation_batch, config.test_batch) == (64, 1)
+    assert (config.threshold.kind, config.threshold.mean, config.freeze_thresholds) == ("clamp", 0.01, True)
+    assert config.surrogate == Surrogate(width=1 / 3.6, height=3.6)
+    assert (config.reset, config.reset_gate) == ("threshold", "after")
+    factors = [learning_rate_factor(config, epoch) for epoch in (0, 699, 850, 1000)]
+    assert factors == pytest.approx([1, 1, 0.5, 0])
+
+
+def test_names_and_numbers():
+    assert find("smnist").paper.accuracy == 98.3
+    assert str(find("ptb-egru-2000").paper).startswith("perplexity 57.0, 84.8 % silent")
+    assert len(RECIPES) > 60
+    assert all(recipe.summary for recipe in RECIPES.values())
+    with pytest.raises(ValueError, match="unknown recipe 'smnits'; did you mean smnist"):
+        find("smnits")
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_configs_survive_json(name):
+    config = RECIPES[name].make()
+    assert read(json.loads(json.dumps(stored(name, config)))) == (name, config)
+
+
+def parameters(name: str, inputs: int, classes: int) -> int:
+    """Of a classifier recipe at full size, on data of this shape."""
+    config = RECIPES[name].make()
+    assert isinstance(config, ClassifierConfig)
+    frame = (2, 32, 32) if inputs == 2048 else (inputs,)
+    model = classifier(config, Shape(frame, 2, classes))
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "classes", "millions"),
+    [
+        ("smnist-egru-590", 1, 10, 1.05),
+        ("smnist-egru-512", 1, 10, 0.79),
+        ("smnist-cornn-256", 1, 10, 0.134),
+        ("dvs-egru-512", 2048, 11, 5.5),
+        ("dvs-egru-1024", 2048, 11, 15.7),
+        ("dvs-lstm-867", 2048, 11, 16.3),
+        ("dvs-cnn-gru-136-da", 2048, 11, 2.0),
+        ("dvs-cnn-egru-256-da", 2048, 11, 2.7),
+        ("dvs-cnn-egru-795-da", 2048, 11, 4.8),
+    ],
+)
+def test_sizes_are_the_papers(name, inputs, classes, millions):
+    assert parameters(name, inputs, classes) / 1e6 == pytest.approx(millions, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("smnist-cornn-256", {"learning_rate": 0.0021, "oscillators": (0.042, 2.7, 4.7)}),
+        ("psmnist-cornn-256", {"learning_rate": 0.0054, "oscillators": (0.076, 0.4, 8.0)}),
+        ("ptb-awd-lstm", {"epochs": 500, "batch": 20, "embedding_dropout": 0.4, "dropout": 0.25}),
+        ("wikitext2-awd-lstm", {"epochs": 750, "batch": 80, "embedding_dropout": 0.65, "dropout": 0.2}),
+    ],
+)
+def test_baselines_have_their_authors_settings(name, settings):
+    """docs/training.md says where each value comes from."""
+    if "cornn" in name:
+        settings |= {"hidden": 256, "epochs": 120, "batch": 120, "readout": "last", "optimiser": "adam", "clip": None}
+        settings |= {"schedule": "step", "step_epochs": 100, "step_factor": 0.1}
+    else:
+        settings |= {"hidden": 1150, "embedding": 400, "layers": 3, "learning_rate": 30.0, "clip": 0.25, "bptt": 70}
+        settings |= {"optimiser": "ntavsgd", "patience": 5, "weight_decay": 1.2e-6, "dropconnect": 0.5}
+        settings |= {"output_dropout": 0.4, "word_dropout": 0.1, "activity_decay": 2.0, "temporal_decay": 1.0}
+    config = RECIPES[name].make()
+    assert {field: getattr(config, field) for field in settings} == settings
+
+
+@pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
+def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
+    model = classifier(ClassifierConfig(input_dropout=0.3), Shape(frame, 2, 2))
+    assert model.input_dropout == 0.3
+
+
+def test_centring_takes_the_mean_of_the_training_frames():
+    config = ClassifierConfig(data="digits", hidden=4, centre=True)
+    whole: Any = load(config)
+    model, _ = build(config, whole)
+    assert torch.allclose(model.get_buffer("mean"), whole.train.x.mean((0, 1)))
+    with pytest.raises(ValueError, match="centre is for layers that read the frames themselves"):
+        ClassifierConfig(data="dvs", centre=True, convolutional=True)
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-gru"])
+def test_the_gates_are_spread(name):
+    config = replace(RECIPES[name].make(), uniform_gates=True)
+    model, _ = build(config, load(config))
+    bias = model.get_parameter("layer0.bias_ih_l0")[128:256] + model.get_parameter("layer0.bias_hh_l0")[128:256]
+    gates = torch.sigmoid(bias).sort().values
+    assert (gates - torch.linspace(0, 1, 128)).abs().max() < 0.15
+
+
+def test_memories_are_spread_in_their_logarithm():
+    config = ClassifierConfig(data="digits", hidden=256, longest_memory=64.0)
+    model, _ = build(config, load(config))
+    bias = model.get_parameter("layer0.bias_ih_l0")[256:512] + model.get_parameter("layer0.bias_hh_l0")[256:512]
+    steps = 1 / torch.sigmoid(-bias).sort(descending=True).values
+    assert (steps.log() / torch.tensor(64.0).log() - torch.linspace(0, 1, 256)).abs().max() < 0.12
+
+
+def test_input_weights_are_scaled():
+    config = ClassifierConfig(data="digits", hidden=8)
+    plain, scaled = (build(replace(config, input_scale=s), load(config))[0].state_dict() for s in (1.0, 3.0))
+    for name, value in scaled.items():
+        assert torch.equal(value, 3 * plain[name] if name == "layer0.weight_ih_l0" else plain[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"side": 14}, "side must be left out with data digits, got 14"),
+        ({"data": "smnist", "side": 16}, "side must be 28 or 14 with data smnist, got 16"),
+        ({"augment": True}, "for frames"),
+        ({"cell": "gru", "zoneout": 0.1}, "zoneout must be left out with cell gru"),
+        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be left out with cell cornn"),
+        ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip must be left out with cell gru"),
+        ({"cell": "cornn", "uniform_gates": True}, "uniform_gates needs cell egru"),
+        ({"cell": "cornn", "longest_memory": 9.0}, "longest_memory needs cell egru"),
+        ({"cell": "cornn", "input_scale": 2.0}, "input_scale needs cell egru"),
+        ({"longest_memory": 1.0}, "longest_memory must be above 1 step, or none; got 1.0"),
+        ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
+        ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),
+        ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
+        ({"trace": 0.0}, "trace must be positive and at most 1e15 steps, got 0.0"),
+        ({"trace": 1e17, "normalise": True}, "trace must be positive and at most 1e15 steps, got 1e[+]17"),
+        ({"limit": -1000}, "limit must be at least 1, or none; got -1000"),
+        ({"hidden": 1, "uniform_gates": True}, "hidden must be at least 2 to spread update gates over, got 1"),
+        ({"dropout": 0.5}, "dropout must be left out with one layer.* got 0.5"),
+        pytest.param(
+            {"device": "cuda"},
+            "device must be cpu where torch sees no CUDA device, got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(changes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
+
+
+def test_a_limit_of_words_is_checked():
+    with pytest.raises(ValueError, match="limit must be at least 1, or none; got 0"):
+        LanguageConfig(limit=0)
+
+
+def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):
+    """As on a machine where nothing can be installed; only the figures as files are then left out."""
+    code = f"""
+import sys, dataclasses
+for name in ("tyro", "rich", "matplotlib", "tonic", "scipy"):
+    sys.modules[name] = None
+sys.path[:0] = {sys.path!r}
+from pathlib import Path
+from egru import experiments, runs
+from egru.training import Paused
+from tests.training.tiny import text
+for name in ("train", "trained"):
+    sys.modules["egru.runs." + name].load = lambda config: text()
+config = dataclasses.replace(experiments.smoke(experiments.find("ptb-evnn").make()), epochs=3, save_every=25)
+folder = Path({str(tmp_path / "run")!r})
+for minutes in (1e-9, None):
+    try:
+        if minutes:
+            runs.start("ptb-evnn", config, folder, minutes=minutes)
+        else:
+            runs.resume(folder, minutes=24)
+    except Paused as pause:
+        print(pause)
+print(len(runs.export(folder, folder.parent / "small", "int8", 1 << 20)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
+    assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

@@ -1,0 +1,184 @@
+"""Runs with higher thresholds."""
+
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from egru import Threshold, cli
+from egru.data import Text
+from egru.experiments import build, find
+from egru.layers import EventRNN
+from egru.runs import quieten, report, start
+from egru.runs.quieten import Trial, search
+from egru.runs.reproduce import keep
+from egru.runs.train import evaluate
+from egru.runs.trained import trained
+from egru.training import Run, RunError, Scores
+
+LOW = Threshold("clamp", mean=0.01)
+SMALL = replace(find("digits").make(), epochs=2, limit=60, hidden=12, batch=30, evaluation_batch=60)
+SMALL = replace(SMALL, learning_rate=0.02, reset="none", threshold=LOW)
+
+
+@pytest.fixture(autouse=True)
+def first(ground, tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    start("digits", SMALL, tmp_path / "first", page=False)
+    return tmp_path / "first"
+
+
+def layer(folder) -> EventRNN:
+    found = trained(folder).model.get_submodule("layer0")
+    assert isinstance(found, EventRNN)
+    return found
+
+
+def lowest(folder) -> float:
+    return layer(folder).thresholds()["l0"].min().item()
+
+
+def test_what_is_written_is_what_was_measured(first, tmp_path):
+    said = []
+    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", say=said.append)
+    scores, activity, epoch = evaluate(tmp_path / "quiet")
+    assert scores == result.test
+    assert epoch == result.best_epoch == Run.open(first).best()
+    assert activity.forward_macs == result.activity.forward_macs < evaluate(first)[1].forward_macs
+    assert lowest(tmp_path / "quiet") == pytest.approx(0.2)
+    assert lowest(first) < 0.01
+    assert said[-1].startswith("floors 0.2: loss ")
+    written = Run.open(tmp_path / "quiet")
+    assert written.metrics() == Run.open(first).metrics()
+    validation = written.result()["validation"]  # pyright: ignore[reportOptionalSubscript]
+    assert validation["loss"] == evaluate(tmp_path / "quiet", "validation")[0].loss
+    assert (report([tmp_path / "quiet"])).exists()
+
+
+def test_a_search_keeps_what_events_clear(tmp_path):
+    start("digits", replace(SMALL, reset="threshold"), tmp_path / "second", page=False)
+    quieten(tmp_path / "second", tmp_path / "quiet", within=0.01)
+    before, after = (evaluate(tmp_path / name, "validation") for name in ("second", "quiet"))
+    assert after[0].loss <= before[0].loss + 0.01
+    assert after[1].forward_macs < before[1].forward_macs
+    one, other = (layer(tmp_path / name) for name in ("second", "quiet"))
+    first, *_ = Run.open(tmp_path / "quiet").result()["trials"]  # pyright: ignore[reportOptionalSubscript]
+    assert first["validation"]["loss"] == before[0].loss
+    assert first["floor"] == [0.0]
+    cleared = [each.reset_scales()["l0"] * each.thresholds()["l0"] for each in (one, other)]
+    torch.testing.assert_close(*cleared)
+    assert not torch.equal(one.thresholds()["l0"], other.thresholds()["l0"])
+
+
+def test_text_is_judged_as_it_is_tested(tmp_path, monkeypatch):
+    """In one column, not in those of the epochs' validation."""
+    words = torch.randint(9, (300,), generator=torch.Generator().manual_seed(0))
+    text = Text("text", [str(word) for word in range(9)], words, words[:200], words[100:])
+    monkeypatch.setattr("egru.data.penn_treebank", lambda root: text)
+    small = {"epochs": 1, "hidden": 6, "embedding": 5, "batch": 4, "evaluation_batch": 8, "bptt": 10}
+    start("ptb-evnn", replace(find("ptb-evnn").make(), **small), tmp_path / "text", page=False)
+    quieten(tmp_path / "text", tmp_path / "quiet", floor=(0.0,), weights="float32")
+    result = Run.open(tmp_path / "quiet").result()
+    assert result is not None
+    found = trained(tmp_path / "quiet")
+    one = build(replace(found.config, evaluation_batch=1), text)[1].evaluate(found.model, "validation")
+    eight = found.task.evaluate(found.model, "validation")
+    assert result["trials"][-1]["validation"]["loss"] == one.loss != eight.loss
+    assert result["validation"]["loss"] == eight.loss  # beside those of other runs
+
+
+def test_its_record_names_the_command(first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(0.1,))
+    plain = Run.open(tmp_path / "quiet").config()
+    assert plain["config"]["threshold_floor"] == [0.1]
+    assert plain["config"]["start_from"] == str(first)
+    plain["config"]["limit"] = None
+    (tmp_path / "quiet" / "config.json").write_text(json.dumps(plain))
+    kept = keep(tmp_path / "quiet", tmp_path / "kept")
+    record = (kept / "record.json").read_text()
+    assert '"egru quieten first OUT --floor 0.1"' in record
+    assert str(tmp_path) not in record + (kept / "config.json").read_text() + (kept / "result.json").read_text()
+
+
+def test_as_a_command(first, tmp_path, capsys):
+    assert cli.main(["quieten", "first", "quiet", "--within", "0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "first as trained, on validation:"
+    assert lines[1].startswith("floors 0: loss ")
+    assert lines[-3].startswith("chosen: floors 0.")
+    assert lines[-2].startswith("test: accuracy ")
+    assert cli.main(["quieten", "first", "quiet"]) == 1
+    assert "quiet exists and is not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"within": -1.0}, "within must not be negative, got -1.0"),
+        ({"floor": (0.1, 0.2)}, r"floor must be one number or 1 of them, got \(0.1, 0.2\)"),
+    ],
+)
+def test_refused_before_anything_is_written(options, said, first, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        quieten(first, tmp_path / "quiet", **options)
+    assert not (tmp_path / "quiet").exists()
+
+
+@pytest.mark.parametrize(("floor", "tried"), [(0.32, ["floors 0.3", "floors 0.35"]), (0.97, ["floors 0.95"])])
+def test_the_search_starts_where_thresholds_are(floor, tried, first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(floor,))
+    said = []
+    with contextlib.suppress(RunError):
+        quieten(tmp_path / "quiet", tmp_path / "quieter", say=said.append)
+    assert [line.split(":")[0] for line in said[1:3]] == tried
+
+
+def test_nothing_to_save(first, tmp_path):
+    quieten(first, tmp_path / "quiet", floor=(0.97,))
+    with pytest.raises(RunError, match=r"nothing is saved within 0.001 nats of the lowest validation loss"):
+        quieten(tmp_path / "quiet", tmp_path / "quieter")
+    assert not (tmp_path / "quieter").exists()
+
+
+def test_dense_networks_have_no_thresholds(tmp_path):
+    start("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
+    with pytest.raises(ValueError, match="this run has no event layers, its cell is gru"):
+        quieten(tmp_path / "dense", tmp_path / "quiet")
+
+
+def searched(loss, start, within, macs=lambda *floor: -sum(floor)):
+    """Floors found where loss and MACs are functions of them; and which were asked for."""
+    asked = []
+
+    def attempt(floor):
+        asked.append(tuple(floor))
+        return Trial(tuple(floor), Scores(loss(*floor), 0.0), 0.0, macs(*floor))
+
+    return search(attempt, attempt(start), within).floor, asked
+
+
+def test_the_search_goes_as_far_as_it_may():
+    floors, asked = searched(lambda a, b: a + 2 * b, (0.0, 0.0), 0.42)
+    assert floors == (0.0, 0.2)  # the last layer first: the other has no room left
+    assert len(asked) == len(set(asked)) == 7
+
+
+def test_the_search_goes_round_until_nothing_changes():
+    """The first layer's floor makes room for the last one's."""
+    floors, _ = searched(lambda a, b: max(0.0, b - a - 0.1) if a < 0.22 else 9.0, (0.0, 0.0), 0.01)
+    assert floors == (0.2, 0.3)
+
+
+def test_the_search_goes_down_and_stays_there():
+    """Not up again to where it came from."""
+    floors, _ = searched(lambda a, b: 1 + (b - 0.3) ** 2, (0.0, 0.0), 0.003)
+    assert floors == (0.95, 0.35)
+
+
+def test_the_search_wants_fewer_macs_and_numbers():
+    dear = searched(lambda a, b: 1 - a - b, (0.0, 0.0), 0.0, macs=lambda a, b: b - a)[0]
+    assert dear == (0.95, 0.0)  # the last layer would lower the loss, and cost more
+    assert searched(lambda a, b: float("nan") if b else 1.0, (0.0, 0.0), 0.0)[0] == (0.95, 0.0)

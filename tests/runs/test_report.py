@@ -1,0 +1,199 @@
+"""Pages of runs: what is read from their folders, and what is said where something is missing."""
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from egru.data import Classification, Split, Text
+from egru.experiments import RECIPES, build, find, load, smoke
+from egru.experiments.config import ClassifierConfig, LanguageConfig
+from egru.report import page, read_runs
+from egru.runs import report, start
+from egru.runs.raster import rasters
+from egru.runs.report import command
+from egru.training import RunError, checkpoint
+
+
+@pytest.fixture(autouse=True)
+def single_precision(ground):
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch):
+    monkeypatch.setattr(page, "_pictures", lambda runs, rasters: {})  # tests/report looks at those
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An EGRU and a GRU, each of two epochs."""
+    torch.set_default_dtype(torch.float32)
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_pictures", lambda runs, rasters: {})
+        for name in ("digits", "digits-gru"):
+            small = dataclasses.replace(smoke(find(name).make()), hidden=8, epochs=2, limit=60)
+            start(name, small, folder / name, say=lambda text: None)
+    return folder
+
+
+@pytest.fixture
+def runs(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_a_finished_run_has_its_page(runs):
+    source = (runs / "digits" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "digits, EGRU 8" in source
+    assert 'id="raster-2"' in source
+    assert "egru train digits --epochs 2 --batch 20 --evaluation-batch 120 --hidden 8 --limit 60" in source
+    (run,) = read_runs(runs / "digits" / "report" / "report.json")
+    result = json.loads((runs / "digits" / "result.json").read_text())
+    assert run.test_accuracy == result["test"]["accuracy"]
+    assert run.activity.forward_macs == pytest.approx(result["activity"]["overall"]["forward_macs"], rel=1e-12)
+    assert [epoch.epoch for epoch in run.history] == [1, 2]
+    assert run.config["threshold.mean"] == -4.0
+    assert "root" not in run.config
+    assert set(run.environment) >= {"versions", "machine"}
+
+
+def test_several_runs_side_by_side(runs, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    path = report([runs / "digits", runs / "digits-gru"])
+    assert path.resolve() == (tmp_path / "report" / "index.html").resolve()
+    source = path.read_text(encoding="utf-8")
+    assert "2 runs: EGRU 8, GRU 8" in source
+    assert "Settings that differ" in source
+    assert "points" in source  # against the GRU
+    assert 'id="raster-1"' in source
+
+
+def test_runs_of_one_shape_are_told_apart(runs, tmp_path):
+    shutil.copytree(runs / "digits", runs / "again")
+    source = report([runs / "digits", runs / "again"], tmp_path / "out").read_text(encoding="utf-8")
+    assert "EGRU 8 (digits)" in source
+    assert "EGRU 8 (again)" in source
+    assert "EGRU 8 (again): Events while reading class" in source
+    source = report([runs / n for n in ("digits", "again", "digits-gru")], tmp_path / "out").read_text(encoding="utf-8")
+    assert "3 runs: EGRU 8 (digits), EGRU 8 (again), GRU 8<" in source
+
+
+def test_without_checkpoints_the_page_says_so(runs):
+    shutil.rmtree(runs / "digits" / "checkpoints")
+    source = report([runs / "digits"]).read_text(encoding="utf-8")
+    assert "No events of EGRU 8 are drawn: the run&#x27;s checkpoints are not here." in source
+    assert 'id="raster-1"' not in source
+    assert 'id="curves"' in source
+
+
+def test_without_data_the_page_says_so(runs, monkeypatch):
+    def missing(config):
+        raise FileNotFoundError("no digits under EGRU_DATA")
+
+    monkeypatch.setattr(sys.modules["egru.runs.trained"], "load", missing)
+    source = report([runs / "digits"]).read_text(encoding="utf-8")
+    assert "No events of EGRU 8 are drawn: no digits under EGRU_DATA." in source
+
+
+def test_a_run_of_a_gpu_is_drawn_on_the_cpu(runs):
+    path = runs / "digits" / "config.json"
+    plain = json.loads(path.read_text())
+    plain["config"] |= {"device": "cuda", "precision": "bfloat16"}
+    path.write_text(json.dumps(plain))
+    assert 'id="raster-1"' in report([runs / "digits"]).read_text(encoding="utf-8")
+
+
+def test_an_unfinished_run_is_refused(runs):
+    (runs / "digits" / "result.json").unlink()
+    with pytest.raises(RunError, match=r"has no result yet \(2 of 2 epochs\): `egru train --resume"):
+        report([runs / "digits"])
+    with pytest.raises(RunError, match="is not a run"):
+        report([runs])
+    with pytest.raises(ValueError, match="at least one run"):
+        report([])
+
+
+def test_sparsity_of_layers_is_read_where_there_is_any(runs):
+    path = runs / "digits" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["layers"] = {"layer0": {"activity_sparsity": 0.75}}
+    lines[1].pop("layers")  # as in runs of older versions
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    report([runs / "digits"])
+    (run,) = read_runs(runs / "digits" / "report" / "report.json")
+    assert [epoch.layer_sparsity for epoch in run.history] == [{"layer0": 0.75}, {}]
+
+
+def test_the_command_names_what_was_changed():
+    config = find("digits").make()
+    assert command("digits", config) == "egru train digits"
+    changed = dataclasses.replace(
+        config,
+        hidden=64,
+        normalise=False,
+        root="/somewhere",
+        tensorboard=True,
+        betas=(0.5, 0.9),
+        threshold=dataclasses.replace(config.threshold, mean=-3.0, trainable=False),
+    )
+    words = command("digits", changed)
+    assert set(words.split(" --")) == {
+        *("egru train digits", "hidden 64", "no-normalise", "tensorboard", "betas 0.5 0.9"),
+        *("threshold.mean -3.0", "threshold.no-trainable"),
+    }
+    tyro = pytest.importorskip("tyro", reason="options need tyro")
+    again = tyro.cli(ClassifierConfig, default=config, args=words.split()[3:])
+    assert again == dataclasses.replace(changed, root=None)
+
+
+def test_events_of_the_raster_are_the_models_own():
+    config = dataclasses.replace(smoke(find("digits").make()), hidden=8, layers=2)
+    data = load(config)
+    assert isinstance(data, Classification)
+    model, _ = build(config, data)
+    first, second = rasters(model, config, data)
+    assert first.layers == (("layer0", 8), ("layer1", 8))
+    y, _ = model.get_submodule("layer0")(data.validation.x[:1].transpose(0, 1))
+    np.testing.assert_array_equal(first.events[:, :8], y[:, 0].detach().numpy())
+    np.testing.assert_array_equal(first.image, data.validation.x[0].reshape(8, 8))
+    assert first.title != second.title
+    assert f"class {int(data.validation.y[0])}" in first.title
+    dense = dataclasses.replace(config, cell="gru", uniform_gates=False, zoneout=0.0)
+    assert rasters(build(dense, data)[0], dense, data) == []
+    permuted = dataclasses.replace(config, data="permuted-digits")
+    assert rasters(model, permuted, data)[0].image is None
+
+
+def test_rasters_of_films_and_of_text():
+    config = ClassifierConfig(data="dvs", hidden=4)
+    split = Split(torch.rand(3, 5, 2, 32, 32), torch.tensor([1, 1, 0]))
+    data = Classification("film", 2, split, split, split)
+    first, second = rasters(build(config, data)[0], config, data)
+    assert first.input.shape == (5, 2048)
+    assert second.image is not None
+    np.testing.assert_allclose(second.image, split.x[2].sum(1), rtol=1e-6)
+    words = LanguageConfig(hidden=6, embedding=5, layers=2)
+    ids = torch.arange(400) % 3
+    text = Text("t", ["a", "b", "c"], ids, ids, ids)
+    (raster,) = rasters(build(words, text)[0], words, text)
+    assert raster.words[:4] == ("a", "b", "c", "a")
+    assert raster.layers == (("layer0", 6), ("layer1", 5))
+    assert raster.input.shape == (160, 5)
+
+
+def test_a_damaged_checkpoint_is_named(runs):
+    for folder in (runs / "digits" / "checkpoints").iterdir():
+        (folder / checkpoint.WEIGHTS).write_bytes(b"")
+    source = report([runs / "digits"], say=lambda text: None).read_text(encoding="utf-8")
+    assert "No events of EGRU 8 are drawn" in source
+    assert "no intact checkpoint" in source
+
+
+def test_recipes_are_known():
+    assert all(command(name, recipe.make()) == f"egru train {name}" for name, recipe in RECIPES.items())
