@@ -342,8 +342,8 @@ def test_what_it_cannot_do_it_says(monkeypatch):
     assert "panels" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(panel=21.0))))
     assert "bfloat16" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.bfloat16())))
     assert "meta" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.to("meta"))))
-    monkeypatch.setattr(cpu, "core", None)
-    monkeypatch.setattr(cpu, "absence", "no core today")
+    monkeypatch.setattr(compiled, "core", None)
+    monkeypatch.setattr(compiled, "missing", "no core today")
     assert ENGINE.unsupported(problem) == "no core today"
     assert engines.choose("auto", problem).name != "compiled"
     with pytest.raises(ValueError, match="no core today"):

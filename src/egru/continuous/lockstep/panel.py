@@ -1,4 +1,4 @@
-"""One panel of the flow in torch, for whole batches: the mathematics of :mod:`egru.continuous.reference.flow`, elementwise.
+"""One panel of the flow in torch, for whole batches: :mod:`egru.continuous.reference.flow`, elementwise.
 
 States have any shape ``S`` that ``h``, the length of the panel, broadcasts to; values at nodes have shape
 ``(nodes, *S)``. A gate's activation and its bias travel as one pair.

@@ -56,9 +56,10 @@ class CPUKernel:
         """Its standing, for :func:`egru.kernels.info`."""
         if compiled.core is None:
             return f"absent: {compiled.missing}"
+        core = compiled.core
         return (
-            f"compiled, event-driven, float32 and float64 on the CPU; level {compiled.core.level()} of "
-            f"{', '.join(compiled.core.levels())}; {torch.get_num_threads()} threads; built by {compiled.core.compiler()}"
+            f"compiled, event-driven, float32 and float64 on the CPU; level {core.level()} of "
+            f"{', '.join(core.levels())}; {torch.get_num_threads()} threads; built by {core.compiler()}"
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:

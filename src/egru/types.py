@@ -1,0 +1,33 @@
+"""Names of the options that several modules share. Each list of accepted strings is defined here, once."""
+
+from typing import Literal, get_args
+
+Reset = Literal["output", "threshold", "hard", "none"]
+"""How a unit is cleared after an event; see :data:`RESETS`."""
+ResetGate = Literal["before", "after"]
+"""Whether the reset gate acts before or after the recurrent product."""
+Backend = Literal["auto", "cpu", "cuda", "reference"]
+"""Which kernel runs the sequence operation."""
+ThresholdKind = Literal["sigmoid", "abs", "clamp", "identity"]
+"""How an unconstrained parameter becomes a threshold."""
+DropoutMode = Literal["variational", "plain"]
+"""One dropout mask per sequence, or one per step."""
+EventCell = Literal["egru", "elstm", "ernn"]
+DenseCell = Literal["gru", "lstm", "cornn", "indrnn", "dense_indrnn"]
+Cell = Literal[EventCell, DenseCell]
+"""The recurrent layers a model can be built from."""
+Readout = Literal["trace", "mean", "last", "every"]
+"""What the classifier's readout sees."""
+WeightFormat = Literal["float32", "bfloat16", "int8"]
+"""The number format that weights are stored in."""
+Split = Literal["train", "validation", "test"]
+
+RESETS: tuple[Reset, ...] = get_args(Reset)
+RESET_GATES: tuple[ResetGate, ...] = get_args(ResetGate)
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+THRESHOLD_KINDS: tuple[ThresholdKind, ...] = get_args(ThresholdKind)
+DROPOUT_MODES: tuple[DropoutMode, ...] = get_args(DropoutMode)
+EVENT_CELLS: tuple[EventCell, ...] = get_args(EventCell)
+CELLS: tuple[Cell, ...] = get_args(Cell)
+READOUTS: tuple[Readout, ...] = get_args(Readout)
+WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
