@@ -1,7 +1,8 @@
-# Each target works on a fresh clone by itself.
+# Every target works on a fresh clone: it creates .venv if needed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+WORKERS ?= auto
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-all lint clean
@@ -17,10 +18,10 @@ demo: $(STAMP)
 	$(BIN)/python examples/digits.py $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest --timeout 300 -m 'not slow' --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --timeout 300 -m 'not slow' --cov --cov-report=term --cov-fail-under=93 $(ARGS)
 
 test-all: $(STAMP)
-	$(BIN)/python -m pytest --timeout 900 --cov --cov-report=term --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --timeout 900 --cov --cov-report=term --cov-fail-under=93 $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
