@@ -10,7 +10,19 @@ from egru.runtime import EventEngine
 from egru.trace import exponential_trace
 
 if TYPE_CHECKING:
-    from egru import activity, compress, continuous, data, functional, kernels, layers, models, report, runtime, training
+    from egru import (
+        activity,
+        compress,
+        continuous,
+        data,
+        functional,
+        kernels,
+        layers,
+        models,
+        report,
+        runtime,
+        training,
+    )
     from egru.runs import pretrained
 
 __version__ = "0.2.0"
