@@ -8,7 +8,8 @@ import torch
 
 import egru
 from egru import functional
-from egru.events import RESETS, EventState
+from egru.events import EventState
+from egru.types import RESET_GATES, RESETS
 from tests.helpers import worst
 
 T, B, I, H = 7, 3, 4, 5
@@ -32,7 +33,7 @@ KEEPS = {
 
 
 @pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("reset_gate", functional.RESET_GATES)
+@pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("keep", KEEPS)
 def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
     for bounded, bias, lengths, scale in itertools.product(
@@ -64,7 +65,7 @@ def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
 
 
 @pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("reset_gate", functional.RESET_GATES)
+@pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("keep", KEEPS)
 def test_explicit_backward_equals_autograd_where_it_is_clipped(reset, reset_gate, keep):
     for lengths in (None, torch.tensor([7, 1, 4])):
@@ -130,7 +131,7 @@ def test_intermediates_are_those_of_autograd():
 def test_gradients_match_finite_differences_away_from_the_window():
     """With a window so narrow that no state is inside, the surrogate gradient is the true one between events."""
     surrogate = egru.Surrogate(width=1e-4)
-    for reset, reset_gate in itertools.product(RESETS, functional.RESET_GATES):
+    for reset, reset_gate in itertools.product(RESETS, RESET_GATES):
 
         def run(x, c0, y0, *rest, reset=reset, reset_gate=reset_gate):
             return functional.egru_sequence(
@@ -153,7 +154,7 @@ def test_silent_limit():
     x, *_, W, V, b, b_hh, _ = tensors()
     zero = torch.zeros(B, H)
     theta = torch.full((H,), 1.5, requires_grad=True)
-    for reset, reset_gate in itertools.product(RESETS, functional.RESET_GATES):
+    for reset, reset_gate in itertools.product(RESETS, RESET_GATES):
         result = functional.egru_sequence(
             x, EventState(zero, zero), W, V, b, b_hh, theta,
             reset=reset, reset_gate=reset_gate, surrogate=egru.Surrogate(width=0.4),

@@ -40,7 +40,7 @@ constexpr const char* not_finite =
 class EngineCore {
 public:
     using LayerTuple =
-        std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, bool, float>;
+        std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, std::string, bool, float>;
 
     EngineCore(const std::vector<LayerTuple>& layers, int weights, int threads, int streams, float trace,
                size_t token_table_bytes)
@@ -109,7 +109,7 @@ private:
         std::vector<engine::LayerSource> result;
         for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep] : layers)
             result.push_back({inputs, hidden, at<float>(w), at<float>(v), at<float>(b_w), at<float>(b_v),
-                              at<float>(theta), at<float>(rho), static_cast<engine::Reset>(reset), after, keep});
+                              at<float>(theta), at<float>(rho), egru::parse_reset(reset.c_str()), after, keep});
         return result;
     }
 

@@ -10,11 +10,11 @@
 #include <cstdint>
 
 #include "common/levels.hpp"
+#include "common/reset.hpp"
 
 namespace egru::engine {
 
 enum class Weights : int { float32, bfloat16, int8 };
-enum class Reset : int { output, threshold, hard, none };
 
 // Columns of a packed matrix come in blocks of this many.
 [[gnu::always_inline]] constexpr int granule(Weights kind) { return kind == Weights::float32 ? 16 : kind == Weights::bfloat16 ? 32 : 64; }

@@ -30,8 +30,8 @@ void bind_train(nb::module_& m) {
     FIELD(grad_bias_ih), FIELD(grad_bias_hh), FIELD(grad_theta);
 #undef FIELD
     call.def_prop_rw(
-        "reset", [](const TrainCall& self) { return static_cast<int>(self.reset); },
-        [](TrainCall& self, int reset) { self.reset = static_cast<egru::Reset>(reset); });
+        "reset", [](const TrainCall& self) { return egru::reset_name(self.reset); },
+        [](TrainCall& self, const char* reset) { self.reset = egru::parse_reset(reset); });
 
     define(m, "train_gates_size", [](const TrainCall& c) { return EGRU_PICK(forward_table).gates_size(c); });
     define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); });

@@ -8,10 +8,9 @@
 #include <cstdint>
 
 #include "common/levels.hpp"
+#include "common/reset.hpp"
 
 namespace egru {
-
-enum class Reset : int { output, threshold, hard, none };
 
 struct TrainCall {
     int T = 0, B = 0, I = 0, H = 0;

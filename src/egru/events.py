@@ -4,7 +4,7 @@ Everything event-based in this library is built from the three pieces of this fi
 
 * :func:`emit` turns a state into events, ``y = v * [c > theta]``, with a surrogate gradient;
 * :class:`Surrogate` describes that gradient: ``dH/dc = height * shape((c - theta) / width)``;
-* :data:`RESETS` names the ways a state is cleared after an event.
+* :data:`egru.types.Reset` names the ways in which a state is cleared after an event.
 """
 
 import dataclasses
@@ -14,21 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-RESETS = ("output", "threshold", "hard", "none")
-"""How a state is cleared after an event.
-
-========== ============================================================== =======================
-name       update                                                         origin
-========== ============================================================== =======================
-output     ``c_t = F(c_{t-1}) - rho * y_{t-1}``                            paper, Eq. 2
-threshold  events from ``c~ = F(c_{t-1})``, carried ``c~ - rho*theta*e``   EvNN
-hard       ``c_t = F(c_{t-1} * (1 - rho * e_{t-1}))``                      paper, "hard clear"
-none       ``c_t = F(c_{t-1})``                                            paper, "no clear"
-========== ============================================================== =======================
-
-``rho`` is ``reset_scale``; at 0 every reset is ``"none"``.
-"""
 
 
 class EventState(NamedTuple):

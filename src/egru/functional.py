@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from egru.events import RESETS, EventState, Surrogate, emit
-
-RESET_GATES = ("before", "after")
+from egru.events import EventState, Surrogate, emit
+from egru.types import RESET_GATES, RESETS
 
 
 class CellUpdate(NamedTuple):

@@ -3,7 +3,19 @@
 from typing import Literal, get_args
 
 Reset = Literal["output", "threshold", "hard", "none"]
-"""How a unit is cleared after an event; see :data:`RESETS`."""
+"""How a unit is cleared after an event.
+
+========== ============================================================== =======================
+name       update                                                         origin
+========== ============================================================== =======================
+output     ``c_t = F(c_{t-1}) - rho * y_{t-1}``                           paper, Eq. 2
+threshold  events from ``c~ = F(c_{t-1})``, carried ``c~ - rho*theta*e``  EvNN
+hard       ``c_t = F(c_{t-1} * (1 - rho * e_{t-1}))``                     paper, "hard clear"
+none       ``c_t = F(c_{t-1})``                                           paper, "no clear"
+========== ============================================================== =======================
+
+``rho`` is ``reset_scale``. With ``rho = 0`` every reset equals ``"none"``.
+"""
 ResetGate = Literal["before", "after"]
 """Whether the reset gate acts before or after the recurrent product."""
 Backend = Literal["auto", "cpu", "cuda", "reference"]

@@ -10,8 +10,9 @@ from torch import nn
 import egru
 from egru.activity import stability as probe
 from egru.activity.adjoint import Stability, adjoint_growth, jacobian_diagonal
-from egru.events import RESETS, EventState, emit
+from egru.events import EventState, emit
 from egru.functional import event_step, gru_update
+from egru.types import RESETS
 
 H = 7
 

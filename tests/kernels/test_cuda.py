@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from egru.events import RESETS
 from egru.kernels.cuda import arrange, few, pack, persistent
 from egru.kernels.registry import get
+from egru.types import RESETS
 from tests.kernels.cuda_problems import GATES, check, make_problem, single_precision
 
 __all__ = ["single_precision"]  # for every test here

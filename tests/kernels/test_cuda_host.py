@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from egru.events import RESETS, Surrogate
+from egru.events import Surrogate
 from egru.kernels import begin_sequence, registry
 from egru.kernels.cuda import arrange, few, pack, persistent, products, stepwise
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
+from egru.types import RESETS
 
 H200 = Chip(132, 232448)
 GATES = ("after", "before")

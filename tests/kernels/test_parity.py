@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from egru import compiled, functional
-from egru.events import RESETS, EventState, Surrogate
-from egru.functional import RESET_GATES
+from egru.events import EventState, Surrogate
 from egru.kernels import Problem, get, run_sequence
+from egru.types import RESET_GATES, RESETS
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor; sums of a few hundred terms stay three digits below."""

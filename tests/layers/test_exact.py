@@ -5,14 +5,15 @@ import torch
 
 import egru
 from egru import functional
-from egru.events import RESETS, EventState
+from egru.events import EventState
 from egru.layers.threshold import KINDS
+from egru.types import RESET_GATES, RESETS
 from tests.helpers import worst
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("reset_gate", functional.RESET_GATES)
+@pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
     threshold = egru.Threshold(kind)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import egru
-from egru.events import RESETS
 from egru.layers.threshold import KINDS
+from egru.types import RESETS
 from tests.helpers import worst
 
 sizes = st.integers(1, 7)

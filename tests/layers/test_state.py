@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
-from egru.events import RESETS
+from egru.types import RESETS
 from tests.helpers import lively, worst
 
 LAYERS = [

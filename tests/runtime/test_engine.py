@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from egru import EGRU, EGRUCell, EventEngine, EventState, Threshold
-from egru.events import RESETS
 from egru.runtime import compare
 from egru.runtime.network import describe
 from egru.runtime.runners import WEIGHTS, ReferenceRunner
+from egru.types import RESETS
 
 core = pytest.importorskip("egru._core", reason="the compiled core is not built")
 

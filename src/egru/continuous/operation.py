@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from egru._autograd import refuse_double_backward
 from egru.continuous.problem import (
     DIFFERENTIABLE,
     Cotangents,
@@ -15,7 +16,6 @@ from egru.continuous.problem import (
     Problem,
     RunningLoss,
 )
-from egru.once import once
 
 
 class Run(NamedTuple):
@@ -55,7 +55,7 @@ class _Operation(torch.autograd.Function):
         return *(x.clone() for x in outputs), *optional, events
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         engine, problem, running_loss, events = ctx.call
         _ = ctx.saved_tensors  # refuses if one of them was changed in place, which the problem's own views would not

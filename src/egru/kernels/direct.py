@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from egru._autograd import refuse_double_backward
 from egru.kernels.finite import check_finite, check_result
 from egru.kernels.problem import TENSOR_FIELDS, Forward, Problem
 from egru.kernels.registry import get
-from egru.once import once
 
 
 class _Unrounded:
@@ -51,7 +51,7 @@ class _Sequence(torch.autograd.Function):
         return result.y, result.c, result.c_last, result.y_last
 
     @staticmethod
-    @once
+    @refuse_double_backward
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         y, c, reserve, *tensors = ctx.saved_tensors
         problem = Problem(*tensors, *ctx.options)

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from egru.events import RESETS, EventState, Surrogate
-from egru.functional import RESET_GATES
+from egru.events import EventState, Surrogate
 from egru.kernels import Problem, backends, begin_sequence, run_sequence
 from egru.layers import checks
 from egru.layers.stack import EventRNN, Weights
 from egru.layers.threshold import Threshold
+from egru.types import RESET_GATES, RESETS
 
 
 class _EventGRU(EventRNN):

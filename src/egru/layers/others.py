@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from egru.events import RESETS, EventState
+from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
 from egru.kernels.finite import check_finite, check_result
 from egru.layers.stack import EventRNN, Weights
+from egru.types import RESETS
 
 
 class _PlainEventRNN(EventRNN):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from egru import functional
-from egru.events import RESETS, EventState, Surrogate
+from egru.events import EventState, Surrogate
 from egru.runtime.network import Layer, Network
 
 WEIGHTS = ("float32", "bfloat16", "int8")
@@ -54,7 +54,7 @@ class CompiledRunner:
                     address(layer.bias_hh),
                     address(layer.theta),
                     address(layer.reset_scale),
-                    RESETS.index(layer.reset),
+                    layer.reset,
                     layer.reset_gate == "after",
                     layer.keep,
                 )

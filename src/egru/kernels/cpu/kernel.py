@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from egru import compiled
-from egru.events import RESETS
 from egru.kernels.problem import Backward, Forward, Problem
 
 _CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
@@ -179,7 +178,7 @@ class _Call:
         raw.threads = min(torch.get_num_threads(), -(-H // 32), 64)
         raw.float64 = problem.c0.dtype == torch.float64
         raw.after = problem.reset_gate == "after"
-        raw.reset = RESETS.index(problem.reset)
+        raw.reset = problem.reset
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         if problem.reset_scale.dim():

@@ -11,7 +11,6 @@ import itertools
 import torch
 from torch import Tensor
 
-from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import architecture, chip, error_address, raise_if_stalled
 from egru.kernels.cuda.persistent import FORWARD_ARGS
@@ -26,6 +25,7 @@ from egru.kernels.cuda.stepwise import (
     start_state,
 )
 from egru.kernels.problem import Forward, Problem
+from egru.types import RESETS
 
 MOST_ROWS = 8
 _ACTIVE = 0.3  # share of units that fire, for choosing a partition

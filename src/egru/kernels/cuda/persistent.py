@@ -7,7 +7,6 @@ import struct
 import torch
 from torch import Tensor
 
-from egru.events import RESETS
 from egru.kernels.cuda import arrange, driver, products
 from egru.kernels.cuda.device import chip, error_address, is_hopper, raise_if_stalled
 from egru.kernels.cuda.plan import Layout, Plan, ceil_to, choose_plan
@@ -21,6 +20,7 @@ from egru.kernels.cuda.stepwise import (
     start_state,
 )
 from egru.kernels.problem import Backward, Forward, Problem
+from egru.types import RESETS
 
 THREADS = 384
 

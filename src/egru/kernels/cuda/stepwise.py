@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from egru.events import RESETS
 from egru.kernels.cuda import driver, pack, products
 from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import ceil_to
 from egru.kernels.problem import Backward, Forward, Problem
+from egru.types import RESETS
 
 _P, _I = ctypes.c_void_p, ctypes.c_int
 _BLOCK = 256
