@@ -64,7 +64,7 @@ def one(variant: str, fold: int, changes: dict[str, Any]) -> dict[str, float]:
     name, own = VARIANTS[variant]
     config = dataclasses.replace(experiments.find(name).make(), **own, **changes, save_every=1_000_000)
     assert isinstance(config, ClassifierConfig)
-    whole = experiments.load(config)
+    whole = experiments.load_data(config)
     assert isinstance(whole, Classification)
     data = fold_of(whole, fold)
     model, task = experiments.build(config, data)

@@ -143,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         if value is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
     torch.set_num_threads(1)
-    trained = runs.trained(options.run, device="cpu")
+    trained = runs.load(options.run, device="cpu")
     if not isinstance(trained.model, LanguageModel) or not isinstance(trained.data, Text):
         parser.error(f"{options.run} holds no language model")
     text = trained.data.test[: None if options.words is None else options.words + 1]

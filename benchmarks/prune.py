@@ -27,7 +27,7 @@ from egru.compress import prune
 from egru.data import Split, Text
 from egru.models import LanguageModel
 from egru.report.format import count, percent
-from egru.runs.trained import run_or_pretrained
+from egru.runs.load import find_run
 from egru.training.loop import score
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -64,8 +64,8 @@ def microseconds(models: list[Any], data: Any, turns: int) -> list[float]:
 
 
 def measure(name: str, seen: int | None, turns: int) -> dict[str, Any]:
-    folder, _ = run_or_pretrained(pathlib.Path(name), "cpu")
-    trained = runs.trained(folder, device="cpu")
+    folder, _ = find_run(pathlib.Path(name), "cpu")
+    trained = runs.load(folder, device="cpu")
     model: Any = trained.model.float()
     seen = seen or (50_000 if isinstance(trained.data, Text) else 5000)
     _, task = experiments.build(trained.config, beginning(trained.data, seen))

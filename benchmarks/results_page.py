@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from egru.experiments import RECIPES, Config, Paper
-from egru.experiments.config import read
+from egru.experiments.config import read_config
 from egru.report import LIGHT
 from egru.report.format import count, percent, seconds
-from egru.runs.report import command, made_by
+from egru.runs.command import recorded_command, train_command
 from egru.runs.reproduce import ALIASES
 from egru.training import Run
 
@@ -186,7 +186,7 @@ class Record:
 
 def record(folder: pathlib.Path) -> Record:
     run, engine = Run.open(folder), folder / "engine.json"
-    recipe, config = read(run.config())
+    recipe, config = read_config(run.config())
     measured = json.loads(engine.read_text()) if engine.exists() else None
     recipe = ALIASES.get(recipe, recipe)
     return Record(folder.name, recipe, config, run.environment(), run.metrics(), run.result(), measured)
@@ -268,7 +268,7 @@ def our_rows(task: Task, model: str, runs: list[Record]) -> list[Row]:
         return [(model, "ours", *["not run"] * (len(task.head()) - 2))]
     alike: dict[str, list[Record]] = {}
     for run in runs:
-        settings = command(run.recipe, dataclasses.replace(run.config, seed=0))
+        settings = train_command(run.recipe, dataclasses.replace(run.config, seed=0))
         alike.setdefault(f"{settings}{run.note}", []).append(run)
     rows = []
     for group in alike.values():
@@ -389,7 +389,7 @@ def about(run: Record, figure: str | None) -> str:
     machine = run.environment.get("cuda") or run.environment.get("machine", "unknown machine")
     lines = [
         f"### {run.name}\n",
-        f"    {made_by(run.recipe, run.config, run.result)}\n",
+        f"    {recorded_command(run.recipe, run.config, run.result)}\n",
         f"On {machine}, torch {versions.get('torch', '?')}, Python {versions.get('python', '?')}; "
         f"its records: `benchmarks/results/runs/{run.name}/`.",
     ]

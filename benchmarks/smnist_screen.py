@@ -33,7 +33,7 @@ from egru import experiments
 from egru.data import Classification, Split
 from egru.events import Surrogate
 from egru.experiments import ClassifierConfig
-from egru.experiments.config import read
+from egru.experiments.config import read_config
 from egru.layers import Threshold
 from egru.report import LIGHT
 from egru.training import Run, RunError, Silent, to_plain, train
@@ -202,7 +202,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @functools.cache
 def data_for(name: str, side: int) -> Classification:
     """The first images of the training file to learn from, the last to judge by; these stand in for the test too."""
-    whole = experiments.load(ClassifierConfig(data=name, side=side))  # pyright: ignore[reportArgumentType]
+    whole = experiments.load_data(ClassifierConfig(data=name, side=side))  # pyright: ignore[reportArgumentType]
     assert isinstance(whole, Classification)
     judged = Split(*(part[-JUDGED:] for part in whole.validation))
     return dataclasses.replace(
@@ -231,7 +231,7 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
 def finished(folder: pathlib.Path, name: str) -> dict[str, Any]:
     """The line of a run that `egru train` made: its validation split is the judge, its last epoch counts."""
     run = Run.open(folder)
-    config, lines = to_plain(read(run.config())[1]), run.metrics()
+    config, lines = to_plain(read_config(run.config())[1]), run.metrics()
     if run.result() is None:
         raise RunError(f"{folder} is not finished; only whole runs are added")
     base = to_plain(ClassifierConfig(**BASE))

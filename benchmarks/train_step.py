@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
         changes["precision"] = "bfloat16"
     changes = {name: value for name, value in changes.items() if value is not None}
     config = dataclasses.replace(config, device=options.device, graph=options.graph, **changes)
-    text = experiments.load(config)
+    text = experiments.load_data(config)
     assert isinstance(text, Text)
     steps = options.steps or (60 if options.device == "cuda" else 1)
     found = measure(config, text, steps, options.turns)

@@ -119,7 +119,7 @@ def test_export(capsys, tmp_path):
     assert lines[0] == lines[1]
     code, _, err = egru(capsys, "export", "run", "small")
     assert code == 1
-    assert err == "egru: small exists and is not an empty folder; name another one\n"
+    assert err == "egru: small exists and is not an empty folder; choose another one\n"
 
 
 def test_a_run_of_another_device(capsys, tmp_path):
@@ -136,7 +136,7 @@ def test_a_run_of_another_device(capsys, tmp_path):
 def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
     few = Split(*(part[90:120] for part in mnist_sample()))
     whole = Classification("some digits", 10, few, few, few)
-    monkeypatch.setattr(sys.modules["egru.runs.trained"], "load", lambda config: whole)
+    monkeypatch.setattr(sys.modules["egru.runs.load"], "load_data", lambda config: whole)
     code, out, err = egru(capsys, "evaluate", "smnist")
     assert (code, err) == (0, "")
     assert out.startswith("test, epoch 36: accuracy 96.67 %, 98.8 % silent, ")  # one of 30 is wrong
@@ -197,7 +197,7 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
         (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
         (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be left out with cell gru"),
         (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
-        (["evaluate", "nowhere"], 1, "nowhere is not a run's folder, nor a pretrained model; there is smnist"),
+        (["evaluate", "nowhere"], 1, "nowhere is neither the folder of a run nor a pretrained model (smnist)"),
         (["evaluate", "smnist"], 2, "EGRU_DATA"),
     ],
 )

@@ -72,7 +72,7 @@ def _train(options: argparse.Namespace, arguments: list[str]) -> int:
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
         print(f"{recipe.name} in {folder}; the paper: {recipe.paper}")
-        result = runs.start(recipe.name, config, folder, minutes=options.minutes)
+        result = runs.train(recipe.name, config, folder, minutes=options.minutes)
     print_scores(f"test, epoch {result.best_epoch} (best in validation)", result.test, result.activity)
     print(f"everything is in {folder}; its page is {folder / 'report' / 'index.html'}")
     return 0
@@ -164,10 +164,10 @@ def quieten(options: argparse.Namespace) -> int:
     return 0
 
 
-def report(runs: list[str], out: str | None) -> int:
+def report(folders: list[str], out: str | None) -> int:
     from egru import runs
 
-    print(runs.report([Path(run) for run in runs], None if out is None else Path(out)))
+    print(runs.report([Path(folder) for folder in folders], None if out is None else Path(out)))
     return 0
 
 

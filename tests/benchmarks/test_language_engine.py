@@ -18,10 +18,10 @@ import language_engine  # pyright: ignore[reportMissingImports]
 @pytest.fixture(autouse=True)
 def single_precision(ground, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
-    for module in ("train", "trained"):
-        monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load", lambda config: text())
+    for module in ("train", "load"):
+        monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", lambda config: text())
     small = {"hidden": 24, "embedding": 20, "layers": 2, "batch": 8, "epochs": 3, "bptt": 20, "learning_rate": 2e-2}
-    runs.start("ptb", LanguageConfig(**small), tmp_path / "run", say=lambda _: None)
+    runs.train("ptb", LanguageConfig(**small), tmp_path / "run", log=lambda _: None)
 
 
 def test_contestants_read_the_same_words(tmp_path, capsys):

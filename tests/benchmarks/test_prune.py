@@ -18,7 +18,7 @@ def test_a_run_without_its_quietest_units(tmp_path, capsys):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     torch.set_default_dtype(torch.float32)
     config = replace(experiments.find("digits").make(), epochs=1, limit=60, hidden=20, batch=30)
-    runs.start("digits", config, tmp_path / "run", page=False)
+    runs.train("digits", config, tmp_path / "run", page=False)
     prune.main([str(tmp_path / "run"), "--seen", "30", "--turns", "2", "--out", str(tmp_path / "found.json")])
     found = json.loads((tmp_path / "found.json").read_text())
     rows = {row["share"]: row for row in found["rows"]}

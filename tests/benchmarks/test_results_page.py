@@ -24,14 +24,14 @@ def load(config: experiments.Config):
 @pytest.fixture(autouse=True)
 def single_precision(ground, monkeypatch):
     torch.set_default_dtype(torch.float32)
-    for module in ("train", "trained"):
-        monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load", load)
+    for module in ("train", "load"):
+        monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", load)
 
 
 def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[dict, list[dict]]:
     """A small run of ``recipe``, its records kept as ``name``: its result and its metrics."""
     config = dataclasses.replace(experiments.smoke(experiments.find(recipe).make()), **changes)
-    runs.start(recipe, config, tmp_path / name, say=lambda _: None, page=False)
+    runs.train(recipe, config, tmp_path / name, log=lambda _: None, page=False)
     runs.export(tmp_path / name, tmp_path / "runs" / name)
     lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
     return json.loads((tmp_path / name / "result.json").read_text()), [json.loads(line) for line in lines]
@@ -101,7 +101,7 @@ def test_a_run_with_higher_thresholds_and_one_that_goes_on(tmp_path):
     _, metrics = run(tmp_path, "ptb-evnn", "first")
     run(tmp_path, "ptb-evnn", "on", start_from=str(tmp_path / "first"))
     quiet = tmp_path / "runs" / "quiet"
-    runs.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), say=lambda _: None)
+    runs.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), log=lambda _: None)
     result = json.loads((quiet / "result.json").read_text())
     written = page(tmp_path)
     rows = ours(written)

@@ -52,9 +52,9 @@ def test_a_variant_that_diverges_is_a_line_too(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """The folder of a finished run that `egru train` made."""
-    monkeypatch.setattr(sys.modules["egru.runs.train"], "load", lambda config: sequences())
+    monkeypatch.setattr(sys.modules["egru.runs.train"], "load_data", lambda config: sequences())
     config = dataclasses.replace(experiments.smoke(experiments.find("smnist-stable").make()), seed=4)
-    runs.start("smnist-stable", config, tmp_path / "run", say=lambda _: None, page=False)
+    runs.train("smnist-stable", config, tmp_path / "run", log=lambda _: None, page=False)
     return tmp_path / "run"
 
 

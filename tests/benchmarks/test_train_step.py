@@ -21,7 +21,7 @@ SMALL = ["--hidden", "16", "--embedding", "12", "--batch", "8", "--bptt", "10", 
 @pytest.fixture(autouse=True)
 def single_precision(ground, monkeypatch):
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(experiments, "load", lambda config: text())
+    monkeypatch.setattr(experiments, "load_data", lambda config: text())
 
 
 def test_trainer_and_bare_model_do_the_same_and_are_timed(tmp_path, capsys):

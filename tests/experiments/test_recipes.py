@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from egru.events import Surrogate
-from egru.experiments import RECIPES, ClassifierConfig, LanguageConfig, build, find, load, smoke
-from egru.experiments.build import Shape, classifier
-from egru.experiments.config import read, stored
-from egru.runs import start
+from egru.experiments import RECIPES, ClassifierConfig, LanguageConfig, build, find, load_data, smoke
+from egru.experiments.build import Shape, build_classifier
+from egru.experiments.config import config_record, read_config
+from egru.runs import train
 from egru.training import Run, learning_rate_factor
 
 CURVES = Path(__file__).with_name("curves.json")
@@ -39,7 +39,7 @@ def marked(name):
 
 @pytest.mark.parametrize("name", [marked(name) for name in RECIPES])
 def test_the_smoke_form_keeps_its_curve(name, tmp_path):
-    start(name, smoke(RECIPES[name].make()), tmp_path / "run")
+    train(name, smoke(RECIPES[name].make()), tmp_path / "run")
     lines = Run.open(tmp_path / "run").metrics()
     assert sum(line["seconds"] for line in lines) < 60
     losses = [line["train"]["loss"] for line in lines] + [lines[-1]["validation"]["loss"]]
@@ -85,7 +85,7 @@ def test_names_and_numbers():
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_configs_survive_json(name):
     config = RECIPES[name].make()
-    assert read(json.loads(json.dumps(stored(name, config)))) == (name, config)
+    assert read_config(json.loads(json.dumps(config_record(name, config)))) == (name, config)
 
 
 def parameters(name: str, inputs: int, classes: int) -> int:
@@ -93,7 +93,7 @@ def parameters(name: str, inputs: int, classes: int) -> int:
     config = RECIPES[name].make()
     assert isinstance(config, ClassifierConfig)
     frame = (2, 32, 32) if inputs == 2048 else (inputs,)
-    model = classifier(config, Shape(frame, 2, classes))
+    model = build_classifier(config, Shape(frame, 2, classes))
     return sum(p.numel() for p in model.parameters())
 
 
@@ -139,13 +139,13 @@ def test_baselines_have_their_authors_settings(name, settings):
 
 @pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
 def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
-    model = classifier(ClassifierConfig(input_dropout=0.3), Shape(frame, 2, 2))
+    model = build_classifier(ClassifierConfig(input_dropout=0.3), Shape(frame, 2, 2))
     assert model.input_dropout == 0.3
 
 
 def test_centring_takes_the_mean_of_the_training_frames():
     config = ClassifierConfig(data="digits", hidden=4, centre=True)
-    whole: Any = load(config)
+    whole: Any = load_data(config)
     model, _ = build(config, whole)
     assert torch.allclose(model.get_buffer("mean"), whole.train.x.mean((0, 1)))
     with pytest.raises(ValueError, match="centre is for layers that read the frames themselves"):
@@ -155,7 +155,7 @@ def test_centring_takes_the_mean_of_the_training_frames():
 @pytest.mark.parametrize("name", ["digits", "digits-gru"])
 def test_the_gates_are_spread(name):
     config = replace(RECIPES[name].make(), uniform_gates=True)
-    model, _ = build(config, load(config))
+    model, _ = build(config, load_data(config))
     bias = model.get_parameter("layer0.bias_ih_l0")[128:256] + model.get_parameter("layer0.bias_hh_l0")[128:256]
     gates = torch.sigmoid(bias).sort().values
     assert (gates - torch.linspace(0, 1, 128)).abs().max() < 0.15
@@ -163,7 +163,7 @@ def test_the_gates_are_spread(name):
 
 def test_memories_are_spread_in_their_logarithm():
     config = ClassifierConfig(data="digits", hidden=256, longest_memory=64.0)
-    model, _ = build(config, load(config))
+    model, _ = build(config, load_data(config))
     bias = model.get_parameter("layer0.bias_ih_l0")[256:512] + model.get_parameter("layer0.bias_hh_l0")[256:512]
     steps = 1 / torch.sigmoid(-bias).sort(descending=True).values
     assert (steps.log() / torch.tensor(64.0).log() - torch.linspace(0, 1, 256)).abs().max() < 0.12
@@ -171,7 +171,7 @@ def test_memories_are_spread_in_their_logarithm():
 
 def test_input_weights_are_scaled():
     config = ClassifierConfig(data="digits", hidden=8)
-    plain, scaled = (build(replace(config, input_scale=s), load(config))[0].state_dict() for s in (1.0, 3.0))
+    plain, scaled = (build(replace(config, input_scale=s), load_data(config))[0].state_dict() for s in (1.0, 3.0))
     for name, value in scaled.items():
         assert torch.equal(value, 3 * plain[name] if name == "layer0.weight_ih_l0" else plain[name])
 
@@ -206,7 +206,7 @@ def test_input_weights_are_scaled():
 )
 def test_settings_that_do_not_go_together(changes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
-        start("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
+        train("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
 
 
 def test_a_limit_of_words_is_checked():
@@ -225,14 +225,14 @@ from pathlib import Path
 from egru import experiments, runs
 from egru.training import Paused
 from tests.training.tiny import text
-for name in ("train", "trained"):
-    sys.modules["egru.runs." + name].load = lambda config: text()
+for name in ("train", "load"):
+    sys.modules["egru.runs." + name].load_data = lambda config: text()
 config = dataclasses.replace(experiments.smoke(experiments.find("ptb-evnn").make()), epochs=3, save_every=25)
 folder = Path({str(tmp_path / "run")!r})
 for minutes in (1e-9, None):
     try:
         if minutes:
-            runs.start("ptb-evnn", config, folder, minutes=minutes)
+            runs.train("ptb-evnn", config, folder, minutes=minutes)
         else:
             runs.resume(folder, minutes=24)
     except Paused as pause:

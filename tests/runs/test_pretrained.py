@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import egru
 from egru.data import Split, sequential_mnist
-from egru.runs.trained import PRETRAINED, pretrained, run_or_pretrained
+from egru.runs.load import PRETRAINED, find_run, pretrained
 from egru.training import Run, RunError
 from tests.helpers import mnist_sample
 
@@ -93,7 +93,7 @@ def test_what_ships_is_a_finished_run(name):
     model = egru.pretrained(name)
     assert not model.training
     assert next(model.parameters()).device.type == "cpu"
-    run = Run.open(run_or_pretrained(Path(name), None)[0])
+    run = Run.open(find_run(Path(name), None)[0])
     assert run.result() is not None
     assert run.config()["config"]["root"] is None
 
@@ -101,8 +101,8 @@ def test_what_ships_is_a_finished_run(name):
 def test_names(monkeypatch):
     with pytest.raises(ValueError, match="name must be one of smnist; got 'mnist'"):
         egru.pretrained("mnist")
-    with pytest.raises(RunError, match="mnist is not a run's folder, nor a pretrained model; there is smnist"):
-        run_or_pretrained(Path("mnist"), None)
+    with pytest.raises(RunError, match=r"mnist is neither the folder of a run nor a pretrained model \(smnist\)"):
+        find_run(Path("mnist"), None)
     monkeypatch.setitem(sys.modules, "safetensors", None)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r"egru\[train\]"):

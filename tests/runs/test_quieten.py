@@ -11,11 +11,10 @@ from egru import Threshold, cli
 from egru.data import Text
 from egru.experiments import build, find
 from egru.layers import EventRNN
-from egru.runs import quieten, report, start
+from egru.runs import evaluate, quieten, report, train
+from egru.runs.load import load
 from egru.runs.quieten import Trial, search
 from egru.runs.reproduce import keep
-from egru.runs.train import evaluate
-from egru.runs.trained import trained
 from egru.training import Run, RunError, Scores
 
 LOW = Threshold("clamp", mean=0.01)
@@ -27,12 +26,12 @@ SMALL = replace(SMALL, learning_rate=0.02, reset="none", threshold=LOW)
 def first(ground, tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
-    start("digits", SMALL, tmp_path / "first", page=False)
+    train("digits", SMALL, tmp_path / "first", page=False)
     return tmp_path / "first"
 
 
 def layer(folder) -> EventRNN:
-    found = trained(folder).model.get_submodule("layer0")
+    found = load(folder).model.get_submodule("layer0")
     assert isinstance(found, EventRNN)
     return found
 
@@ -43,7 +42,7 @@ def lowest(folder) -> float:
 
 def test_what_is_written_is_what_was_measured(first, tmp_path):
     said = []
-    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", say=said.append)
+    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", log=said.append)
     scores, activity, epoch = evaluate(tmp_path / "quiet")
     assert scores == result.test
     assert epoch == result.best_epoch == Run.open(first).best()
@@ -59,7 +58,7 @@ def test_what_is_written_is_what_was_measured(first, tmp_path):
 
 
 def test_a_search_keeps_what_events_clear(tmp_path):
-    start("digits", replace(SMALL, reset="threshold"), tmp_path / "second", page=False)
+    train("digits", replace(SMALL, reset="threshold"), tmp_path / "second", page=False)
     quieten(tmp_path / "second", tmp_path / "quiet", within=0.01)
     before, after = (evaluate(tmp_path / name, "validation") for name in ("second", "quiet"))
     assert after[0].loss <= before[0].loss + 0.01
@@ -79,11 +78,11 @@ def test_text_is_judged_as_it_is_tested(tmp_path, monkeypatch):
     text = Text("text", [str(word) for word in range(9)], words, words[:200], words[100:])
     monkeypatch.setattr("egru.data.penn_treebank", lambda root: text)
     small = {"epochs": 1, "hidden": 6, "embedding": 5, "batch": 4, "evaluation_batch": 8, "bptt": 10}
-    start("ptb-evnn", replace(find("ptb-evnn").make(), **small), tmp_path / "text", page=False)
+    train("ptb-evnn", replace(find("ptb-evnn").make(), **small), tmp_path / "text", page=False)
     quieten(tmp_path / "text", tmp_path / "quiet", floor=(0.0,), weights="float32")
     result = Run.open(tmp_path / "quiet").result()
     assert result is not None
-    found = trained(tmp_path / "quiet")
+    found = load(tmp_path / "quiet")
     one = build(replace(found.config, evaluation_batch=1), text)[1].evaluate(found.model, "validation")
     eight = found.task.evaluate(found.model, "validation")
     assert result["trials"][-1]["validation"]["loss"] == one.loss != eight.loss
@@ -132,7 +131,7 @@ def test_the_search_starts_where_thresholds_are(floor, tried, first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(floor,))
     said = []
     with contextlib.suppress(RunError):
-        quieten(tmp_path / "quiet", tmp_path / "quieter", say=said.append)
+        quieten(tmp_path / "quiet", tmp_path / "quieter", log=said.append)
     assert [line.split(":")[0] for line in said[1:3]] == tried
 
 
@@ -144,7 +143,7 @@ def test_nothing_to_save(first, tmp_path):
 
 
 def test_dense_networks_have_no_thresholds(tmp_path):
-    start("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
+    train("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
     with pytest.raises(ValueError, match="this run has no event layers, its cell is gru"):
         quieten(tmp_path / "dense", tmp_path / "quiet")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from egru.data import Classification, Split, Text
-from egru.experiments import RECIPES, build, find, load, smoke
+from egru.experiments import RECIPES, build, find, load_data, smoke
 from egru.experiments.config import ClassifierConfig, LanguageConfig
 from egru.report import page, read_runs
-from egru.runs import report, start
-from egru.runs.raster import rasters
-from egru.runs.report import command
+from egru.runs import report, train
+from egru.runs.command import train_command
+from egru.runs.raster import draw_rasters
 from egru.training import RunError, checkpoint
 
 
@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
         patch.setattr(page, "_pictures", lambda runs, rasters: {})
         for name in ("digits", "digits-gru"):
             small = dataclasses.replace(smoke(find(name).make()), hidden=8, epochs=2, limit=60)
-            start(name, small, folder / name, say=lambda text: None)
+            train(name, small, folder / name, log=lambda text: None)
     return folder
 
 
@@ -87,7 +87,7 @@ def test_runs_of_one_shape_are_told_apart(runs, tmp_path):
 def test_without_checkpoints_the_page_says_so(runs):
     shutil.rmtree(runs / "digits" / "checkpoints")
     source = report([runs / "digits"]).read_text(encoding="utf-8")
-    assert "No events of EGRU 8 are drawn: the run&#x27;s checkpoints are not here." in source
+    assert "The events of EGRU 8 are not drawn: the run has no checkpoints." in source
     assert 'id="raster-1"' not in source
     assert 'id="curves"' in source
 
@@ -96,9 +96,9 @@ def test_without_data_the_page_says_so(runs, monkeypatch):
     def missing(config):
         raise FileNotFoundError("no digits under EGRU_DATA")
 
-    monkeypatch.setattr(sys.modules["egru.runs.trained"], "load", missing)
+    monkeypatch.setattr(sys.modules["egru.runs.load"], "load_data", missing)
     source = report([runs / "digits"]).read_text(encoding="utf-8")
-    assert "No events of EGRU 8 are drawn: no digits under EGRU_DATA." in source
+    assert "The events of EGRU 8 are not drawn: no digits under EGRU_DATA." in source
 
 
 def test_a_run_of_a_gpu_is_drawn_on_the_cpu(runs):
@@ -111,7 +111,7 @@ def test_a_run_of_a_gpu_is_drawn_on_the_cpu(runs):
 
 def test_an_unfinished_run_is_refused(runs):
     (runs / "digits" / "result.json").unlink()
-    with pytest.raises(RunError, match=r"has no result yet \(2 of 2 epochs\): `egru train --resume"):
+    with pytest.raises(RunError, match=r"is not finished \(2 of 2 epochs\): `egru train --resume"):
         report([runs / "digits"])
     with pytest.raises(RunError, match="is not a run"):
         report([runs])
@@ -132,7 +132,7 @@ def test_sparsity_of_layers_is_read_where_there_is_any(runs):
 
 def test_the_command_names_what_was_changed():
     config = find("digits").make()
-    assert command("digits", config) == "egru train digits"
+    assert train_command("digits", config) == "egru train digits"
     changed = dataclasses.replace(
         config,
         hidden=64,
@@ -142,7 +142,7 @@ def test_the_command_names_what_was_changed():
         betas=(0.5, 0.9),
         threshold=dataclasses.replace(config.threshold, mean=-3.0, trainable=False),
     )
-    words = command("digits", changed)
+    words = train_command("digits", changed)
     assert set(words.split(" --")) == {
         *("egru train digits", "hidden 64", "no-normalise", "tensorboard", "betas 0.5 0.9"),
         *("threshold.mean -3.0", "threshold.no-trainable"),
@@ -154,10 +154,10 @@ def test_the_command_names_what_was_changed():
 
 def test_events_of_the_raster_are_the_models_own():
     config = dataclasses.replace(smoke(find("digits").make()), hidden=8, layers=2)
-    data = load(config)
+    data = load_data(config)
     assert isinstance(data, Classification)
     model, _ = build(config, data)
-    first, second = rasters(model, config, data)
+    first, second = draw_rasters(model, config, data)
     assert first.layers == (("layer0", 8), ("layer1", 8))
     y, _ = model.get_submodule("layer0")(data.validation.x[:1].transpose(0, 1))
     np.testing.assert_array_equal(first.events[:, :8], y[:, 0].detach().numpy())
@@ -165,23 +165,23 @@ def test_events_of_the_raster_are_the_models_own():
     assert first.title != second.title
     assert f"class {int(data.validation.y[0])}" in first.title
     dense = dataclasses.replace(config, cell="gru", uniform_gates=False, zoneout=0.0)
-    assert rasters(build(dense, data)[0], dense, data) == []
+    assert draw_rasters(build(dense, data)[0], dense, data) == []
     permuted = dataclasses.replace(config, data="permuted-digits")
-    assert rasters(model, permuted, data)[0].image is None
+    assert draw_rasters(model, permuted, data)[0].image is None
 
 
 def test_rasters_of_films_and_of_text():
     config = ClassifierConfig(data="dvs", hidden=4)
     split = Split(torch.rand(3, 5, 2, 32, 32), torch.tensor([1, 1, 0]))
     data = Classification("film", 2, split, split, split)
-    first, second = rasters(build(config, data)[0], config, data)
+    first, second = draw_rasters(build(config, data)[0], config, data)
     assert first.input.shape == (5, 2048)
     assert second.image is not None
     np.testing.assert_allclose(second.image, split.x[2].sum(1), rtol=1e-6)
     words = LanguageConfig(hidden=6, embedding=5, layers=2)
     ids = torch.arange(400) % 3
     text = Text("t", ["a", "b", "c"], ids, ids, ids)
-    (raster,) = rasters(build(words, text)[0], words, text)
+    (raster,) = draw_rasters(build(words, text)[0], words, text)
     assert raster.words[:4] == ("a", "b", "c", "a")
     assert raster.layers == (("layer0", 6), ("layer1", 5))
     assert raster.input.shape == (160, 5)
@@ -190,10 +190,10 @@ def test_rasters_of_films_and_of_text():
 def test_a_damaged_checkpoint_is_named(runs):
     for folder in (runs / "digits" / "checkpoints").iterdir():
         (folder / checkpoint.WEIGHTS).write_bytes(b"")
-    source = report([runs / "digits"], say=lambda text: None).read_text(encoding="utf-8")
-    assert "No events of EGRU 8 are drawn" in source
+    source = report([runs / "digits"], log=lambda text: None).read_text(encoding="utf-8")
+    assert "The events of EGRU 8 are not drawn" in source
     assert "no intact checkpoint" in source
 
 
 def test_recipes_are_known():
-    assert all(command(name, recipe.make()) == f"egru train {name}" for name, recipe in RECIPES.items())
+    assert all(train_command(name, recipe.make()) == f"egru train {name}" for name, recipe in RECIPES.items())

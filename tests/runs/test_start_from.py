@@ -8,8 +8,7 @@ import torch
 
 from egru import cli
 from egru.experiments import find
-from egru.runs import export, resume, start
-from egru.runs.trained import trained
+from egru.runs import export, load, resume, train
 from egru.training import Paused, Run, RunError
 
 SMALL = replace(find("digits").make(), epochs=1, limit=60, hidden=8, batch=30, evaluation_batch=60)
@@ -21,27 +20,27 @@ def first(ground, monkeypatch, tmp_path):
     """A run in the folder ``first`` beside which tests work."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
-    start("digits", SMALL, tmp_path / "first", page=False)
+    train("digits", SMALL, tmp_path / "first", page=False)
     return tmp_path / "first"
 
 
 def same(one, other) -> bool:
-    pairs = zip(trained(one).model.parameters(), trained(other).model.parameters(), strict=True)
+    pairs = zip(load(one).model.parameters(), load(other).model.parameters(), strict=True)
     return all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in pairs)
 
 
 @pytest.mark.parametrize("source", ["first", "export"])
 def test_a_run_starts_where_another_ended(source, first, tmp_path):
     export(first, tmp_path / "export", weights="float32")
-    start("digits", replace(STILL, start_from=source), tmp_path / "second", page=False)
+    train("digits", replace(STILL, start_from=source), tmp_path / "second", page=False)
     assert same(first, tmp_path / "second")
-    start("digits", replace(STILL, start_from=None), tmp_path / "other", page=False)
+    train("digits", replace(STILL, start_from=None), tmp_path / "other", page=False)
     assert not same(first, tmp_path / "other")
 
 
 def test_afterwards_the_other_run_is_not_needed(first, tmp_path, monkeypatch):
     with pytest.raises(Paused):
-        start("digits", replace(STILL, epochs=2), tmp_path / "second", minutes=1e-9, page=False)
+        train("digits", replace(STILL, epochs=2), tmp_path / "second", minutes=1e-9, page=False)
     shutil.copytree(first, tmp_path / "copy")
     shutil.rmtree(first)
     monkeypatch.chdir("/")
@@ -51,9 +50,9 @@ def test_afterwards_the_other_run_is_not_needed(first, tmp_path, monkeypatch):
 
 def test_what_does_not_fit_is_said(first, tmp_path):
     with pytest.raises(ValueError, match=r"start_from: .*first do not fit .*weight_ih_l0 has shape \(24, 1\)"):
-        start("digits", replace(STILL, hidden=9), tmp_path / "second")
-    with pytest.raises(RunError, match="nowhere is not a run's folder, nor a pretrained model; there is smnist"):
-        start("digits", replace(STILL, start_from="nowhere"), tmp_path / "second")
+        train("digits", replace(STILL, hidden=9), tmp_path / "second")
+    with pytest.raises(RunError, match=r"nowhere is neither the folder of a run nor a pretrained model \(smnist\)"):
+        train("digits", replace(STILL, start_from="nowhere"), tmp_path / "second")
     assert not (tmp_path / "second").exists()
 
 
@@ -67,8 +66,6 @@ def test_as_an_option(first, tmp_path):
 @pytest.mark.parametrize("floor", [(0.6,), (0.6, 0.7)])
 def test_thresholds_are_lifted_at_the_start(floor, tmp_path):
     layers = {"layers": len(floor), "start_from": None, "freeze_thresholds": True}
-    start("digits", replace(STILL, threshold_floor=floor, **layers), tmp_path / "second", page=False)
-    found = [
-        p.sigmoid().min().item() for n, p in trained(tmp_path / "second").model.named_parameters() if "thresh" in n
-    ]
+    train("digits", replace(STILL, threshold_floor=floor, **layers), tmp_path / "second", page=False)
+    found = [p.sigmoid().min().item() for n, p in load(tmp_path / "second").model.named_parameters() if "thresh" in n]
     assert found == pytest.approx(list(floor), abs=1e-6)

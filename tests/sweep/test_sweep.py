@@ -244,10 +244,10 @@ def search(trial):
 def test_a_trial_whose_best_epoch_left_no_line_has_failed(tmp_path, monkeypatch):
     trial = optuna.trial.FixedTrial({"hidden": 3, "threshold": -2.0})
 
-    def start(*given, **options):
+    def train(*given, **options):
         worker.Run.create(tmp_path / "trial-00000", {})
 
-    monkeypatch.setattr(worker, "start", start)
+    monkeypatch.setattr(worker, "train", train)
     monkeypatch.setattr(worker.Run, "best", lambda run: 2)
     with pytest.raises(RuntimeError, match=r"the line of epoch 2, the best, is missing from the metrics of .*00000"):
         worker.run_trial(settings(tmp_path), trial)

@@ -17,7 +17,7 @@ from egru.models import LanguageModel, SequenceClassifier, gesture_network
 from egru.training import ClassifierTask, LanguageTask, Task
 
 
-def load(config: Config) -> data.Classification | data.Text:
+def load_data(config: Config) -> data.Classification | data.Text:
     """The data set, as much of it as the config wants."""
     limit = config.limit
     if isinstance(config, LanguageConfig):
@@ -54,7 +54,7 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
         model = _language_model(config, len(data_set.vocabulary)).to(config.device)
         return model, LanguageTask(data_set, config)
     assert isinstance(data_set, data.Classification)
-    model = classifier(config, _shape(data_set)).to(config.device)
+    model = build_classifier(config, _shape(data_set)).to(config.device)
     if config.centre:
         model.get_buffer("mean").copy_(_mean_frame(data_set))
     if config.uniform_gates or config.longest_memory:
@@ -94,7 +94,7 @@ def _shape(data_set: data.Classification) -> Shape:
     return Shape(tuple(frame), first.shape[1], data_set.classes)
 
 
-def classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifier:
+def build_classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifier:
     """As it is before training, but for what :func:`build` sets from the data and the config's seed."""
     decay = math.exp(-1 / config.trace)
     options = {

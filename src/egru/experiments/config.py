@@ -179,12 +179,12 @@ def _names(plain: Mapping[str, Any], before: str = "") -> list[str]:
     return [before + name for name in (*plain, *inner)]
 
 
-def stored(recipe: str, config: Config) -> dict[str, Any]:
+def config_record(recipe: str, config: Config) -> dict[str, Any]:
     """What a run's config.json holds."""
     return {"recipe": recipe, "kind": type(config).__name__, "config": to_plain(config)}
 
 
-def read(plain: dict[str, Any]) -> tuple[str, Config]:
-    """The recipe's name and the config that :func:`stored` wrote down."""
+def read_config(plain: dict[str, Any]) -> tuple[str, Config]:
+    """The recipe's name and the config that :func:`config_record` wrote down."""
     kinds = {kind.__name__: kind for kind in (ClassifierConfig, LanguageConfig)}
     return plain["recipe"], from_plain(kinds[plain["kind"]], plain["config"])

@@ -1,8 +1,13 @@
-"""What one does with a run folder: train, resume, evaluate, export, report, raise thresholds."""
+"""Work with runs of recipes: train, resume, evaluate, export, report, raise thresholds.
 
+A run is a folder that holds a config, metrics, checkpoints, a result and a report page.
+"""
+
+from egru.runs.evaluate import evaluate
+from egru.runs.export import export
+from egru.runs.load import TrainedRun, load, pretrained
 from egru.runs.quieten import quieten
 from egru.runs.report import report
-from egru.runs.train import evaluate, export, resume, start
-from egru.runs.trained import Trained, pretrained, trained
+from egru.runs.train import resume, train
 
-__all__ = ["Trained", "evaluate", "export", "pretrained", "quieten", "report", "resume", "start", "trained"]
+__all__ = ["TrainedRun", "evaluate", "export", "load", "pretrained", "quieten", "report", "resume", "train"]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from egru.compress import raise_thresholds
 from egru.data import Text
-from egru.experiments.config import LanguageConfig, read, stored
+from egru.experiments.config import LanguageConfig, config_record, read_config
 from egru.layers import EventRNN
-from egru.runs.trained import Trained, anywhere, new_folder, run_or_pretrained, trained
+from egru.runs.load import TrainedRun, find_run, load, require_new_folder, resolve_source
 from egru.runtime.export import save_parts
 from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
 from egru.training.run import METRICS
@@ -44,7 +44,7 @@ def quieten(
     within: float = 1e-3,
     weights: str = "bfloat16",
     device: str | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Result:
     """Raise the thresholds of a run's best epoch, and write it like :func:`egru.recipes.export` does.
 
@@ -59,21 +59,21 @@ def quieten(
         weights: of the files: float32, bfloat16 or int8.
         device: another one than the run's, in float32.
     """
-    begun, out = time.monotonic(), new_folder(out)
+    begun, out = time.monotonic(), require_new_folder(out)
     if not within >= 0:
         raise ValueError(f"quieten: within must not be negative, got {within!r}")
-    source, device = run_or_pretrained(Path(folder), device)
-    found = trained(source, device, say)
-    say(f"{folder} as trained, on validation:")
-    trials, chosen = _raise(found, floor, within, say)
+    source, device = find_run(Path(folder), device)
+    found = load(source, device, log)
+    log(f"{folder} as trained, on validation:")
+    trials, chosen = _raise(found, floor, within, log)
 
-    recipe, _ = read(Run.open(source).config())
-    origin = anywhere(str(folder))
-    run = Run.create(out, stored(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), say)
+    recipe, _ = read_config(Run.open(source).config())
+    origin = resolve_source(str(folder))
+    run = Run.create(out, config_record(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), log)
     save_parts(checkpoint.weights_of(found.model), out, weights)
     if (source / METRICS).exists():  # how it was trained
         shutil.copyfile(source / METRICS, out / METRICS)
-    written = trained(out, say=say)
+    written = load(out, log=log)
     scores, activity = score(written.model, written.task, "test")
     result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun)
     options = [f"--floor {_words(floor)}" if floor else f"--within {within:g}"]
@@ -90,7 +90,7 @@ def quieten(
 
 
 def _raise(
-    found: Trained, floor: Sequence[float], within: float, say: Callable[[str], None]
+    found: TrainedRun, floor: Sequence[float], within: float, log: Callable[[str], None]
 ) -> tuple[list[Trial], tuple[float, ...]]:
     """Lift the thresholds of ``found.model`` to ``floor``, or to what a search finds: all trials, and the floors."""
     model, task, original = found.model, found.task, checkpoint.weights_of(found.model)
@@ -108,7 +108,7 @@ def _raise(
     def measure(floor: Sequence[float]) -> Trial:
         scores, activity = score(model, task, "validation")
         trials.append(Trial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
-        say(str(trials[-1]))
+        log(str(trials[-1]))
         return trials[-1]
 
     def attempt(floor: Sequence[float]) -> Trial:
@@ -124,7 +124,7 @@ def _raise(
     after = search(attempt, before, within)
     if after.forward_macs >= before.forward_macs:
         raise RunError(f"nothing is saved within {within:g} nats of the lowest validation loss; raise --within")
-    say(f"chosen: {after}")
+    log(f"chosen: {after}")
     lift(after.floor)
     return trials, after.floor
 

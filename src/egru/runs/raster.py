@@ -16,7 +16,7 @@ WORDS = 160
 
 
 @torch.no_grad()
-def rasters(model: nn.Module, config: Config, data: Classification | Text) -> list[Raster]:
+def draw_rasters(model: nn.Module, config: Config, data: Classification | Text) -> list[Raster]:
     """Of the first sequence of validation, and of the first of another class; of a text, its beginning.
 
     Empty where the model has no event layers. ``model`` is run on the CPU, in float32.

@@ -1,4 +1,4 @@
-"""The page of one run or several, from what is in their folders."""
+"""Write the report page of one run or several from the records in their folders."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,98 +6,85 @@ from pathlib import Path
 from typing import Any
 
 from egru.activity import ActivitySummary
-from egru.experiments.config import Config, read
-from egru.experiments.registry import RECIPES
+from egru.experiments.config import Config, read_config
 from egru.report import Epoch, Raster, RunReport, write_report
-from egru.runs.raster import rasters
-from egru.runs.trained import trained
+from egru.runs.command import flatten, recorded_command
+from egru.runs.load import TrainedRun, load
+from egru.runs.raster import draw_rasters
 from egru.runtime.export import has_parts
 from egru.training import Damaged, Run, RunError, to_plain
 
 
-def report(folders: Sequence[Path], out: Path | None = None, say: Callable[[str], None] = print) -> Path:
-    """Write the page of the finished runs in ``folders``; return its path.
+def report(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    log: Callable[[str], None] = print,
+    trained: TrainedRun | None = None,
+) -> Path:
+    """Write the report page of finished runs.
 
-    ``out`` is the page's folder: by default the run's own ``report``, of several runs ``report`` where we are. Events
-    are drawn where the run's checkpoints and data are at hand; elsewhere the page says what was missing.
+    The events of a run are drawn if its checkpoints and data are available. Otherwise the page says what is missing.
+
+    Args:
+        folders: The folders of the runs.
+        out: The folder to write the page to. If None, ``report`` in the run's folder for one run, and ``report`` in the
+            working directory for several.
+        log: Called with messages for the user, such as a damaged checkpoint.
+        trained: The model of a single run, on the CPU. If None, it is loaded from the run's checkpoints.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: If ``folders`` is empty.
+        RunError: If a folder is not a run, or the run is not finished.
     """
     if not folders:
-        raise ValueError("report: name at least one run")
-    runs = [Run.open(folder, say) for folder in folders]
-    configs = [read(run.config()) for run in runs]
-    names = _names([config for _, config in configs], [recipe for recipe, _ in configs], folders)
-    reports = [_read(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
-    drawn: list[Raster] = []
+        raise ValueError("report: folders must contain at least one run")
+    runs = [Run.open(folder, log) for folder in folders]
+    configs = [read_config(run.config()) for run in runs]
+    names = _distinct_names([config for _, config in configs], [recipe for recipe, _ in configs], folders)
+    reports = [_read_report(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
+    rasters: list[Raster] = []
     notes: list[str] = []
-    for name, run, one in zip(names, runs, reports, strict=True):
-        if not one.event_layers:
+    for name, run, run_report in zip(names, runs, reports, strict=True):
+        if not run_report.event_layers:
             continue
         try:
-            found = _rasters(run)
+            model = trained or _load_on_cpu(run)
+            run_rasters = draw_rasters(model.model, model.config, model.data)
         except (FileNotFoundError, ImportError, RunError, Damaged) as error:
-            notes.append(f"No events of {name} are drawn: {' '.join(str(error).split())}.")
+            notes.append(f"The events of {name} are not drawn: {' '.join(str(error).split())}.")
             continue
-        found = found[: 1 if len(runs) > 2 else 2]
+        run_rasters = run_rasters[: 1 if len(runs) > 2 else 2]
         prefix = "" if sum(bool(r.event_layers) for r in reports) == 1 else f"{name}: "
-        drawn += [dataclasses.replace(raster, title=f"{prefix}{raster.title}") for raster in found]
+        rasters += [dataclasses.replace(raster, title=f"{prefix}{raster.title}") for raster in run_rasters]
     title = f"{configs[0][0]}, {names[0]}" if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
     if out is None:
         out = Path(folders[0]) / "report" if len(runs) == 1 else Path("report")
     command = "" if len(runs) == 1 else f"egru report {' '.join(map(str, folders))}"
-    return write_report(out, title, reports, drawn, command=command, config={}, notes=notes)
+    return write_report(out, title, reports, rasters, command=command, config={}, notes=notes)
 
 
-def made_by(recipe: str, config: Config, result: dict[str, Any] | None) -> str:
-    """What to type for a run: what its result says, if it was not trained but made of another one."""
-    return (result or {}).get("made_by") or command(recipe, config)
-
-
-def command(recipe: str, config: Config) -> str:
-    """What to type for a run of ``config``: the recipe, and every field that is not as it makes it."""
-    words = [f"egru train {recipe}"]
-    if recipe in RECIPES:
-        before, after = (flat(to_plain(each)) for each in (RECIPES[recipe].make(), config))
-        for name, value in after.items():
-            if value != before.get(name) and name != "root":
-                words.append(_option(name, value))
-    return " ".join(words)
-
-
-def flat(plain: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by the names their options have."""
-    found: dict[str, Any] = {}
-    for name, value in plain.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
-
-
-def _option(name: str, value: Any) -> str:
-    name = name.replace("_", "-")
-    if isinstance(value, bool):
-        head, _, last = name.rpartition(".")
-        return f"--{name}" if value else f"--{head}{'.' if head else ''}no-{last}"
-    return f"--{name} {' '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
-
-
-def _names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """As short as tells the runs apart: where two have one name, more words."""
+def _distinct_names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """Return one name per run, as short as possible: runs with equal names get their recipe, seed or folder added."""
     short = [f"{config.cell.upper()} {config.hidden}" for config in configs]
-    for more in (recipes, [f"seed {config.seed}" for config in configs], [Path(f).name for f in folders]):
-        names = [name if short.count(name) == 1 else f"{name} ({word})" for name, word in zip(short, more, strict=True)]
+    for suffixes in (recipes, [f"seed {config.seed}" for config in configs], [Path(f).name for f in folders]):
+        pairs = zip(short, suffixes, strict=True)
+        names = [name if short.count(name) == 1 else f"{name} ({suffix})" for name, suffix in pairs]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({i})" for i, name in enumerate(short, 1)]
 
 
-def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
-    """A run's numbers from its files."""
+def _read_report(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     result = run.result()
     if result is None:
-        done = len(run.metrics())
+        epochs = len(run.metrics())
         raise RunError(
-            f"{run.folder} has no result yet ({done} of {config.epochs} epochs): `egru train --resume {run.folder}`"
+            f"{run.folder} is not finished ({epochs} of {config.epochs} epochs): `egru train --resume {run.folder}`"
         )
-    settings = flat(to_plain(config))
+    settings = flatten(to_plain(config))
     del settings["root"]
     return RunReport(
         name,
@@ -109,14 +96,14 @@ def _read(name: str, run: Run, recipe: str, config: Config) -> RunReport:
         result["test"]["perplexity"],
         config=settings,
         environment=run.environment(),
-        command=made_by(recipe, config, result),
+        command=recorded_command(recipe, config, result),
     )
 
 
 def _epoch(line: dict[str, Any]) -> Epoch:
     activity, validation = line["activity"], line["validation"]
     events = activity["backward_sparsity"] is not None
-    layers = line.get("layers", {})  # runs of older versions have none
+    layers = line.get("layers", {})  # missing in runs of older versions
     return Epoch(
         line["epoch"],
         line["train"]["loss"],
@@ -128,8 +115,7 @@ def _epoch(line: dict[str, Any]) -> Epoch:
     )
 
 
-def _rasters(run: Run) -> list[Raster]:
+def _load_on_cpu(run: Run) -> TrainedRun:
     if not run.epochs() and not has_parts(run.folder):
-        raise FileNotFoundError("the run's checkpoints are not here")
-    found = trained(run.folder, "cpu", run.say)
-    return rasters(found.model, found.config, found.data)
+        raise FileNotFoundError("the run has no checkpoints")
+    return load(run.folder, "cpu", run.say)

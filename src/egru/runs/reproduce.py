@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from egru.experiments.config import Config, read
+from egru.experiments.config import Config, read_config
 from egru.experiments.registry import RECIPES, Paper
 from egru.report import format
-from egru.runs.report import made_by
+from egru.runs.command import recorded_command
 from egru.training import Run, RunError
 from egru.training.checkpoint import replace_file
 from egru.training.run import CONFIG, RESULT
@@ -80,8 +80,8 @@ def kept(folder: Path = RESULTS) -> list[Kept]:
         result, record = run.result(), path.with_name(RECORD)
         if result is None:  # the records of a run that was stopped
             continue
-        recipe, config = read(run.config())
-        made = {"command": made_by(recipe, config, result), "date": "undated"}
+        recipe, config = read_config(run.config())
+        made = {"command": recorded_command(recipe, config, result), "date": "undated"}
         if record.exists():
             made = json.loads(record.read_text(encoding="utf-8"))
         overall = result["activity"]["overall"]
@@ -95,7 +95,7 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
     if run.result() is None:
         raise RunError(f"{run_folder} is not finished; only whole runs are kept")
     plain = run.config()
-    recipe, config = read(plain)
+    recipe, config = read_config(plain)
     if config.limit is not None:
         raise RunError(f"{run_folder} saw only the first {config.limit} of each split; only whole runs are kept")
     plain["config"]["root"] = None
@@ -103,7 +103,7 @@ def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
         plain["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    record = {"command": made_by(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
+    record = {"command": recorded_command(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
     stamp = finished.strftime("%Y%m%d-%H%M")
     target = folder / f"{recipe}-seed{config.seed}-{stamp}"
     target.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Runs of recipes: start one, go on with one, score one."""
+"""Train a recipe in a new run folder, or resume a run."""
 
 import contextlib
 import dataclasses
@@ -10,110 +10,111 @@ from typing import Any
 
 from torch import nn
 
-from egru.activity import ActivitySummary
+from egru import training
 from egru.compress import raise_thresholds
-from egru.experiments.build import build, load
-from egru.experiments.config import Config, read, stored
+from egru.data import Classification, Text
+from egru.experiments.build import build, load_data
+from egru.experiments.config import Config, config_record, read_config
+from egru.runs.load import TrainedRun, initialise_from, resolve_source
 from egru.runs.report import report
-from egru.runs.trained import anywhere, new_folder, run_or_pretrained, start_with, trained
-from egru.runtime.export import save_parts
-from egru.training import (
-    Result,
-    Run,
-    RunError,
-    Scores,
-    Silent,
-    Task,
-    bar,
-    checkpoint,
-    distributed,
-    score,
-    tensorboard,
-    train,
-)
+from egru.training import Result, Run, RunError, Silent, Task, bar, distributed, tensorboard
 from egru.training.loop import check_minutes
 from egru.training.progress import Progress
 from egru.training.run import CONFIG
 
 
-def start(
+def train(
     recipe: str,
     config: Config,
     folder: Path,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     minutes: float | None = None,
     progress: Progress | None = None,
     page: bool = True,
 ) -> Result:
-    """Train ``config``, made by ``recipe``, in a new folder; it is made once data and model are there.
+    """Train a config in a new run folder.
 
-    After ``minutes`` the run is saved at the end of an epoch and :class:`egru.training.Paused` raised.
-    ``progress``: who hears of it; a bar if None. ``page``: write the report page in the end.
+    The folder is created once the data set is loaded and the model is built.
+
+    Args:
+        recipe: The name of the recipe that ``config`` comes from, for the records.
+        config: The data set, the network and its training.
+        folder: The run folder to create.
+        log: Called with messages for the user, such as a warning about exploding gradients.
+        minutes: Stop at the end of the epoch during which this many minutes have passed. If None, no limit.
+        progress: Called after every step and every epoch. If None, a progress bar.
+        page: Write the report page at the end.
+
+    Returns:
+        The test scores and the activity of the epoch with the best validation score.
+
+    Raises:
+        Paused: If ``minutes`` have passed before the last epoch. The run can be resumed.
+        RunError: If ``folder`` is not empty, or the training diverges.
+        FileNotFoundError: If the data set is not available.
+
+    Example:
+        >>> config = egru.experiments.find("digits").make()
+        >>> result = egru.runs.train("digits", config, Path("runs/digits"))
     """
     check_minutes(minutes)
     if config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     if config.start_from is not None:
-        config = dataclasses.replace(config, start_from=anywhere(config.start_from))
+        config = dataclasses.replace(config, start_from=resolve_source(config.start_from))
     with distributed.group(config.device) as device:
-        placed = dataclasses.replace(config, device=device)
-        model, task = build(placed, load(placed))
+        local = dataclasses.replace(config, device=device)
+        data = load_data(local)
+        model, task = build(local, data)
         if config.start_from is not None:
-            start_with(model, config.start_from, say)
+            initialise_from(model, config.start_from, log)
         if config.threshold_floor:
             raise_thresholds(model, config.threshold_floor)
         with distributed.first_goes_first():
-            own = stored(recipe, config)
-            run = Run.open(folder, say) if _again(folder, own) else Run.create(folder, own, say)
-        return _go(recipe, placed, model, task, run, minutes, progress, page)
+            record = config_record(recipe, config)
+            run = Run.open(folder, log) if _is_same_run(folder, record) else Run.create(folder, record, log)
+        return _run_training(recipe, local, model, task, data, run, minutes, progress, page)
 
 
-def _again(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether the folder holds this very run: of the first process, or from before `torchrun` started all again."""
-    if distributed.rank() > 0:
-        return True
-    there = distributed.elastic() and (folder / CONFIG).exists()
-    return there and Run.open(folder).config() == json.loads(json.dumps(config))
+def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | None = None) -> Result:
+    """Resume a run from its newest intact checkpoint.
 
+    Args:
+        folder: The folder of the run.
+        log: Called with messages for the user, such as a damaged checkpoint.
+        minutes: Stop at the end of the epoch during which this many minutes have passed. If None, no limit.
 
-def resume(folder: Path, say: Callable[[str], None] = print, minutes: float | None = None) -> Result:
-    """Go on with the run in ``folder`` from its newest intact checkpoint, for ``minutes`` or to its end."""
-    run = Run.open(folder, say)
+    Returns:
+        The test scores and the activity of the epoch with the best validation score.
+
+    Raises:
+        Paused: If ``minutes`` have passed before the last epoch. The run can be resumed again.
+        RunError: If ``folder`` is not a run, is finished, or has no intact checkpoint.
+    """
+    run = Run.open(folder, log)
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
-    recipe, config = read(run.config())
+    recipe, config = read_config(run.config())
     with distributed.group(config.device) as device:
         config = dataclasses.replace(config, device=device)
-        return _go(recipe, config, *build(config, load(config)), run, minutes)
+        data = load_data(config)
+        return _run_training(recipe, config, *build(config, data), data, run, minutes)
 
 
-def evaluate(
-    folder: Path, split: str = "test", say: Callable[[str], None] = print, device: str | None = None
-) -> tuple[Scores, ActivitySummary, int | None]:
-    """Score the best epoch of a run, or of a pretrained model by its name, on a split: scores, activity, the epoch."""
-    found = trained(*run_or_pretrained(folder, device), say)
-    scores, activity = score(found.model, found.task, split)
-    return scores, activity, found.epoch
+def _is_same_run(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether this run exists: created by the first process, or before `torchrun` restarted all processes."""
+    if distributed.rank() > 0:
+        return True
+    exists = distributed.elastic() and (folder / CONFIG).exists()
+    return exists and Run.open(folder).config() == json.loads(json.dumps(record))
 
 
-def export(
-    folder: Path,
-    out: Path,
-    weights: str = "bfloat16",
-    largest: int = 16 << 20,
-    say: Callable[[str], None] = print,
-) -> list[Path]:
-    """Write the best epoch's weights, in files of at most ``largest`` bytes, and what the run recorded to ``out``."""
-    run, out = Run.open(folder, say), new_folder(out)
-    paths = save_parts(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
-    return paths + run.copy_records(out)
-
-
-def _go(
+def _run_training(
     recipe: str,
     config: Config,
     model: nn.Module,
     task: Task,
+    data: Classification | Text,
     run: Run,
     minutes: float | None = None,
     progress: Progress | None = None,
@@ -129,7 +130,8 @@ def _go(
             progress = stack.enter_context(bar(recipe, config.epochs))
         if config.tensorboard and first:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
-        result = train(model, task, config, run, progress, minutes)
+        result = training.train(model, task, config, run, progress, minutes)
     if page and first:
-        report([run.folder], say=run.say)
+        trained = TrainedRun(config, model.cpu().eval(), task, data, result.best_epoch)
+        report([run.folder], log=run.say, trained=trained)
     return result

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from egru.experiments import with_fields
-from egru.runs import start
+from egru.runs import train
 from egru.sweep.settings import Goal, Sweep, read_search
 from egru.sweep.study import open_study, optuna
 from egru.training import Run, Silent
@@ -77,7 +77,7 @@ def run_trial(sweep: Sweep, trial: Any) -> list[float]:
         raise ValueError(f"{folder} is there already, from another study: name another --out or --study")
     progress = Reports(trial, goals, config.epochs)
     with contextlib.suppress(Over):
-        start(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
+        train(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
     run = Run.open(folder)
     best = run.best()
     line = next((line for line in run.metrics() if line["epoch"] == best), None)

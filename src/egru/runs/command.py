@@ -1,0 +1,39 @@
+"""The command line that reproduces a run."""
+
+from typing import Any
+
+from egru.experiments.config import Config
+from egru.experiments.registry import RECIPES
+from egru.training import to_plain
+
+
+def recorded_command(recipe: str, config: Config, result: dict[str, Any] | None) -> str:
+    """Return the command that produced a run: the one in its result if there is one, else `egru train …`."""
+    return (result or {}).get("made_by") or train_command(recipe, config)
+
+
+def train_command(recipe: str, config: Config) -> str:
+    """Return the `egru train` command for ``config``: the recipe and every field that differs from it."""
+    words = [f"egru train {recipe}"]
+    if recipe in RECIPES:
+        defaults = flatten(to_plain(RECIPES[recipe].make()))
+        for name, value in flatten(to_plain(config)).items():
+            if value != defaults.get(name) and name != "root":
+                words.append(_option(name, value))
+    return " ".join(words)
+
+
+def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested fields to the names of their options: ``threshold.mean``."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _option(name: str, value: Any) -> str:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        head, _, last = name.rpartition(".")
+        return f"--{name}" if value else f"--{head}{'.' if head else ''}no-{last}"
+    return f"--{name} {' '.join(map(str, value)) if isinstance(value, list | tuple) else value}"
