@@ -19,7 +19,7 @@ from egru.continuous import engines
 from egru.continuous.problem import Cotangents, Events, Options, Problem
 from egru.continuous.quadrature import gauss_legendre
 from egru.continuous.reference.flow import Clock, flow, relax, sigmoid, slope
-from egru.continuous.reference.steps import derivative, evaluate
+from egru.continuous.reference.tape import derivative, evaluate
 
 PRINTED = {
     "E1": "the reset gate scales V_r instead of V_z",

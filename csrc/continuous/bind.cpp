@@ -3,7 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/unique_ptr.h>
 
-#include "continuous/run.hpp"
+#include "continuous/batch.hpp"
 
 namespace nb = nanobind;
 using egru::continuous::ContinuousCall;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/levels.hpp"
-#include "continuous/run.hpp"
+#include "continuous/batch.hpp"
 
 using namespace egru;
 using namespace egru::continuous;

@@ -2,7 +2,7 @@
 // of its start, and the adjoint is bilinear in the start of c and the end of p_c: panels do not wait for one another.
 #pragma once
 
-#include "continuous/doubles.hpp"
+#include "continuous/vector_math.hpp"
 #include "continuous/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {

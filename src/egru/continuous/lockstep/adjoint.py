@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from egru.continuous.lockstep.panel import node_states, nodes
+from egru.continuous.lockstep.flow import node_states, nodes
 from egru.continuous.lockstep.tape import Fired, Iteration, Network, Tape
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.lockstep.adjoint import backward
-from egru.continuous.lockstep.panel import crossing, end_state, node_states, nodes
+from egru.continuous.lockstep.flow import crossing, end_state, node_states, nodes
 from egru.continuous.lockstep.schedule import END, INPUT, INTERNAL, NOTHING, READOUT, schedule
 from egru.continuous.lockstep.tape import Fired, Iteration, Network, Tape
 from egru.continuous.problem import (

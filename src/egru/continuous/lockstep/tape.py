@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.continuous.lockstep.panel import Clock
+from egru.continuous.lockstep.flow import Clock
 from egru.continuous.problem import Problem
 
 Rows = tuple[Tensor, Tensor]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
 from egru.continuous.reference.flow import R, U, Z, end_state, node_states, nodes, panels, relax, sigmoid, slope
-from egru.continuous.reference.steps import Network, Step, array, derivative, evaluate
+from egru.continuous.reference.tape import Network, Step, array, derivative, evaluate
 
 
 class _Sums:

@@ -24,7 +24,7 @@ from egru.continuous.problem import (
 )
 from egru.continuous.reference.adjoint import backward
 from egru.continuous.reference.flow import R, U, Z, crossing, end_state, node_states, nodes, panels, relax
-from egru.continuous.reference.steps import Network, Step, array, evaluate
+from egru.continuous.reference.tape import Network, Step, array, evaluate
 
 
 class _Sample:

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "continuous/network.hpp"
-#include "continuous/record.hpp"
+#include "continuous/tape.hpp"
 
 namespace egru::continuous {
 

@@ -1,5 +1,5 @@
 // The adjoint of a touch: jump back, and before it the pullback over the stretch that began there.
-#include "continuous/level.hpp"
+#include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 
 extern "C" {

@@ -1,5 +1,5 @@
 // Touching units: flow to the present, jump, and a new time before which none of them fires.
-#include "continuous/level.hpp"
+#include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 
 namespace egru::EGRU_LEVEL {

@@ -1,5 +1,5 @@
 // The next threshold crossing of one unit, exactly: whether there is one is decided in closed form up to one value of c.
-#include "continuous/level.hpp"
+#include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 
 extern "C" {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "continuous/queue.hpp"
-#include "continuous/run.hpp"
+#include "continuous/event_queue.hpp"
+#include "continuous/batch.hpp"
 
 namespace egru::continuous {
 namespace {

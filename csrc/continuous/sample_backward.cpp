@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "continuous/run.hpp"
+#include "continuous/batch.hpp"
 
 namespace egru::continuous {
 namespace {

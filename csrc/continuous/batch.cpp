@@ -1,4 +1,4 @@
-#include "continuous/run.hpp"
+#include "continuous/batch.hpp"
 
 #include <algorithm>
 #include <chrono>
