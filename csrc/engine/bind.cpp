@@ -1,5 +1,7 @@
-// EngineCore: the engine as Python sees it. Large arrays come in as addresses, which the caller keeps alive and checks;
-// vectors of one step may come in as arrays, which is what makes a call cheap.
+// EngineCore, the Python binding of the streaming engine.
+//
+// Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array` takes the array itself,
+// because looking up the address of a numpy array in Python costs more than the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -24,19 +26,20 @@ namespace engine = egru::engine;
 using engine::Engine;
 
 template <class T>
-const T* at(uintptr_t address) {
+const T* input(uintptr_t address) {
     return reinterpret_cast<const T*>(address);
 }
 
 template <class T>
-T* to(uintptr_t address) {
+T* output(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
 constexpr const char* not_finite =
-    "EventEngine: the state became NaN or infinite: the weights or the input are too large. Call reset() to go on";
+    "EventEngine: the state became NaN or infinite because the weights or the input are too large; call reset() to "
+    "continue";
 
-// One caller at a time: the interpreter's lock is released while the engine works, its state is not shared.
+// The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
 class EngineCore {
 public:
     using LayerTuple =
@@ -47,7 +50,7 @@ public:
         : engine_(sources(layers), options(weights, threads, streams, trace, token_table_bytes)) {}
 
     const Engine& engine() const { return engine_; }
-    // For everything that reads or changes what a running step does.
+    // Call `work(engine)` unless another thread uses the engine.
     template <class Work>
     auto use(Work work) {
         const Use use(busy_);
@@ -57,35 +60,35 @@ public:
     void step(const float* x, size_t count, uintptr_t out) {
         const Use use(busy_);
         check_finite(x, count, "step", "x");
-        finish(released([&] { return engine_.run(x, nullptr, 1, false, to<float>(out)); }));
+        finish(released([&] { return engine_.run(x, nullptr, 1, false, output<float>(out)); }));
     }
 
-    void step_list(uintptr_t index, uintptr_t value, int count, uintptr_t out) {
+    void step_sparse(uintptr_t index, uintptr_t value, int count, uintptr_t out) {
         const Use use(busy_);
-        check_finite(at<float>(value), static_cast<size_t>(count), "step", "the values of x");
+        check_finite(input<float>(value), static_cast<size_t>(count), "step", "the values of x");
         finish(released([&] {
-            return engine_.step_list(at<int32_t>(index), at<float>(value), count, to<float>(out));
+            return engine_.step_sparse(input<int32_t>(index), input<float>(value), count, output<float>(out));
         }));
     }
 
     void step_token(int64_t id, uintptr_t out) {
         const Use use(busy_);
         check_tokens(&id, 1, "step");
-        finish(released([&] { return engine_.run(nullptr, &id, 1, false, to<float>(out)); }));
+        finish(released([&] { return engine_.run(nullptr, &id, 1, false, output<float>(out)); }));
     }
 
     void run(uintptr_t x, uintptr_t ids, int64_t steps, bool last, uintptr_t out) {
         const Use use(busy_);
         const size_t items = static_cast<size_t>(steps) * static_cast<size_t>(engine_.streams());
-        if (x != 0) check_finite(at<float>(x), items * static_cast<size_t>(engine_.inputs()), "run", "x");
-        if (ids != 0) check_tokens(at<int64_t>(ids), items, "run");
-        float* result = to<float>(out);
+        if (x != 0) check_finite(input<float>(x), items * static_cast<size_t>(engine_.inputs()), "run", "x");
+        if (ids != 0) check_tokens(input<int64_t>(ids), items, "run");
+        float* result = output<float>(out);
         for (int64_t from = 0; from < steps; from += engine_.chunk_steps()) {
             const int count = static_cast<int>(std::min<int64_t>(engine_.chunk_steps(), steps - from));
             const size_t offset = static_cast<size_t>(from) * static_cast<size_t>(engine_.streams());
             finish(released([&] {
-                return engine_.run(x == 0 ? nullptr : at<float>(x) + offset * static_cast<size_t>(engine_.inputs()),
-                                   ids == 0 ? nullptr : at<int64_t>(ids) + offset, count, last,
+                return engine_.run(x == 0 ? nullptr : input<float>(x) + offset * static_cast<size_t>(engine_.inputs()),
+                                   ids == 0 ? nullptr : input<int64_t>(ids) + offset, count, last,
                                    last ? result : result + offset * static_cast<size_t>(engine_.outputs()));
             }));
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -97,7 +100,8 @@ private:
     public:
         explicit Use(std::atomic<bool>& busy) : busy_(busy) {
             if (busy_.exchange(true, std::memory_order_acquire))
-                throw std::runtime_error("EventEngine: already running in another thread; give each thread its own");
+                throw std::runtime_error(
+                    "EventEngine: already running in another thread; create one engine per thread");
         }
         ~Use() { busy_.store(false, std::memory_order_release); }
 
@@ -108,14 +112,14 @@ private:
     static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
         std::vector<engine::LayerSource> result;
         for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep] : layers)
-            result.push_back({inputs, hidden, at<float>(w), at<float>(v), at<float>(b_w), at<float>(b_v),
-                              at<float>(theta), at<float>(rho), egru::parse_reset(reset.c_str()), after, keep});
+            result.push_back({inputs, hidden, input<float>(w), input<float>(v), input<float>(b_w), input<float>(b_v),
+                              input<float>(theta), input<float>(rho), egru::parse_reset(reset.c_str()), after, keep});
         return result;
     }
 
     static engine::EngineOptions options(int weights, int threads, int streams, float trace, size_t bytes) {
         engine::EngineOptions result;
-        result.weights = static_cast<engine::Weights>(weights);
+        result.weights = static_cast<engine::WeightFormat>(weights);
         result.threads = threads;
         result.streams = streams;
         result.has_trace = trace >= 0;
@@ -125,12 +129,12 @@ private:
     }
 
     void check_finite(const float* values, size_t count, const char* method, const char* name) const {
-        const int64_t bad = engine_.first_bad(values, count);
-        if (bad < 0) return;
-        const float value = values[bad];
+        const int64_t position = engine_.first_nonfinite(values, count);
+        if (position < 0) return;
+        const float value = values[position];
         const std::string shown = std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
-        throw nb::value_error(("EventEngine." + std::string(method) + ": " + name + " holds " + shown +
-                               " at flat position " + std::to_string(bad) + "; expected finite values")
+        throw nb::value_error(("EventEngine." + std::string(method) + ": " + name + " contains " + shown +
+                               " at flat index " + std::to_string(position) + "; expected finite values")
                                   .c_str());
     }
 
@@ -165,28 +169,29 @@ void bind_engine(nb::module_& m) {
         .def(nb::init<const std::vector<EngineCore::LayerTuple>&, int, int, int, float, size_t>())
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
-                 core.use([&](Engine& e) { e.set_embedding(at<float>(table), tokens, width); });
+                 core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });
              })
         .def("set_readout",
              [](EngineCore& core, uintptr_t weight, uintptr_t bias, int inputs, int outputs) {
-                 core.use([&](Engine& e) { e.set_readout({inputs, outputs, at<float>(weight), at<float>(bias)}); });
+                 const engine::ReadoutSource source{inputs, outputs, input<float>(weight), input<float>(bias)};
+                 core.use([&](Engine& e) { e.set_readout(source); });
              })
-        // The size of an array given here must be right already: the shapes accepted are checked in Python.
+        // Returns false if the shape does not fit; Python then reports the error.
         .def("step_array",
              [](EngineCore& core, Vector x, uintptr_t out) {
-                 const size_t wanted = static_cast<size_t>(core.engine().inputs() * core.engine().streams());
+                 const size_t expected = static_cast<size_t>(core.engine().inputs() * core.engine().streams());
                  const size_t dims = core.engine().streams() == 1 ? 1 : 2;
-                 if (x.size() != wanted || x.ndim() != dims ||
+                 if (x.size() != expected || x.ndim() != dims ||
                      x.shape(dims - 1) != static_cast<size_t>(core.engine().inputs()))
                      return false;
-                 core.step(x.data(), wanted, out);
+                 core.step(x.data(), expected, out);
                  return true;
              }, nb::arg("x").noconvert(), nb::arg("out"))
         .def("step_address",
              [](EngineCore& core, uintptr_t x, uintptr_t out) {
-                 core.step(at<float>(x), static_cast<size_t>(core.engine().inputs() * core.engine().streams()), out);
+                 core.step(input<float>(x), static_cast<size_t>(core.engine().inputs() * core.engine().streams()), out);
              })
-        .def("step_list", &EngineCore::step_list)
+        .def("step_sparse", &EngineCore::step_sparse)
         .def("step_token", &EngineCore::step_token)
         .def("run", &EngineCore::run)
         .def("reset", [](EngineCore& core) { core.use([](Engine& e) { e.reset(); }); })
@@ -198,16 +203,16 @@ void bind_engine(nb::module_& m) {
              })
         .def("get_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
-                 core.use([&](Engine& e) { e.get_state(layer, to<float>(c), to<float>(y)); });
+                 core.use([&](Engine& e) { e.get_state(layer, output<float>(c), output<float>(y)); });
              })
         .def("set_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
-                 core.use([&](Engine& e) { e.set_state(layer, at<float>(c), at<float>(y)); });
+                 core.use([&](Engine& e) { e.set_state(layer, input<float>(c), input<float>(y)); });
              })
         .def("get_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(to<float>(trace)); }); })
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(output<float>(trace)); }); })
         .def("set_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(at<float>(trace)); }); })
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(input<float>(trace)); }); })
         .def_prop_ro("level", [](EngineCore& core) { return std::string(core.engine().level()); })
         .def_prop_ro("weight_bytes", [](EngineCore& core) { return core.engine().weight_bytes(); });
 }

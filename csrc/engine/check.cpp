@@ -1,5 +1,5 @@
-// The engine's own small test program, for sanitizers: every level, kind of weights and form, odd sizes, several
-// threads and streams. Checks that the events have the same bits however the work is divided.
+// Test program of the streaming engine, built with sanitizers: every dispatch level, weight format and reset, odd
+// sizes, several threads and streams. Checks that outputs are bit-identical however the work is divided.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -14,8 +14,8 @@ using namespace egru::engine;
 
 namespace {
 
-// Uniform in (-1, 1), the same everywhere.
-class Numbers {
+// Uniform random numbers in (-1, 1), the same on every platform.
+class Random {
 public:
     float next() {
         state_ = state_ * 6364136223846793005u + 1442695040888963407u;
@@ -41,58 +41,58 @@ struct Parameters {
     std::vector<float> w, v, b_w, b_v, theta, rho;
 };
 
-Parameters draw(Numbers& numbers, int inputs, int hidden) {
+Parameters draw(Random& random, int inputs, int hidden) {
     const size_t H = static_cast<size_t>(hidden);
-    Parameters p{numbers.take(3 * H * static_cast<size_t>(inputs), 0.7f), numbers.take(3 * H * H, 0.4f),
-                 numbers.take(3 * H, 0.2f), numbers.take(3 * H, 0.2f), numbers.take(H, 0.1f), numbers.take(H, 0.9f)};
+    Parameters p{random.take(3 * H * static_cast<size_t>(inputs), 0.7f), random.take(3 * H * H, 0.4f),
+                 random.take(3 * H, 0.2f), random.take(3 * H, 0.2f), random.take(H, 0.1f), random.take(H, 0.9f)};
     return p;
 }
 
 constexpr int steps = 20, streams = 3, tokens = 7, outputs = 5;
 
-std::vector<float> outcome(const Problem& problem, Weights weights, int threads, int together, bool by_steps) {
-    Numbers numbers;
-    const Parameters lower = draw(numbers, problem.inputs, problem.hidden);
-    const Parameters upper = draw(numbers, problem.hidden, problem.hidden);
+std::vector<float> compute(const Problem& problem, WeightFormat weights, int threads, int at_once, bool by_steps) {
+    Random random;
+    const Parameters lower = draw(random, problem.inputs, problem.hidden);
+    const Parameters upper = draw(random, problem.hidden, problem.hidden);
     const auto source = [&](int inputs, const Parameters& p) {
         return LayerSource{inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(), p.theta.data(),
                            p.rho.data(), problem.reset, problem.after, 0.1f};
     };
-    const auto readout = numbers.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
-    const auto embedding = numbers.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);
+    const auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
+    const auto embedding = random.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);
     EngineOptions options;
     options.weights = weights;
     options.threads = threads;
-    options.streams = together;
+    options.streams = at_once;
     options.has_trace = problem.after;
     options.trace = 0.5f;
     options.token_table_bytes = 1 << 20;
-    auto x = numbers.take(static_cast<size_t>(steps * streams * problem.inputs), 1.0f);
+    auto x = random.take(static_cast<size_t>(steps * streams * problem.inputs), 1.0f);
     for (size_t i = 0; i < x.size() / 2; ++i)
-        if (numbers.next() < 0.5f) x[i] = 0;
+        if (random.next() < 0.5f) x[i] = 0;
 
     std::vector<float> result(static_cast<size_t>(steps * streams * outputs));
-    for (int first = 0; first < streams; first += together) {
+    for (int first = 0; first < streams; first += at_once) {
         Engine engine({source(problem.inputs, lower), source(problem.hidden, upper)}, options);
         engine.set_readout({problem.hidden, outputs, readout.data(), nullptr});
         engine.set_embedding(embedding.data(), tokens, problem.inputs);
-        std::vector<int64_t> ids(static_cast<size_t>(steps * together), 3);
-        std::vector<float> part, out(static_cast<size_t>(steps * together * outputs));
+        std::vector<int64_t> ids(static_cast<size_t>(steps * at_once), 3);
+        std::vector<float> part, out(static_cast<size_t>(steps * at_once * outputs));
         for (int t = 0; t < steps; ++t)
-            for (int s = first; s < first + together; ++s) {
+            for (int s = first; s < first + at_once; ++s) {
                 const float* row = x.data() + (t * streams + s) * problem.inputs;
                 part.insert(part.end(), row, row + problem.inputs);
             }
         engine.run(nullptr, ids.data(), steps, false, out.data());
         if (by_steps)
             for (int t = 0; t < steps; ++t)
-                engine.run(part.data() + t * together * problem.inputs, nullptr, 1, false,
-                           out.data() + t * together * outputs);
+                engine.run(part.data() + t * at_once * problem.inputs, nullptr, 1, false,
+                           out.data() + t * at_once * outputs);
         else
             engine.run(part.data(), nullptr, steps, false, out.data());
         for (int t = 0; t < steps; ++t)
-            std::memcpy(result.data() + (t * streams + first) * outputs, out.data() + t * together * outputs,
-                        sizeof(float) * static_cast<size_t>(together * outputs));
+            std::memcpy(result.data() + (t * streams + first) * outputs, out.data() + t * at_once * outputs,
+                        sizeof(float) * static_cast<size_t>(at_once * outputs));
     }
     return result;
 }
@@ -104,24 +104,24 @@ int main() {
     for (int l = 0; l < level_count; ++l) {
         const Level level = static_cast<Level>(l);
         if (!level_available(level)) {
-            std::printf("level %s: not on this machine\n", level_name(level));
+            std::printf("level %s: not available on this machine\n", level_name(level));
             continue;
         }
         force_level(level_name(level));
-        for (const Weights weights : {Weights::float32, Weights::bfloat16, Weights::int8})
+        for (const WeightFormat weights : {WeightFormat::float32, WeightFormat::bfloat16, WeightFormat::int8})
             for (const Problem& problem : {Problem{1, 1, Reset::output, false}, Problem{17, 31, Reset::threshold, true},
                                            Problem{33, 65, Reset::hard, false}, Problem{5, 130, Reset::none, true}}) {
-                const std::vector<float> plain = outcome(problem, weights, 1, 1, false);
+                const std::vector<float> plain = compute(problem, weights, 1, 1, false);
                 for (const float value : plain) failures += !std::isfinite(value);
                 for (const int threads : {1, 2, 4})
-                    for (const int together : {1, 3})
+                    for (const int at_once : {1, 3})
                         for (const bool by_steps : {false, true}) {
-                            const std::vector<float> other = outcome(problem, weights, threads, together, by_steps);
+                            const std::vector<float> other = compute(problem, weights, threads, at_once, by_steps);
                             ++cases;
                             if (std::memcmp(plain.data(), other.data(), sizeof(float) * plain.size()) == 0) continue;
                             ++failures;
-                            std::printf("level %s, weights %d, %d units, %d threads, %d streams: other bits\n",
-                                        level_name(level), static_cast<int>(weights), problem.hidden, threads, together);
+                            std::printf("level %s, weights %d, %d units, %d threads, %d streams: output differs\n",
+                                        level_name(level), static_cast<int>(weights), problem.hidden, threads, at_once);
                         }
             }
     }

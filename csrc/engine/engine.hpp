@@ -1,31 +1,34 @@
-// The streaming engine: a trained stack of event-based GRUs, one step at a time, at the cost of its events.
+// The streaming engine: runs a trained stack of event-based GRU layers one step at a time, reading only the weights of
+// active inputs and units.
 //
-// Levels, threads, streams and chunks change the time a step takes and never its result (given the level).
+// For a given dispatch level, the number of threads, the number of streams and the chunk size do not change the result.
+//
+// engine.cpp constructs the engine and handles its state; run.cpp computes.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "common/threads.hpp"
 #include "engine/kernels.hpp"
 #include "engine/packed.hpp"
-#include "common/threads.hpp"
 
 namespace egru::engine {
 
-// One layer as torch keeps it: blocks r, u, z of `hidden` rows. Addresses are read during construction only.
+// Parameters of one layer in torch's layout: blocks r, u, z of `hidden` rows. They are copied during construction.
 struct LayerSource {
     int inputs;
     int hidden;
     const float* weight_ih;  // (3 * hidden, inputs)
     const float* weight_hh;  // (3 * hidden, hidden)
     const float* bias_ih;    // (3 * hidden) or null
-    const float* bias_hh;
+    const float* bias_hh;    // (3 * hidden) or null
     const float* theta;      // (hidden)
     const float* rho;        // (hidden), reset_scale
     Reset reset;
-    bool after;
-    float keep;
+    bool after;              // the reset gate acts after the recurrent product
+    float keep;              // zoneout: fraction of the old state that is kept
 };
 
 struct ReadoutSource {
@@ -36,18 +39,18 @@ struct ReadoutSource {
 };
 
 struct EngineOptions {
-    Weights weights = Weights::float32;
+    WeightFormat weights = WeightFormat::float32;
     int threads = 1;
     int streams = 1;
     bool has_trace = false;
-    float trace = 0;  // decay per step
-    size_t token_table_bytes = 0;  // keep x W per token if the whole table is no larger
+    float trace = 0;               // decay per step
+    size_t token_table_bytes = 0;  // cache x W per token if the complete table is not larger than this
 };
 
 struct Counters {
     int64_t steps = 0;
     int64_t macs = 0;
-    std::vector<int64_t> events;  // per layer
+    std::vector<int64_t> events;  // one per layer
 };
 
 class Engine {
@@ -63,63 +66,68 @@ public:
     const char* level() const { return level_; }
     size_t weight_bytes() const;
     const Counters& counters() const { return counters_; }
-    // Index of the first value that is not finite, or -1.
-    int64_t first_bad(const float* values, size_t count) const;
+    // The number of steps that `run` computes per chunk.
+    int chunk_steps() const { return chunk_steps_; }
+    // The index of the first value that is not finite, or -1.
+    int64_t first_nonfinite(const float* values, size_t count) const;
 
-    void reset();         // states, trace
+    // Set states and trace to zero.
+    void reset();
     void reset_counters();
 
-    // `x` is (steps, streams, inputs); or `ids` is (steps, streams), checked by the caller. `out` is
-    // (steps, streams, outputs), or (streams, outputs) if only the last step is wanted. False if a state stopped being
-    // finite.
+    // Compute `steps` steps from `x`, (steps, streams, inputs), or from `ids`, (steps, streams), which the caller has
+    // checked; the other is null. `out` is (steps, streams, outputs), or (streams, outputs) if `last`. Returns false if
+    // a state is no longer finite.
     bool run(const float* x, const int64_t* ids, int steps, bool last, float* out);
-    // One step of one stream from active inputs, ascending.
-    bool step_list(const int32_t* index, const float* value, int count, float* out);
+    // Compute one step of one stream from its active inputs, in ascending order.
+    bool step_sparse(const int32_t* index, const float* value, int count, float* out);
 
     void get_state(int layer, float* c, float* y) const;  // (streams, hidden)
     void set_state(int layer, const float* c, const float* y);
     void get_trace(float* trace) const;  // (streams, outputs)
     void set_trace(const float* trace);
-    int chunk_steps() const { return chunk_steps_; }
 
 private:
     struct Layer {
-        int inputs, hidden, units;  // units: hidden, padded
+        int inputs, hidden;
+        int units;             // hidden, padded to a column block
         Cell cell;
-        PackedRows w, v;        // rows of [r | u | z], rows of [z | r | u]
-        Buffer<float> theta;    // infinite for padded units
+        PackedRows w;          // columns [r | u | z]
+        PackedRows v;          // columns [z | r | u]
+        Buffer<float> theta;   // infinite for padding units
         Buffer<float> rho;
-        Buffer<float> start;    // biases [r | u | z]
-        Buffer<float> start_q;  // bias of q, the recurrent part of z in the "after" form
-        Buffer<float> c, y[2];  // (streams, units); y by turns, so that no thread overwrites what another still reads
-        Buffer<float> gated;    // (streams, units): r * y of active units, by place in their list
-        Buffer<float> record;   // y of a chunk, (steps, streams, units): what the next layer and the readout see
-        int now = 0;            // which y is current
+        Buffer<float> bias;    // [r | u | z]
+        Buffer<float> bias_q;  // bias of q, the recurrent part of z if the reset gate acts after the product
+        Buffer<float> c;       // (streams, units)
+        Buffer<float> y[2];    // (streams, units); alternate, since other threads may still read the previous step
+        Buffer<float> gated;   // (streams, units): r * y of the active units, in the order of their sparse vector
+        Buffer<float> chunk_y; // (steps, streams, units): y of a chunk, the input of the next layer or the readout
+        int current = 0;       // which y is the current one
     };
     struct Readout {
         int outputs = 0, columns = 0;
         PackedRows weights;
         Buffer<float> bias;
     };
-    // What one thread needs for itself.
+    // Working memory of one thread. An item is the input of one stream at one step of a chunk.
     struct Scratch {
-        Buffer<float> sum;        // (streams at once, 4 * units) as [q | r | u | z], or the readout's columns
-        Buffer<float> projected;  // x W of a chunk, (items, 3 * units)
-        Buffer<int32_t> index, chunk_index, integers, rounded_index;
+        Buffer<float> sum;        // (streams at once, 4 * units) as [q | r | u | z], or the columns of the readout
+        Buffer<float> projected;  // (items, 3 * units): x W + b of a chunk
+        Buffer<int32_t> index, chunk_index, integers, quantised_index;
         Buffer<float> value, chunk_value;
-        Buffer<uint8_t> rounded_q;
-        std::vector<List> lists;        // active units, one per stream at once
-        std::vector<List> chunk_lists;  // active inputs, one per item of a chunk
+        Buffer<uint8_t> quantised_q;
+        std::vector<SparseVector> active_units;   // one per stream at once
+        std::vector<SparseVector> active_inputs;  // one per item of a chunk
         std::vector<const float*> rows;
         std::vector<int64_t> events;
         int64_t macs = 0;
         bool finite = true;
     };
-    // The part of the work that falls to one thread: some streams entirely, or some units of all streams.
+    // The work of one thread: all units of some streams, or some units of all streams.
     struct Share {
         const Team& team;
         Scratch& scratch;
-        int block;  // columns are divided in blocks of this many
+        int block;  // columns are divided in blocks of this size
         bool by_stream;
         int first_stream, last_stream;
 
@@ -129,24 +137,31 @@ private:
         void meet() const {
             if (!by_stream) team.meet();
         }
-        bool counts() const { return by_stream || team.index == 0; }
+        // Whether this thread counts MACs: threads that divide the units of a stream must count them once.
+        bool counts_macs() const { return by_stream || team.index == 0; }
     };
-    // What enters a layer over a chunk: dense rows, tokens, or the active inputs of one step of one stream.
+    // The input of a layer over a chunk: dense rows, token ids, or the active inputs of one step of one stream.
     struct Input {
         const float* x = nullptr;  // (steps, streams, `stride`)
         size_t stride = 0;
         const int64_t* ids = nullptr;
-        const List* list = nullptr;
+        const SparseVector* sparse = nullptr;
     };
 
+    // Floats between rows of projected inputs: an odd number of cache lines, as in PackedRows.
+    static size_t projected_stride(int columns) {
+        return static_cast<size_t>(columns / 16 % 2 == 0 ? columns + 16 : columns);
+    }
+
     bool launch(const Input& input, int steps, bool last, float* out);
-    void chunk(const Share& share, Input input, int steps, bool last, float* out);
+    void run_chunk(const Share& share, Input input, int steps, bool last, float* out);
     const float* const* project(const Share& share, const Layer& layer, const Input& input, int steps);
-    void advance(const Share& share, Layer& layer, int step, const float* const* start);
+    void advance(const Share& share, Layer& layer, int step, const float* const* projected);
     void write_events(const Share& share, const Layer& layer, int steps, bool last, float* out);
-    void read_out(const Share& share, const Layer& layer, int steps, bool last, float* out);
-    void add(const Rows& rows, int first, int columns, const List& list, Scratch& scratch, float* sum) const;
-    void fill_tokens(const int64_t* ids, size_t count);
+    void write_readout(const Share& share, const Layer& layer, int steps, bool last, float* out);
+    void add_product(const Rows& rows, int first, int columns, const SparseVector& x, Scratch& scratch,
+                     float* sum) const;
+    void fill_token_table(const int64_t* ids, size_t count);
 
     EngineOptions options_;
     const EngineTable* table_;
@@ -155,8 +170,8 @@ private:
     Readout readout_;
     Buffer<float> trace_;        // (streams, columns of the readout or units of the last layer)
     Buffer<float> embedding_;    // (tokens, inputs)
-    Buffer<float> token_table_;  // (tokens, 3 * units), filled as tokens are met
-    std::vector<char> token_known_;
+    Buffer<float> token_table_;  // (tokens, 3 * units), filled when a token first occurs
+    std::vector<char> token_filled_;
     int tokens_ = 0;
     std::vector<Scratch> scratch_;
     Counters counters_;

@@ -1,9 +1,9 @@
-// The inner loops of the streaming engine, once per dispatch level.
+// Inner loops of the streaming engine, compiled once per dispatch level.
 //
 // One rule makes results independent of threads, streams and chunking: a pre-activation is one chain of fused
-// multiply-adds, from its bias through the active inputs in ascending order, then the active units in ascending order.
-// Blocking changes which chains advance together, never the order within one; skipping a zero changes nothing. int8
-// sums are integers, whose order does not matter.
+// multiply-adds. The chain starts at the bias, continues through the active inputs in ascending order, and ends with
+// the active units in ascending order. Blocking changes which chains advance together, never the order within a chain.
+// Skipping a zero does not change a sum. int8 sums are integers, whose order does not matter.
 #pragma once
 
 #include <cstddef>
@@ -14,78 +14,85 @@
 
 namespace egru::engine {
 
-enum class Weights : int { float32, bfloat16, int8 };
+enum class WeightFormat : int { float32, bfloat16, int8 };
 
-// Columns of a packed matrix come in blocks of this many.
-[[gnu::always_inline]] constexpr int granule(Weights kind) { return kind == Weights::float32 ? 16 : kind == Weights::bfloat16 ? 32 : 64; }
+// The number of columns of a packed matrix is a multiple of this.
+[[gnu::always_inline]] constexpr int column_block(WeightFormat format) {
+    return format == WeightFormat::float32 ? 16 : format == WeightFormat::bfloat16 ? 32 : 64;
+}
 
-// A packed matrix, row by row (one row per source unit), so that only rows of active units are read.
-//   float32   as they are
-//   bfloat16  blocks of 32 columns, word i holding column i in its low half and column 16 + i in its high half
-//   int8      times scale[column]; where the table says `interleaved`, blocks of 64 columns are permuted so that
-//             transposing four rows for the dot product leaves columns in order
+// A packed matrix with one row per input, so that only the rows of active inputs are read.
+//   float32   row-major
+//   bfloat16  blocks of 32 columns; word i of a block holds column i in its low half and column 16 + i in its high half
+//   int8      row-major, to be multiplied by scale[column]. If the table is `int8_interleaved`, blocks of 64 columns
+//             are permuted such that transposing four rows for the dot product restores the column order.
 struct Rows {
-    Weights kind;
+    WeightFormat format;
     const unsigned char* base;
-    size_t stride;       // bytes
-    int count;           // rows
-    int columns;         // a multiple of 16, 32 or 64 by kind
-    const float* scale;  // int8 only, one per column
+    size_t stride;       // bytes between rows
+    int count;           // number of rows
+    int columns;         // a multiple of column_block(format)
+    const float* scale;  // int8 only: one per column
 };
 
-// Active sources in ascending order.
-struct List {
+// The non-zero entries of a vector, indices in ascending order.
+struct SparseVector {
     int32_t* index;
     float* value;
     int count;
 };
 
-// A list rounded to eight bits: value ~ unit * q, negative values first as magnitudes, since the dot product takes
-// unsigned bytes. Both parts are padded to a multiple of four with q = 0.
-struct Rounded {
+// A sparse vector quantised to eight bits: value ~ unit * q. The dot product takes unsigned bytes, so negative entries
+// come first, as magnitudes. Both parts are padded with q = 0 to a multiple of four.
+struct QuantisedVector {
     int32_t* index;
     uint8_t* q;
-    int negative;
-    int positive;
+    int negative;  // number of entries in the first part
+    int positive;  // number of entries in the second part
     float unit;
 };
 
-// What the element-wise update of a layer needs besides its pre-activations.
+// Parameters of a layer's element-wise update.
 struct Cell {
     Reset reset;
-    bool after;    // the reset gate acts after the recurrent product
-    float keep;    // zoneout: the share of the old state that is kept
+    bool after;         // the reset gate acts after the recurrent product
+    float keep;         // zoneout: fraction of the old state that is kept
     const float* theta;
-    const float* rho;  // reset_scale
+    const float* rho;   // reset_scale
 };
 
+// The kernels of one dispatch level.
 struct EngineTable {
-    bool interleaved;
+    bool int8_interleaved;
 
-    // Non-zero entries of dense[0, n) as a list; its arrays have 16 entries to spare.
-    int (*scan)(const float* dense, int n, int32_t* index, float* value);
-    bool (*finite)(const float* values, size_t n);
+    // Write the non-zero entries of dense[0, n) and return their number. `index` and `value` must have room for n + 16
+    // entries.
+    int (*find_nonzero)(const float* dense, int n, int32_t* index, float* value);
+    bool (*all_finite)(const float* values, size_t n);
 
-    // sum[j] += value * row[first + j] for every entry of the list in turn, 0 <= j < columns. Not for int8.
-    void (*add_rows)(const Rows& rows, int first, int columns, const List& list, float* sum);
-    // The same product rounded to integers, then scaled and added to sum; `integers` is scratch of `columns` entries.
-    void (*add_rows_int8)(const Rows& rows, int first, int columns, const Rounded& list, int32_t* integers, float* sum);
-    void (*round)(const List& list, Rounded* rounded);
+    // sum[j] += value * row[first + j] for every entry of `x` in order, 0 <= j < columns. int8 is not supported.
+    void (*add_rows)(const Rows& rows, int first, int columns, const SparseVector& x, float* sum);
+    // The same product in integers, scaled and added to `sum`. `integers` is scratch memory for `columns` entries.
+    void (*add_rows_int8)(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers,
+                          float* sum);
+    void (*quantise)(const SparseVector& x, QuantisedVector* quantised);
 
-    // start[j] + products for several lists at once, every panel of the matrix being read from memory once:
-    // out[m * stride + j], 0 <= j < columns. The dense form takes whole inputs, one address per item. Not for int8.
-    void (*project)(const Rows& rows, int first, int columns, const List* lists, int items, const float* start,
+    // bias[j] + product for several inputs at once, reading each panel of the matrix from memory once. The result goes
+    // to out[m * stride + j], 0 <= j < columns. Inputs are sparse vectors, or dense rows passed by address. int8 is not
+    // supported.
+    void (*project)(const Rows& rows, int first, int columns, const SparseVector* inputs, int count, const float* bias,
                     float* out, size_t stride);
-    void (*project_dense)(const Rows& rows, int first, int columns, const float* const* x, int items,
-                          const float* start, float* out, size_t stride);
+    void (*project_dense)(const Rows& rows, int first, int columns, const float* const* inputs, int count,
+                          const float* bias, float* out, size_t stride);
 
     // gated[k] = sigmoid(a[index[k]]) * value[k] for entries k in [from, to).
-    void (*gate)(const List& list, int from, int to, const float* a, float* gated);
+    void (*apply_reset_gate)(const SparseVector& y, int from, int to, const float* a, float* gated);
 
-    // Units [from, to), multiples of 16: new c in place, new y from the old. `sum` holds the blocks q, r, u, z, each
-    // `units` wide; q is read in the "after" form only. Returns the number of events, or -1 if a state is not finite.
-    int (*update)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                  float* y_new);
+    // Update units [from, to), both multiples of 16: c in place, y_new from y_old. `sum` has the blocks q, r, u, z,
+    // each `units` wide; q is read only if the reset gate acts after the product. Returns the number of events, or -1
+    // if a state is not finite.
+    int (*update_units)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
+                        float* y_new);
 };
 
 }  // namespace egru::engine

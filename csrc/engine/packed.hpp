@@ -1,4 +1,4 @@
-// Aligned memory, and weight matrices packed row by row for the streaming engine.
+// Aligned memory, and weight matrices packed for the streaming engine.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@ namespace egru::engine {
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Memory on a cache line; zeroed, and on huge pages where the system has them once it is large, or left untouched so
-// that pages nobody writes cost nothing. Throws std::bad_alloc.
+// Allocate memory aligned to cache lines. It is zeroed, and large allocations use huge pages if the system has them.
+// If `untouched`, it is neither: pages that are never written then take no memory. Throws std::bad_alloc.
 void* allocate(size_t bytes, bool untouched = false);
 
 template <class T>
@@ -37,23 +37,25 @@ private:
     size_t size_ = 0;
 };
 
-// Where columns of the packed matrix come from: blocks of `width` rows of a (out, in) matrix as torch keeps it.
+// A block of columns of the packed matrix: `width` rows of an (outputs, inputs) matrix in torch's layout.
 struct Block {
-    int row;    // first output row in the source
-    int width;  // columns taken; padded with zeros to `padded`
-    int padded;
+    int row;     // first row in the source
+    int width;   // number of columns
+    int padded;  // number of columns after padding with zeros
 };
 
+// Owner of a packed matrix; see `Rows` for the layout.
 class PackedRows {
 public:
     PackedRows() = default;
-    // `source` is (outputs, inputs), row-major: one packed row per input, the blocks side by side.
-    PackedRows(Weights kind, bool interleaved, const float* source, int inputs, const std::vector<Block>& blocks);
+    // `source` is (outputs, inputs), row-major. The packed matrix has one row per input and the blocks side by side.
+    PackedRows(WeightFormat format, bool interleaved, const float* source, int inputs,
+               const std::vector<Block>& blocks);
     Rows view() const;
     size_t bytes() const { return bytes_.size(); }
 
 private:
-    Weights kind_ = Weights::float32;
+    WeightFormat format_ = WeightFormat::float32;
     int inputs_ = 0;
     int columns_ = 0;
     size_t stride_ = 0;

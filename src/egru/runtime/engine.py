@@ -154,7 +154,7 @@ class EventEngine:
             index, value = self._pair(x)
             if self._core is None:
                 self._check_finite("step", value)
-            self._runner.step_list(index, value, one[0])
+            self._runner.step_sparse(index, value, one[0])
         elif isinstance(x, list | tuple) and x and all(_is_pair(pair) for pair in x):
             self._runner.run(self._from_pairs(x), None, False, one)
         else:

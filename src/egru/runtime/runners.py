@@ -23,7 +23,7 @@ class Runner(Protocol):
     """Arrays come in checked: ``x`` ``(T, N, I)`` float32, ``ids`` ``(T, N)`` int64, ``out`` ``([T,] N, O)``."""
 
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None: ...
-    def step_list(self, index: Array, value: Array, out: Array) -> None: ...
+    def step_sparse(self, index: Array, value: Array, out: Array) -> None: ...
     def reset(self) -> None: ...
     def reset_counters(self) -> None: ...
     def counters(self) -> tuple[int, int, list[int]]: ...
@@ -78,8 +78,8 @@ class CompiledRunner:
             0 if x is None else x.ctypes.data, 0 if ids is None else ids.ctypes.data, steps, last, out.ctypes.data
         )
 
-    def step_list(self, index: Array, value: Array, out: Array) -> None:
-        self.core.step_list(index.ctypes.data, value.ctypes.data, len(index), out.ctypes.data)
+    def step_sparse(self, index: Array, value: Array, out: Array) -> None:
+        self.core.step_sparse(index.ctypes.data, value.ctypes.data, len(index), out.ctypes.data)
 
     def reset(self) -> None:
         self.core.reset()
@@ -213,7 +213,7 @@ class ReferenceRunner:
                 "Call reset() to go on"
             )
 
-    def step_list(self, index: Array, value: Array, out: Array) -> None:
+    def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         x = np.zeros((1, 1, self._network.inputs), np.float32)
         x[0, 0, index] = value
         self.run(x, None, True, out[None] if out.ndim == 1 else out)

@@ -1,0 +1,277 @@
+// The computation of the streaming engine: input product, recurrent step, readout.
+#include "engine/engine.hpp"
+
+#include <algorithm>
+
+namespace egru::engine {
+namespace {
+
+constexpr double dense_density = 0.5;  // density of the input above which a dense product is faster
+// Items share a pass over all rows if together they would read this many times as many rows on their own.
+constexpr int shared_reads = 2;
+
+}  // namespace
+
+bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float* out) {
+    const size_t streams = static_cast<size_t>(options_.streams);
+    if (ids != nullptr) fill_token_table(ids, static_cast<size_t>(steps) * streams);
+    for (int from = 0; from < steps; from += chunk_steps_) {
+        const int count = std::min(chunk_steps_, steps - from);
+        const size_t offset = static_cast<size_t>(from) * streams;
+        Input input;
+        input.stride = static_cast<size_t>(inputs());
+        input.x = x == nullptr ? nullptr : x + offset * input.stride;
+        input.ids = ids == nullptr ? nullptr : ids + offset;
+        if (!launch(input, count, last, last ? out : out + offset * static_cast<size_t>(outputs()))) return false;
+    }
+    return true;
+}
+
+bool Engine::step_sparse(const int32_t* index, const float* value, int count, float* out) {
+    const SparseVector x{const_cast<int32_t*>(index), const_cast<float*>(value), count};
+    Input input;
+    input.sparse = &x;
+    return launch(input, 1, false, out);
+}
+
+bool Engine::launch(const Input& input, int steps, bool last, float* out) {
+    const auto body = [&](const Team& team) {
+        Scratch& scratch = scratch_[static_cast<size_t>(team.index)];
+        const bool by_stream = options_.streams >= team.size;
+        const int first = by_stream ? team.begin(options_.streams) : 0;
+        const int last_stream = by_stream ? team.end(options_.streams) : options_.streams;
+        const Share share{team, scratch, column_block(options_.weights), by_stream, first, last_stream};
+        run_chunk(share, input, steps, last, out);
+    };
+    if (options_.threads == 1) {
+        Barrier alone(1);
+        body(Team{0, 1, &alone});
+    } else {
+        run_team(options_.threads, body);
+    }
+    bool finite = true;
+    for (Scratch& s : scratch_) {
+        counters_.macs += s.macs;
+        for (size_t l = 0; l < layers_.size(); ++l) counters_.events[l] += s.events[l];
+        finite = finite && s.finite;
+        s.macs = 0;
+        std::fill(s.events.begin(), s.events.end(), 0);
+        s.finite = true;
+    }
+    for (Layer& layer : layers_) layer.current = (layer.current + steps) % 2;
+    counters_.steps += steps;
+    return finite;
+}
+
+void Engine::run_chunk(const Share& share, Input input, int steps, bool last, float* out) {
+    for (size_t l = 0; l < layers_.size(); ++l) {
+        Layer& layer = layers_[l];
+        const float* const* projected = project(share, layer, input, steps);
+        for (int t = 0; t < steps; ++t) advance(share, layer, t, projected + t * share.streams());
+        input = Input{};
+        input.x = layer.chunk_y.data();
+        input.stride = static_cast<size_t>(layer.units);
+    }
+    if (readout_.outputs != 0)
+        write_readout(share, layers_.back(), steps, last, out);
+    else
+        write_events(share, layers_.back(), steps, last, out);
+}
+
+void Engine::add_product(const Rows& rows, int first, int columns, const SparseVector& x, Scratch& scratch,
+                         float* sum) const {
+    if (x.count == 0) return;
+    if (rows.format != WeightFormat::int8) {
+        table_->add_rows(rows, first, columns, x, sum);
+        return;
+    }
+    QuantisedVector quantised{scratch.quantised_index.data(), scratch.quantised_q.data(), 0, 0, 0};
+    table_->quantise(x, &quantised);
+    table_->add_rows_int8(rows, first, columns, quantised, scratch.integers.data(), sum);
+}
+
+// Compute x W + b for every item of the chunk, for the units of this share. Returns one address per item, ordered by
+// step, then stream.
+const float* const* Engine::project(const Share& share, const Layer& layer, const Input& input, int steps) {
+    Scratch& scratch = share.scratch;
+    const int U = layer.units, from = share.begin(U), to = share.end(U), items = steps * share.streams();
+    const size_t row = projected_stride(3 * U);
+    std::vector<const float*>& addresses = scratch.rows;
+    if (input.ids != nullptr && token_table_.size() != 0) {
+        for (int i = 0; i < items; ++i) {
+            const int t = i / share.streams(), s = share.first_stream + i % share.streams();
+            addresses[i] = token_table_.data() + static_cast<size_t>(input.ids[t * options_.streams + s]) * 3 * U;
+        }
+        return addresses.data();
+    }
+    int64_t active = 0;
+    for (int i = 0; i < items; ++i) {
+        const int t = i / share.streams(), s = share.first_stream + i % share.streams();
+        const size_t place = static_cast<size_t>(t) * options_.streams + s;
+        if (input.sparse != nullptr) {
+            active = input.sparse->count;
+            break;
+        }
+        SparseVector& nonzero = scratch.active_inputs[i];
+        addresses[i] = input.ids != nullptr ? embedding_.data() + static_cast<size_t>(input.ids[place]) * layer.inputs
+                                            : input.x + place * input.stride;
+        nonzero.count = table_->find_nonzero(addresses[i], layer.inputs, nonzero.index, nonzero.value);
+        active += nonzero.count;
+    }
+    const SparseVector* sparse = input.sparse != nullptr ? input.sparse : scratch.active_inputs.data();
+    if (share.counts_macs()) scratch.macs += active * 3 * layer.hidden;
+
+    const Rows rows = layer.w.view();
+    const int blocks = to - from == U ? 1 : 3, width = blocks == 1 ? 3 * U : to - from;
+    const bool dense = static_cast<double>(active) > dense_density * items * layer.inputs;
+    const bool shared = items > 1 && active > shared_reads * static_cast<int64_t>(layer.inputs);
+    // A single item is written to where advance() needs it, after the block of q.
+    float* out = items == 1 ? scratch.sum.data() + U : scratch.projected.data();
+    for (int b = 0; b < blocks; ++b) {
+        const int first = b * U + from;
+        if (shared && rows.format != WeightFormat::int8) {
+            if (dense)
+                table_->project_dense(rows, first, width, addresses.data(), items, layer.bias.data() + first,
+                                      out + first, row);
+            else
+                table_->project(rows, first, width, sparse, items, layer.bias.data() + first, out + first, row);
+            continue;
+        }
+        for (int i = 0; i < items; ++i) {
+            float* sum = out + i * row + first;
+            std::copy_n(layer.bias.data() + first, width, sum);
+            add_product(rows, first, width, sparse[i], scratch, sum);
+        }
+    }
+    for (int i = 0; i < items; ++i) addresses[i] = out + i * row;
+    return addresses.data();
+}
+
+// Compute one step of one layer from its projected inputs.
+void Engine::advance(const Share& share, Layer& layer, int step, const float* const* projected) {
+    Scratch& scratch = share.scratch;
+    const int U = layer.units, from = share.begin(U), to = share.end(U), width = to - from;
+    const bool whole = width == U, after = layer.cell.after;
+    const int current = (layer.current + step) % 2;
+    const Rows v = layer.v.view();  // columns [z | r | u], sums [q | r | u | z]
+    const int at_once = share.by_stream ? 1 : share.streams();
+
+    for (int s0 = share.first_stream; s0 < share.last_stream; s0 += at_once) {
+        for (int i = 0; i < at_once; ++i) {
+            const size_t at = static_cast<size_t>(s0 + i) * U;
+            float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
+            const float* input = projected[s0 + i - share.first_stream];
+            SparseVector& active = scratch.active_units[i];
+            active.count = table_->find_nonzero(layer.y[current].data() + at, U, active.index, active.value);
+            if (input != sum + U)
+                for (int b = 0; b < 3; ++b) std::copy_n(input + b * U + from, width, sum + (b + 1) * U + from);
+            if (after) std::copy_n(layer.bias_q.data() + from, width, sum + from);
+            if (whole) {
+                const int first = after ? 0 : U;
+                add_product(v, first, 3 * U - first, active, scratch, sum + first);
+            } else {
+                for (int b = after ? 0 : 1; b < 3; ++b)
+                    add_product(v, b * U + from, width, active, scratch, sum + b * U + from);
+            }
+            if (!after) {
+                int32_t* end = active.index + active.count;
+                const int k0 = static_cast<int>(std::lower_bound(active.index, end, from) - active.index);
+                const int k1 = static_cast<int>(std::lower_bound(active.index, end, to) - active.index);
+                table_->apply_reset_gate(active, k0, k1, sum + U, layer.gated.data() + at);
+            }
+            if (share.counts_macs())
+                scratch.macs += static_cast<int64_t>(active.count) * 3 * layer.hidden + 3 * layer.hidden;
+        }
+        if (!after) {
+            share.meet();  // V_z needs the reset gates of all units
+            for (int i = 0; i < at_once; ++i) {
+                const size_t at = static_cast<size_t>(s0 + i) * U;
+                const SparseVector& active = scratch.active_units[i];
+                const SparseVector gated{active.index, layer.gated.data() + at, active.count};
+                float* z = scratch.sum.data() + static_cast<size_t>(i) * 4 * U + 3 * U;
+                add_product(v, from, width, gated, scratch, z + from);
+            }
+        }
+        for (int i = 0; i < at_once; ++i) {
+            const size_t at = static_cast<size_t>(s0 + i) * U;
+            const float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
+            float* y = layer.y[1 - current].data() + at;
+            const float* y_old = layer.y[current].data() + at;
+            const int events = table_->update_units(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y);
+            scratch.finite = scratch.finite && events >= 0;
+            scratch.events[static_cast<size_t>(&layer - layers_.data())] += std::max(events, 0);
+            float* row = layer.chunk_y.data() + (static_cast<size_t>(step) * options_.streams + s0 + i) * U;
+            std::copy_n(y + from, width, row + from);
+        }
+    }
+    share.meet();
+}
+
+// ---- output --------------------------------------------------------------------------------------------------------
+
+void Engine::write_events(const Share& share, const Layer& layer, int steps, bool last, float* out) {
+    const int U = layer.units, to = std::min(share.end(U), layer.hidden), from = std::min(share.begin(U), to);
+    for (int t = 0; t < steps; ++t)
+        for (int s = share.first_stream; s < share.last_stream; ++s) {
+            const size_t place = static_cast<size_t>(t) * options_.streams + s;
+            const float* y = layer.chunk_y.data() + place * U;
+            if (options_.has_trace) {
+                float* trace = trace_.data() + static_cast<size_t>(s) * U;
+                for (int j = from; j < to; ++j) trace[j] = options_.trace * trace[j] + y[j];
+                y = trace;
+            }
+            const size_t row = last ? static_cast<size_t>(s) : place;
+            if (!last || t == steps - 1) std::copy(y + from, y + to, out + row * layer.hidden + from);
+        }
+}
+
+// Apply the readout to the events or to their trace. The readout is linear, so the trace is computed after it: one
+// multiply-add per output and step instead of a dense product.
+void Engine::write_readout(const Share& share, const Layer& layer, int steps, bool last, float* out) {
+    Scratch& scratch = share.scratch;
+    const int U = layer.units, outputs = readout_.outputs, columns = readout_.columns;
+    const int from = share.begin(columns), to = share.end(columns), written = std::min(to, outputs);
+    const Rows rows = readout_.weights.view();
+    const float* bias = readout_.bias.data();
+    const int first_step = last && !options_.has_trace ? steps - 1 : 0;
+    for (int t = first_step; t < steps; ++t)
+        for (int s = share.first_stream; s < share.last_stream; ++s) {
+            const size_t place = static_cast<size_t>(t) * options_.streams + s;
+            SparseVector& active = scratch.active_units[0];
+            active.count = table_->find_nonzero(layer.chunk_y.data() + place * U, U, active.index, active.value);
+            if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * outputs;
+            float* sum = scratch.sum.data();
+            if (options_.has_trace) {
+                sum = trace_.data() + static_cast<size_t>(s) * columns;
+                for (int j = from; j < to; ++j) sum[j] *= options_.trace;
+            } else {
+                std::copy(bias + from, bias + to, sum + from);
+            }
+            add_product(rows, from, to - from, active, scratch, sum + from);
+            if (last && t != steps - 1) continue;
+            float* row = out + (last ? static_cast<size_t>(s) : place) * outputs;
+            for (int j = from; j < written; ++j) row[j] = options_.has_trace ? sum[j] + bias[j] : sum[j];
+        }
+}
+
+// Compute x W + b of tokens that occur for the first time.
+void Engine::fill_token_table(const int64_t* ids, size_t count) {
+    if (token_table_.size() == 0) return;
+    const Layer& layer = layers_.front();
+    const size_t row = 3 * static_cast<size_t>(layer.units);
+    Scratch& scratch = scratch_.front();
+    SparseVector nonzero = scratch.active_inputs.front();
+    for (size_t i = 0; i < count; ++i) {
+        const size_t id = static_cast<size_t>(ids[i]);
+        if (token_filled_[id]) continue;
+        float* sum = token_table_.data() + id * row;
+        const float* x = embedding_.data() + id * layer.inputs;
+        nonzero.count = table_->find_nonzero(x, layer.inputs, nonzero.index, nonzero.value);
+        std::copy_n(layer.bias.data(), row, sum);
+        add_product(layer.w.view(), 0, static_cast<int>(row), nonzero, scratch, sum);
+        counters_.macs += static_cast<int64_t>(nonzero.count) * 3 * layer.hidden;
+        token_filled_[id] = 1;
+    }
+}
+
+}  // namespace egru::engine
