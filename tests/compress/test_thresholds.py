@@ -5,13 +5,13 @@ import torch
 
 import egru
 from egru.compress import raise_thresholds
-from egru.layers import EventRNN
+from egru.layers import event_layers
 from egru.models import LanguageModel
 from tests.helpers import lively
 
 
 def theta(model):
-    return [t for m in model.modules() if isinstance(m, EventRNN) for t in m.thresholds().values()]
+    return [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "abs", "clamp", "identity"])

@@ -173,4 +173,5 @@ def test_parametrised_layers():
     x = torch.randn(6, 2, 3)
     assert torch.equal(layers[0](x)[0], layers[1](x)[0])
     layers[0].reset_parameters()
-    assert torch.equal(layers[0]._weight, layers[1]._weight)
+    first, second = (layer.weights(layer.directions()[0]).hh for layer in layers)
+    assert torch.equal(first, second)

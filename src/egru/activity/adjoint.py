@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.events import EventState
-from egru.layers import EGRU, Record
+from egru.layers import EGRU, Record, Weights, record
 from egru.layers.dropout import zoneout_keep
-from egru.layers.stack import Weights
 
 PIECE = 16
 """Steps between two rescalings of the gradient: what grows by e^5 a step still fits into float32."""
@@ -49,31 +48,24 @@ def stability(model: nn.Module, run: Callable[[], object], seed: int = 0) -> lis
     Costs a forward and a backward pass of the layers. In float32, without dropout, zoneout as in evaluation and
     without ``recurrent_clip``; torch's generator is left as it was.
     """
-    seen: list[tuple[EGRU, Record]] = []
-    layers = [module for module in model.modules() if isinstance(module, EGRU)]
-    undo = [layer.observe(lambda record, layer=layer: seen.append((layer, record))) for layer in layers]
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), record(model) as records:
             run()
     finally:
         for module in training:
             module.training = True
-        for stop in undo:
-            stop()
-    labels = {module: name or type(module).__name__.lower() for name, module in model.named_modules()}
-    found: list[Stability] = []
-    for layer, record in seen:
-        if record.lengths is not None:
+    measured: list[Stability] = []
+    for call in records:
+        layer = call.layer
+        if not isinstance(layer, EGRU) or call.lengths is not None:
             continue
-        many = layer.num_layers * layer.num_directions > 1
-        name = f"{labels[layer]}.{record.name}" if many else labels[layer]
-        if record.name.endswith("_reverse"):
-            record = record._replace(input=record.input.flip(0), y=record.y.flip(0), c=record.c.flip(0))
-        share = (jacobian_diagonal(layer, record).abs() > 1).double().mean().item()
-        found.append(Stability(name, len(record.y), share, *adjoint_growth(layer, record, seed)))
-    return found
+        if call.direction.reverse:
+            call = call._replace(input=call.input.flip(0), y=call.y.flip(0), c=call.c.flip(0))
+        share = (jacobian_diagonal(layer, call).abs() > 1).double().mean().item()
+        measured.append(Stability(call.label, len(call.y), share, *adjoint_growth(layer, call, seed)))
+    return measured
 
 
 @torch.no_grad()
@@ -83,11 +75,12 @@ def jacobian_diagonal(layer: EGRU, record: Record) -> Tensor:
     ``output``: ``1 - u - rho*k``; ``threshold``: ``(1 - u)(1 - rho*theta*s)``; ``hard``:
     ``(1 - u)(1 - rho*(e + c*s))``; ``none``: ``1 - u``.
     """
-    H, suffix, rho = layer.hidden_size, f"_{record.name}", layer.reset_scales()[record.name]
-    rows = slice(H, 2 * H)
-    bias = [layer.get_parameter(f"bias_{part}{suffix}")[rows] for part in ("ih", "hh")] if layer.bias else [None, None]
-    p = F.linear(record.input[1:].to(record.y.dtype), layer.get_parameter(f"weight_ih{suffix}")[rows], bias[0])
-    u = torch.sigmoid(-(p + F.linear(record.y[:-1], layer.get_parameter(f"weight_hh{suffix}")[rows], bias[1])))
+    weights = layer.weights(record.direction)
+    rho, rows = weights.reset_scale, slice(layer.hidden_size, 2 * layer.hidden_size)
+    bias_ih = None if weights.bias_ih is None else weights.bias_ih[rows]
+    bias_hh = None if weights.bias_hh is None else weights.bias_hh[rows]
+    p = F.linear(record.input[1:].to(record.y.dtype), weights.ih[rows], bias_ih)
+    u = torch.sigmoid(-(p + F.linear(record.y[:-1], weights.hh[rows], bias_hh)))
     c, theta = record.c[:-1], record.theta
     slope = record.surrogate.slope(c, theta)
     e = (c > theta).to(c.dtype)
@@ -108,18 +101,17 @@ def adjoint_growth(layer: EGRU, record: Record, seed: int = 0) -> tuple[float, f
     """Growth a step and peak, as in :class:`Stability`, of a random gradient of the last state, all rows together."""
     layer = copy.copy(layer).eval()  # the parameters are shared
     layer.recurrent_clip = None
-    x = record.input.detach().to(layer._weight.dtype)
+    weights = Weights(*(None if part is None else part.detach() for part in layer.weights(record.direction)))  # pyright: ignore[reportArgumentType]
+    x = record.input.detach().to(weights.hh.dtype)
     device = x.device.type
     with torch.autocast(device, enabled=False):
-        given = layer._weights(f"_{record.name}", x)[:6]
-        weights = Weights(*(None if part is None else part.detach() for part in given))  # pyright: ignore[reportArgumentType]
         rest = x.new_zeros(x.shape[1], layer.hidden_size)
         state, pieces = EventState(rest, rest), []
         # An event of "hard" reaches over a seam by a path of its own, so there the sequence stays in one piece.
         for part in x.split(len(x) if layer.reset == "hard" else PIECE):
             start = EventState(*(half.detach().clone().requires_grad_() for half in state))
             keep = zoneout_keep(start.c, len(part), layer.zoneout, False)
-            _, _, state = layer._sequence(part, start, weights, keep, None)
+            _, _, state = layer.run_direction(part, start, weights, keep)
             pieces.append((start, state))
         g = torch.randn(rest.shape, generator=torch.Generator().manual_seed(seed)).to(x)
         gradients: tuple[Tensor, ...] = (g / g.norm(), torch.zeros_like(g))

@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import PackedSequence
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters
 from egru.activity.pieces import pieces
 from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
-from egru.layers import EventRNN, Record
+from egru.layers import EventRNN, Record, labelled_modules
+from egru.layers.structure import direction_label, direction_name
 from egru.models.baselines import CoRNN, IndRNN
 
 
@@ -59,7 +60,7 @@ class _EventCounts(_Counts):
         c, x, theta, surrogate = record.c[piece], record.input[piece], record.theta, record.surrogate
         fired = c > theta
         inside = (c - theta).abs() < surrogate.width
-        value = c if self.module.gates != 4 else torch.ones_like(c)  # an LSTM's slope: the open window alone
+        value = c if self.module.emits_state else torch.ones_like(c)  # else the slope of the window alone
         slope = surrogate.slope(c, theta)
         k = surrogate.output_slope(value, fired.to(c.dtype), slope) != 0
         active = x != 0
@@ -144,7 +145,7 @@ class _DenseCounts(_Counts):
                 activity=1 - units.mean().item(),
                 input_gradient_density=float(layer > 0 or self.input_gradient),
             )
-            name = f"{self.label}.l{layer}{'_reverse' * direction}" if len(self.costs) > 1 else self.label
+            name = direction_label(self.label, direction_name(layer, bool(direction)), len(self.costs))
             unit_activity = tuple((1 - units).tolist())
             rows.append(LayerActivity(name, type(self.module).__name__, used, self.steps, unit_activity, None, None))
         return rows
@@ -230,8 +231,7 @@ class ActivityMonitor:
         self._event: list[tuple[EventRNN, dict[str, _EventCounts]]] = []
         self._dense: list[_DenseCounts] = []
         self._linear: list[_LinearCounts] = []
-        for name, module in self.model.named_modules():
-            label = name.removeprefix("_orig_mod").lstrip(".") or type(module).__name__.lower()
+        for label, module in labelled_modules(self.model):
             if isinstance(module, EventRNN):
                 self._event.append((module, self._event_counts(module, label)))
             elif costs := _dense_costs(module):
@@ -242,17 +242,17 @@ class ActivityMonitor:
             self._start()
 
     def _event_counts(self, module: EventRNN, label: str) -> dict[str, _EventCounts]:
-        names = list(module.thresholds())
-        counts = {}
-        for i, name in enumerate(names):
-            first = i < module.num_directions
-            input_size = module.input_size if first else module.num_directions * module.hidden_size
-            counts[name] = _EventCounts(module, label if len(names) == 1 else f"{label}.{name}", input_size)
-        return counts
+        directions = module.directions()
+        return {
+            direction.name: _EventCounts(
+                module, direction_label(label, direction.name, len(directions)), direction.input_size
+            )
+            for direction in directions
+        }
 
     def _start(self) -> None:
         for module, counts in self._event:
-            self._undo.append(module.observe(lambda record, counts=counts: counts[record.name](record)))
+            self._undo.append(module.observe(lambda record, counts=counts: counts[record.direction.name](record)))
         for counts in (*self._dense, *self._linear):
             self._undo.append(counts.module.register_forward_hook(counts, with_kwargs=True).remove)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from egru.layers import EGRU, EGRUCell, EventRNN
+from egru.layers import EGRU, EGRUCell, event_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +71,10 @@ def count_parameters(model: nn.Module) -> int:
     the "after" form. For plain torch layers this is the ordinary count.
     """
     total = sum(p.numel() for p in model.parameters())
-    for module in model.modules():
-        if isinstance(module, EventRNN) and module.bias:
-            distinct = 1 if isinstance(module, EGRU | EGRUCell) and module.reset_gate == "after" else 0
-            per_direction = (module.gates - distinct) * module.hidden_size
-            total -= per_direction * module.num_layers * module.num_directions
+    for _, layer in event_layers(model):
+        if layer.bias:
+            distinct = 1 if isinstance(layer, EGRU | EGRUCell) and layer.reset_gate == "after" else 0
+            total -= (layer.gates - distinct) * layer.hidden_size * len(layer.directions())
     return total
 
 

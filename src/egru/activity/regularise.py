@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from egru.activity.pieces import pieces
 from egru.events import Surrogate
-from egru.layers import EventRNN, Record
+from egru.layers import EventRNN, Record, event_layers
 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class ActivityLoss:
         margin: float = 0.05,
         squared: bool = False,
     ) -> None:
-        self.layers = [m for m in model.modules() if isinstance(m, EventRNN)]
+        self.layers = [layer for _, layer in event_layers(model)]
         if not self.layers:
             raise ValueError("ActivityLoss: the model has no event layer")
         self.rate, self.state, self.target, self.margin, self.squared = rate, state, target, margin, squared

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from egru.activity.summary import ActivitySummary
-from egru.layers.stack import EventRNN
+from egru.layers import EventRNN
 from egru.models.language import LanguageModel
 from egru.models.stack import RecurrentStack
 

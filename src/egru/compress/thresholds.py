@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from egru.layers.stack import EventRNN
+from egru.layers import EventRNN, event_directions
 
 
 @torch.no_grad()
@@ -15,9 +15,7 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
     Small values fall silent, and what events clear stays as it was: where that is the threshold
     (``reset="threshold"``), ``reset_scale`` of the lifted units becomes smaller. Such a layer has no CUDA kernel.
     """
-    layers = [
-        (module, name) for module in model.modules() if isinstance(module, EventRNN) for name in module.thresholds()
-    ]
+    layers = [(layer, direction) for _, layer, direction in event_directions(model)]
     if not layers:
         raise ValueError(f"raise_thresholds: needs a model with event layers, got {type(model).__name__}")
     floors = list(floor) if isinstance(floor, Sequence) else [floor]
@@ -28,13 +26,12 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
     for (module, _), each in zip(layers, floors, strict=True):
         module.threshold_config.check_floor(each)
     scales: dict[EventRNN, list[Tensor]] = {}
-    for (module, name), each in zip(layers, floors, strict=True):
-        before = module.thresholds()[name].clone()
-        parameter = module.get_parameter("threshold" if name == "cell" else f"threshold_{name}")
-        module.threshold_config.raise_(parameter, each)
-        after = module.thresholds()[name]
-        kept = torch.where(after > before, before.clamp(min=0) / after, torch.ones_like(before))
-        scales.setdefault(module, []).append(module.reset_scales()[name] * kept)
+    for (module, direction), each in zip(layers, floors, strict=True):
+        before = module.weights(direction).theta.clone()
+        module.threshold_config.raise_(module.threshold_parameters()[direction.name], each)
+        raised = module.weights(direction)
+        kept = torch.where(raised.theta > before, before.clamp(min=0) / raised.theta, torch.ones_like(before))
+        scales.setdefault(module, []).append(raised.reset_scale * kept)
     for module, lowered in scales.items():
         scale = torch.cat(lowered)
         if module.reset == "threshold" and not torch.equal(scale, module.reset_scale.expand_as(scale)):

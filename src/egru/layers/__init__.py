@@ -1,8 +1,24 @@
-"""Event-based recurrent layers."""
+"""Event-based recurrent layers, and tools to find and record them in a model."""
 
 from egru.layers.egru import EGRU, EGRUCell
+from egru.layers.introspect import event_directions, event_layers, labelled_modules, record
 from egru.layers.others import ELSTM, ERNN
-from egru.layers.stack import EventRNN, Record
+from egru.layers.stack import EventRNN
+from egru.layers.structure import Direction, Record, Weights
 from egru.layers.threshold import Threshold
 
-__all__ = ["EGRU", "ELSTM", "ERNN", "EGRUCell", "EventRNN", "Record", "Threshold"]
+__all__ = [
+    "EGRU",
+    "ELSTM",
+    "ERNN",
+    "Direction",
+    "EGRUCell",
+    "EventRNN",
+    "Record",
+    "Threshold",
+    "Weights",
+    "event_directions",
+    "event_layers",
+    "labelled_modules",
+    "record",
+]

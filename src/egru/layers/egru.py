@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, backends, begin_sequence, run_sequence
 from egru.layers import checks
-from egru.layers.stack import EventRNN, Weights
+from egru.layers.stack import EventRNN
+from egru.layers.structure import Direction, Weights
 from egru.layers.threshold import Threshold
 from egru.types import RESET_GATES, RESETS
 
@@ -66,14 +67,20 @@ class _EventGRU(EventRNN):
         self.backend = checks.choice(type(self).__name__, "backend", backend, backends())
         self.lean = bool(lean)
 
-    def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+    def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
         per_unit = self.reset_scale.dim() and self.reset != "none"
         if per_unit or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # no kernel that starts early runs it
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
-    def _sequence(
-        self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
+    def run_direction(
+        self,
+        x: Tensor,
+        state: EventState,
+        weights: Weights,
+        keep: Tensor | None = None,
+        lengths: Tensor | None = None,
+        started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
         problem = Problem(
             x,
@@ -92,7 +99,7 @@ class _EventGRU(EventRNN):
             _autocast_precision(x),
             self.lean,
             self.recurrent_clip or 0.0,
-            weights.started,
+            started,
         )
         return run_sequence(problem, self.backend)
 
@@ -153,7 +160,7 @@ class EGRU(_EventGRU):
 
     def to_gru(self) -> nn.GRU:
         """The ``torch.nn.GRU`` with these weights. It computes another function: it has no events."""
-        weight = self._weight
+        weight = self._first_weight
         gru = nn.GRU(
             self.input_size,
             self.hidden_size,
@@ -212,8 +219,8 @@ class EGRUCell(_EventGRU):
             dtype=dtype,
         )
 
-    def _suffixes(self, layer: int) -> list[str]:
-        return [""]
+    def _build_directions(self) -> tuple[Direction, ...]:
+        return (Direction("cell", 0, 0, False, self.input_size, ""),)
 
     def zero_state(self, batch: int | None = None) -> EventState:
         c, y = super().zero_state(batch)
@@ -223,7 +230,7 @@ class EGRUCell(_EventGRU):
         self, input: Tensor, state: EventState | None = None
     ) -> EventState:
         """One step on ``input`` of shape ``(B, I)`` or ``(I,)``; the state has shape ``(B, H)`` or ``(H,)``."""
-        me, weight = type(self).__name__, self._weight
+        me, weight = type(self).__name__, self._first_weight
         checks.sequence_input(me, input, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
         rows = input.shape[:-1]
         if state is None:

@@ -7,7 +7,8 @@ from torch import Tensor
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
 from egru.kernels.finite import check_finite, check_result
-from egru.layers.stack import EventRNN, Weights
+from egru.layers.stack import EventRNN
+from egru.layers.structure import Weights
 from egru.types import RESETS
 
 
@@ -17,8 +18,14 @@ class _PlainEventRNN(EventRNN):
     def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
         raise NotImplementedError
 
-    def _sequence(
-        self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
+    def run_direction(
+        self,
+        x: Tensor,
+        state: EventState,
+        weights: Weights,
+        keep: Tensor | None = None,
+        lengths: Tensor | None = None,
+        started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
         watched = not torch.compiler.is_compiling()  # a compiled graph cannot stop halfway
         if watched:
@@ -50,6 +57,7 @@ class ELSTM(_PlainEventRNN):
 
     gates = 4
     resets = RESETS
+    emits_state = False
 
     def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
         return lstm_update(p, y, memory, hh, bias_hh)

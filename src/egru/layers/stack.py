@@ -1,10 +1,11 @@
 """What every event layer shares: stacking, directions, packed input, dropout, state, observers."""
 
 import copy
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -14,50 +15,24 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from egru.events import EventState, Surrogate
 from egru.layers import checks
 from egru.layers.dropout import MODES, sequence_dropout, zoneout_keep
+from egru.layers.structure import Direction, Observer, Record, Weights, direction_label, direction_name
 from egru.layers.threshold import Threshold
-
-
-class Weights(NamedTuple):
-    """The parameters of one layer and direction, dropped connections applied and thresholds constrained."""
-
-    ih: Tensor
-    hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
-    theta: Tensor
-    reset_scale: Tensor
-    started: object = None  # work on the input and these weights that is under way already
-
-
-class Record(NamedTuple):
-    """What one layer and direction did in one call, for observers; time first, padding last, input order kept.
-
-    ``c`` is the state the threshold saw. All tensors are still part of the graph.
-    """
-
-    name: str
-    input: Tensor
-    y: Tensor
-    c: Tensor
-    theta: Tensor
-    surrogate: Surrogate
-    lengths: Tensor | None
-
-
-Observer = Callable[[Record], None]
+from egru.types import Reset
 
 
 class EventRNN(nn.Module):
     """Base of :class:`egru.EGRU`, :class:`egru.ELSTM` and :class:`egru.ERNN`; see those for the arguments."""
 
     gates: int
-    """Blocks of rows in ``weight_ih``."""
-    resets: tuple[str, ...]
-    """The resets that mean something for this cell."""
+    """Number of gates: blocks of ``hidden_size`` rows in ``weight_ih`` and ``weight_hh``."""
+    resets: tuple[Reset, ...]
+    """Accepted values of ``reset``."""
+    emits_state: bool = True
+    """Whether the value of an event is the state ``c`` that crossed the threshold."""
     reset_scale: Tensor
-    """0-dim, or one number a unit, layers and directions one after the other."""
+    """Scale of the reset: 0-dim, or one value per unit, the directions concatenated in order of execution."""
     _rest: Tensor
-    """Zeros: where every row starts, at no cost to a call."""
+    """Zeros, ``(hidden_size,)``: the initial state, kept so that a call does not have to allocate it."""
 
     def __init__(
         self,
@@ -100,46 +75,49 @@ class EventRNN(nn.Module):
             warnings.warn(f"{me}: dropout={dropout} acts between layers and num_layers=1 has none", stacklevel=3)
         kind: dict[str, Any] = {"device": device, "dtype": dtype}
         H = hidden_size
-        for layer in range(num_layers):
-            features = input_size if layer == 0 else H * self.num_directions
-            for suffix in self._suffixes(layer):
-                self.register_parameter(
-                    "weight_ih" + suffix, nn.Parameter(torch.empty(self.gates * H, features, **kind))
-                )
-                self.register_parameter("weight_hh" + suffix, nn.Parameter(torch.empty(self.gates * H, H, **kind)))
-                if bias:
-                    for name in ("bias_ih", "bias_hh"):
-                        self.register_parameter(name + suffix, nn.Parameter(torch.empty(self.gates * H, **kind)))
-                tau = nn.Parameter(
-                    torch.empty(self.threshold_config.size(H), **kind), requires_grad=self.threshold_config.trainable
-                )
-                self.register_parameter("threshold" + suffix, tau)
+        self._directions = self._build_directions()
+        rows = self.gates * H
+        for direction in self._directions:
+            shapes = {"weight_ih": (rows, direction.input_size), "weight_hh": (rows, H)}
+            if bias:
+                shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+            for name, shape in shapes.items():
+                self.register_parameter(name + direction.suffix, nn.Parameter(torch.empty(shape, **kind)))
+            tau = torch.empty(self.threshold_config.size(H), **kind)
+            trainable = self.threshold_config.trainable
+            self.register_parameter("threshold" + direction.suffix, nn.Parameter(tau, requires_grad=trainable))
         self._reset_scale = float(checks.scale(me, "reset_scale", reset_scale))
         self.register_buffer("reset_scale", torch.empty((), **kind))
         self.register_buffer("_rest", torch.zeros(H, **kind), persistent=False)
-        self._observers: list[Observer] = []
+        self._observers: list[tuple[Observer, str]] = []
         self.reset_parameters()
 
     @property
     def num_directions(self) -> int:
         return 2 if self.bidirectional else 1
 
+    def _build_directions(self) -> tuple[Direction, ...]:
+        directions: list[Direction] = []
+        for layer in range(self.num_layers):
+            features = self.input_size if layer == 0 else self.hidden_size * self.num_directions
+            for reverse in (False, True)[: self.num_directions]:
+                name = direction_name(layer, reverse)
+                directions.append(Direction(name, len(directions), layer, reverse, features, f"_{name}"))
+        return tuple(directions)
+
+    def directions(self) -> tuple[Direction, ...]:
+        """Return the directions of all layers in order of execution."""
+        return self._directions
+
     @property
-    def _weight(self) -> Tensor:
-        """A parameter whose type and device stand for all."""
-        return self._parameter("weight_hh" + self._suffixes(0)[0])
+    def _first_weight(self) -> Tensor:
+        """A parameter with the dtype and device of all parameters."""
+        return self._parameter("weight_hh" + self._directions[0].suffix)
 
     def _parameter(self, name: str) -> Tensor:
-        """The attribute of that name; ``nn.Module`` takes its time to find one that is not parametrised."""
-        found = self._parameters.get(name)
-        return getattr(self, name) if found is None else found
-
-    def _suffixes(self, layer: int) -> list[str]:
-        return [f"_l{layer}", f"_l{layer}_reverse"][: self.num_directions]
-
-    def _all_suffixes(self) -> list[str]:
-        """Of all layers and directions, in the order they run."""
-        return [suffix for layer in range(self.num_layers) for suffix in self._suffixes(layer)]
+        """Return the parameter of that name, or its parametrised value; faster than attribute access."""
+        parameter = self._parameters.get(name)
+        return getattr(self, name) if parameter is None else parameter
 
     def reset_parameters(self) -> None:
         """The paper's initialisation: Xavier-uniform weights gate by gate, uniform biases, thresholds as configured."""
@@ -155,34 +133,78 @@ class EventRNN(nn.Module):
             else:
                 self.threshold_config.initialise_(parameter.data)
 
+    def weights(self, direction: Direction) -> Weights:
+        """Return the effective parameters of one direction.
+
+        Thresholds are constrained. DropConnect is not applied: it draws its masks during the forward pass.
+
+        Args:
+            direction: one of :meth:`directions`.
+
+        Returns:
+            The weights, biases, thresholds and reset scale, still part of the autograd graph.
+        """
+        suffix = direction.suffix
+        return self._weights(direction, self._parameter("weight_ih" + suffix), self._parameter("weight_hh" + suffix))
+
+    def _weights(self, direction: Direction, ih: Tensor, hh: Tensor) -> Weights:
+        """Add biases, thresholds and reset scale to the two matrices."""
+        suffix = direction.suffix
+        return Weights(
+            ih,
+            hh,
+            self._parameter("bias_ih" + suffix) if self.bias else None,
+            self._parameter("bias_hh" + suffix) if self.bias else None,
+            self.threshold_config.constrain(self._parameter("threshold" + suffix), self.hidden_size),
+            self._scale(direction),
+        )
+
     def thresholds(self) -> dict[str, Tensor]:
-        """The constrained thresholds by layer and direction, e.g. ``{"l0": ...}``, each ``(hidden_size,)``."""
+        """Return the constrained thresholds, ``(hidden_size,)`` each, by direction: ``{"l0": ..., "l1": ...}``."""
         return {
-            suffix[1:] or "cell": self.threshold_config.constrain(getattr(self, "threshold" + suffix), self.hidden_size)
-            for suffix in self._all_suffixes()
+            direction.name: self.threshold_config.constrain(
+                self._parameter("threshold" + direction.suffix), self.hidden_size
+            )
+            for direction in self._directions
+        }
+
+    def threshold_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the unconstrained threshold parameters by direction."""
+        return {
+            direction.name: parameter
+            for direction in self._directions
+            if (parameter := self._parameters.get("threshold" + direction.suffix)) is not None
         }
 
     def reset_scales(self) -> dict[str, Tensor]:
-        """The scale of every layer and direction, 0-dim or ``(hidden_size,)``, by name as the thresholds."""
-        return {suffix[1:] or "cell": self._scale(suffix) for suffix in self._all_suffixes()}
+        """Return the reset scales, 0-dim or ``(hidden_size,)``, by direction."""
+        return {direction.name: self._scale(direction) for direction in self._directions}
 
-    def _scale(self, suffix: str) -> Tensor:
+    def _scale(self, direction: Direction) -> Tensor:
         if not self.reset_scale.dim():
             return self.reset_scale
-        suffixes = self._all_suffixes()
-        return self.reset_scale.view(len(suffixes), self.hidden_size)[suffixes.index(suffix)]
+        return self.reset_scale.view(len(self._directions), self.hidden_size)[direction.index]
 
     def zero_state(self, batch: int | None = None) -> EventState:
         """A state at rest for ``batch`` rows (None: unbatched input)."""
-        weight = self._weight
+        weight = self._first_weight
         rows = () if batch is None else (batch,)
         shape = (self.num_layers * self.num_directions, *rows, self.hidden_size)
         return EventState(weight.new_zeros(shape), weight.new_zeros(shape))
 
-    def observe(self, observer: Observer) -> Callable[[], None]:
-        """Call ``observer`` with a :class:`Record` per layer and direction of every forward; returns the undo."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer)
+    def observe(self, observer: Observer, label: str | None = None) -> Callable[[], None]:
+        """Call a function with a :class:`Record` of each direction in every forward pass.
+
+        Args:
+            observer: function of one :class:`Record`.
+            label: label of this layer in the records. If None, the name of the class in lower case.
+
+        Returns:
+            A function that removes the observer.
+        """
+        entry = (observer, type(self).__name__.lower() if label is None else label)
+        self._observers.append(entry)
+        return lambda: self._observers.remove(entry)
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
@@ -207,7 +229,7 @@ class EventRNN(nn.Module):
         if input.dim() == 2:
             if state is not None:
                 shape = (self.num_layers * self.num_directions, self.hidden_size)
-                c, y = checks.event_state(type(self).__name__, state, shape, self._weight)
+                c, y = checks.event_state(type(self).__name__, state, shape, self._first_weight)
                 state = EventState(c[:, None], y[:, None])
             y, (c_last, y_last) = self._run(input[:, None], state, None)
             return y[:, 0], EventState(c_last[:, 0], y_last[:, 0])
@@ -216,7 +238,7 @@ class EventRNN(nn.Module):
         return (y.transpose(0, 1) if self.batch_first else y), state
 
     def _check_input(self, x: Any) -> None:
-        weight = self._weight
+        weight = self._first_weight
         if (
             isinstance(x, Tensor)
             and x.dtype is weight.dtype
@@ -238,7 +260,7 @@ class EventRNN(nn.Module):
 
     def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
         T, B, _ = x.shape
-        weight = self._weight
+        weight = self._first_weight
         if x.dtype != weight.dtype:
             x = x.to(weight.dtype)
         starts: list[EventState] = []
@@ -247,55 +269,61 @@ class EventRNN(nn.Module):
             state = checks.event_state(type(self).__name__, state, shape, weight)
             starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
         last: list[EventState] = []
-        for layer in range(self.num_layers):
-            outputs: list[Tensor] = []
-            for suffix in self._suffixes(layer):
-                reverse = suffix.endswith("_reverse")
-                given = _reversed(x, lengths) if reverse else x
-                weights = self._weights(suffix, given)  # first of all: on a GPU it starts the work
-                if not starts:
-                    rest = self._rest.expand(B, self.hidden_size)
-                    starts = [EventState(rest, rest)] * (self.num_layers * self.num_directions)
-                start = starts[len(last)]
-                keep = zoneout_keep(start.c, T, self.zoneout, self.training)
-                y, c, end = self._sequence(given, start, weights, keep, lengths)
-                if reverse:
-                    y = _reversed(y, lengths)
-                    c = _reversed(c, lengths) if self._observers else c
-                outputs.append(y)
-                last.append(end)
-                if self._observers:
-                    record = Record(suffix[1:] or "cell", x, y, c, weights.theta, self.surrogate, lengths)
-                    for observer in self._observers:
-                        observer(record)
-            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-            if layer < self.num_layers - 1:
-                x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
+        outputs: list[Tensor] = []
+        for direction in self._directions:
+            read = _reversed(x, lengths) if direction.reverse else x
+            ih, hh = self._parameter("weight_ih" + direction.suffix), self._parameter("weight_hh" + direction.suffix)
+            if self.dropconnect and self.training:
+                hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared by all steps
+            started = self.begin(read, ih, hh)  # on a GPU, before the small operations below are queued
+            weights = self._weights(direction, ih, hh)
+            if not starts:
+                rest = self._rest.expand(B, self.hidden_size)
+                starts = [EventState(rest, rest)] * len(self._directions)
+            start = starts[direction.index]
+            keep = zoneout_keep(start.c, T, self.zoneout, self.training)
+            y, c, end = self.run_direction(read, start, weights, keep, lengths, started)
+            if direction.reverse:
+                y = _reversed(y, lengths)
+                c = _reversed(c, lengths) if self._observers else c
+            outputs.append(y)
+            last.append(end)
+            for observer, label in self._observers:
+                label = direction_label(label, direction.name, len(self._directions))
+                observer(Record(label, self, direction, x, y, c, weights.theta, self.surrogate, lengths))
+            if len(outputs) == self.num_directions:  # the layer is complete
+                x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+                outputs = []
+                if direction.layer < self.num_layers - 1:
+                    x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
         return x, EventState(_stacked([s.c for s in last]), _stacked([s.y for s in last]))
 
-    def _weights(self, suffix: str, x: Tensor) -> Weights:
-        ih, hh = self._parameter("weight_ih" + suffix), self._parameter("weight_hh" + suffix)
-        if self.dropconnect and self.training:
-            hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared over time
-        started = self._begin(x, ih, hh)  # before anything small is asked of the device
-        return Weights(
-            ih,
-            hh,
-            self._parameter("bias_ih" + suffix) if self.bias else None,
-            self._parameter("bias_hh" + suffix) if self.bias else None,
-            self.threshold_config.constrain(self._parameter("threshold" + suffix), self.hidden_size),
-            self._scale(suffix),
-            started,
-        )
-
-    def _begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
-        """Start whatever can be started now; what it returns reaches :meth:`_sequence` with the weights."""
+    def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        """Start work that depends only on the input and the matrices; the result is passed to :meth:`run_direction`."""
         return None
 
-    def _sequence(
-        self, x: Tensor, state: EventState, weights: Weights, keep: Tensor | None, lengths: Tensor | None
+    def run_direction(
+        self,
+        x: Tensor,
+        state: EventState,
+        weights: Weights,
+        keep: Tensor | None = None,
+        lengths: Tensor | None = None,
+        started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
-        """One layer in one direction: ``(y, c, last state)``."""
+        """Run one direction over a sequence.
+
+        Args:
+            x: input, ``(T, B, input_size)``, in the order in which the direction reads it.
+            state: initial state, both halves ``(B, H)``.
+            weights: effective parameters, as returned by :meth:`weights`.
+            keep: fraction of the previous state that zoneout keeps, broadcastable to ``(T, B, H)``, or None.
+            lengths: number of valid steps per sequence, ``(B,)``, or None.
+            started: result of :meth:`begin` for the same input and matrices, or None.
+
+        Returns:
+            Events and states at every step, ``(T, B, H)`` each, and the final state.
+        """
         raise NotImplementedError
 
     # ---- copying and loading ----------------------------------------------------------------------------------------
@@ -311,12 +339,13 @@ class EventRNN(nn.Module):
                 f"{type(self).__name__}.select: needs one layer in one direction, got num_layers={self.num_layers}, "
                 f"bidirectional={self.bidirectional}; build the network of layers of their own"
             )
-        (suffix,), H = self._suffixes(0), self.hidden_size
-        units = units.to(self._weight.device)
+        (direction,), H = self._directions, self.hidden_size
+        units = units.to(self._first_weight.device)
         inputs = torch.arange(self.input_size, device=units.device) if inputs is None else inputs.to(units.device)
         rows = (H * torch.arange(self.gates, device=units.device)[:, None] + units).flatten()
         small = copy.deepcopy(self)
         small.input_size, small.hidden_size = len(inputs), len(units)
+        small._directions = (dataclasses.replace(direction, input_size=len(inputs)),)
         small._rest = self._rest[: len(units)].clone()
         if self.reset_scale.dim():
             small.reset_scale = self.reset_scale[units]
@@ -326,7 +355,7 @@ class EventRNN(nn.Module):
                 part = part[units] if self.threshold_config.per_unit else part
             else:
                 part = part[rows]
-                columns = {"weight_ih": inputs, "weight_hh": units}.get(name.removesuffix(suffix))
+                columns = {"weight_ih": inputs, "weight_hh": units}.get(name.removesuffix(direction.suffix))
                 part = part if columns is None else part[:, columns]
             setattr(small, name, nn.Parameter(part.clone(), requires_grad=parameter.requires_grad))
         return small
@@ -371,7 +400,7 @@ class EventRNN(nn.Module):
         if scale.shape != self.reset_scale.shape:
             self.reset_scale = self.reset_scale.new_empty(scale.shape)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
-        self._rest = torch.zeros_like(self._weight[0])  # of a layer made without memory it is not there yet
+        self._rest = torch.zeros_like(self._first_weight[0])  # of a layer made without memory it is not there yet
         missing_keys.extend(prefix + name for name in missing)
 
     def extra_repr(self) -> str:

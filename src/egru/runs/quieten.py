@@ -9,7 +9,7 @@ from pathlib import Path
 from egru.compress import raise_thresholds
 from egru.data import Text
 from egru.experiments.config import LanguageConfig, config_record, read_config
-from egru.layers import EventRNN
+from egru.layers import event_layers
 from egru.runs.load import TrainedRun, find_run, load, require_new_folder, resolve_source
 from egru.runtime.export import save_parts
 from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
@@ -96,7 +96,7 @@ def _raise(
     model, task, original = found.model, found.task, checkpoint.weights_of(found.model)
     if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
         task = LanguageTask(found.data, replace(found.config, evaluation_batch=found.config.test_batch))
-    thresholds = [t for m in model.modules() if isinstance(m, EventRNN) for t in m.thresholds().values()]
+    thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
     if not thresholds:
         raise ValueError(f"quieten: this run has no event layers, its cell is {found.config.cell}")
     trials: list[Trial] = []

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from egru.data import Classification, Text
 from egru.experiments.config import ClassifierConfig, Config
-from egru.layers import EventRNN, Record
+from egru.layers import Record, event_layers, record
 from egru.report import Raster
 
 WORDS = 160
@@ -21,14 +21,14 @@ def draw_rasters(model: nn.Module, config: Config, data: Classification | Text) 
 
     Empty where the model has no event layers. ``model`` is run on the CPU, in float32.
     """
-    if not any(isinstance(module, EventRNN) for module in model.modules()):
+    if not any(event_layers(model)):
         return []
     model.eval()
     if isinstance(data, Text):
         tokens = data.validation[:WORDS, None]
         _, records = _watched(model, tokens)
         words = tuple(data.vocabulary[i] for i in tokens[:, 0].tolist())
-        read = records[0][1].input[:, 0].float().numpy()
+        read = records[0].input[:, 0].float().numpy()
         return [
             _raster("Events while reading text", read, records, None, "the beginning of the validation text", words)
         ]
@@ -49,35 +49,22 @@ def _sequence(model: nn.Module, config: ClassifierConfig, data: Classification, 
     return _raster(f"Events while reading class {right}", flat, records, _picture(x[0], config), label)
 
 
-def _watched(model: nn.Module, x: Tensor) -> tuple[Tensor, list[tuple[str, Record]]]:
-    """The scores, and a record of every event layer and direction."""
-    records: list[tuple[str, Record]] = []
-    undo = []
-    for name, module in model.named_modules():
-        if isinstance(module, EventRNN):
-            several = len(module.thresholds()) > 1
-
-            def watch(record: Record, name: str = name, several: bool = several) -> None:
-                records.append((f"{name}.{record.name}" if several else name, record))
-
-            undo.append(module.observe(watch))
-    try:
+def _watched(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Record]]:
+    """Return the scores, and a record of every event layer and direction."""
+    with record(model) as records:
         return model(x)[0], records
-    finally:
-        for stop in undo:
-            stop()
 
 
 def _raster(
     title: str,
     read: np.ndarray,
-    records: list[tuple[str, Record]],
+    records: list[Record],
     image: np.ndarray | None,
     label: str,
     words: tuple[str, ...] = (),
 ) -> Raster:
-    events = [record.y[:, 0].float().numpy() for _, record in records]
-    layers = tuple((name, part.shape[1]) for (name, _), part in zip(records, events, strict=True))
+    events = [record.y[:, 0].float().numpy() for record in records]
+    layers = tuple((record.label, part.shape[1]) for record, part in zip(records, events, strict=True))
     return Raster(title, read, np.concatenate(events, 1), image, label, layers, words)
 
 

@@ -159,22 +159,18 @@ def _layers(part: EGRU | EGRUCell) -> list[Layer]:
             f"{_ME}: bidirectional=True needs the whole sequence at every step; only one direction streams"
         )
     result: list[Layer] = []
-    for index, (name, theta) in enumerate(part.thresholds().items()):
-        scale = _values("reset_scale", part.reset_scales()[name].expand(part.hidden_size))
+    for direction in part.directions():
+        weights, suffix = part.weights(direction), direction.suffix
+        scale = _values("reset_scale", weights.reset_scale.expand(part.hidden_size))
         if scale.min() < 0:
             raise ValueError(f"{_ME}: reset_scale must not be negative, got {scale.min().item()!r}")
-        suffix = "" if isinstance(part, EGRUCell) else f"_l{index}"
-
-        def parameter(name: str, suffix: str = suffix) -> Tensor:
-            return _values(name + suffix, part.get_parameter(name + suffix))
-
         result.append(
             Layer(
-                parameter("weight_ih"),
-                parameter("weight_hh"),
-                parameter("bias_ih") if part.bias else None,
-                parameter("bias_hh") if part.bias else None,
-                _values("threshold" + suffix, theta),
+                _values("weight_ih" + suffix, weights.ih),
+                _values("weight_hh" + suffix, weights.hh),
+                None if weights.bias_ih is None else _values("bias_ih" + suffix, weights.bias_ih),
+                None if weights.bias_hh is None else _values("bias_hh" + suffix, weights.bias_hh),
+                _values("threshold" + suffix, weights.theta),
                 part.reset,
                 part.reset_gate,
                 scale,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from egru.layers import EventRNN
+from egru.layers import event_layers
 from egru.training.config import Training
 
 
@@ -38,10 +38,8 @@ def learning_rate_factor(training: Training, progress: float) -> float:
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
     """Thresholds apart: their own learning rate, no weight decay, left out when frozen."""
     thresholds: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        if isinstance(module, EventRNN):
-            own = module.named_parameters(recurse=False)
-            thresholds |= {id(p): p for name, p in own if name.startswith("threshold")}
+    for _, layer in event_layers(model):
+        thresholds |= {id(parameter): parameter for parameter in layer.threshold_parameters().values()}
     if training.freeze_thresholds:
         for parameter in thresholds.values():
             parameter.requires_grad_(False)

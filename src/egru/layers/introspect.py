@@ -1,0 +1,89 @@
+"""Finding, labelling and recording the event layers of a model."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from egru.layers.stack import EventRNN
+from egru.layers.structure import Direction, Record, direction_label
+
+
+def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over a model and its submodules with a label for each.
+
+    The label is the module's name in the model, without the ``_orig_mod`` that ``torch.compile`` inserts. The model
+    itself has no name; its label is the name of its class in lower case.
+
+    Args:
+        model: any module.
+
+    Yields:
+        Pairs of label and module, in the order of ``model.named_modules()``.
+    """
+    for name, module in model.named_modules():
+        parts = [part for part in name.split(".") if part not in ("", "_orig_mod")]
+        yield ".".join(parts) or type(module).__name__.lower(), module
+
+
+def event_layers(model: nn.Module) -> Iterator[tuple[str, EventRNN]]:
+    """Iterate over the event layers of a model, the model itself included.
+
+    Args:
+        model: any module.
+
+    Yields:
+        Pairs of label (see :func:`labelled_modules`) and layer.
+
+    Example:
+        >>> import torch, egru
+        >>> from egru.layers import event_layers
+        >>> model = torch.nn.ModuleDict({"rnn": egru.EGRU(3, 4), "readout": torch.nn.Linear(4, 2)})
+        >>> [(label, layer.hidden_size) for label, layer in event_layers(model)]
+        [('rnn', 4)]
+    """
+    for label, module in labelled_modules(model):
+        if isinstance(module, EventRNN):
+            yield label, module
+
+
+def event_directions(model: nn.Module) -> Iterator[tuple[str, EventRNN, Direction]]:
+    """Iterate over every direction of every event layer of a model.
+
+    Args:
+        model: any module.
+
+    Yields:
+        Triples of label, layer and direction. The label is the layer's label; a layer with several directions
+        appends their names: ``"rnn.l0"``, ``"rnn.l0_reverse"``, ….
+    """
+    for label, layer in event_layers(model):
+        directions = layer.directions()
+        for direction in directions:
+            yield direction_label(label, direction.name, len(directions)), layer, direction
+
+
+@contextlib.contextmanager
+def record(model: nn.Module) -> Iterator[list[Record]]:
+    """Record the forward passes of all event layers of a model.
+
+    Args:
+        model: any module.
+
+    Yields:
+        A list that receives one :class:`Record` per direction for each forward pass inside the context.
+
+    Example:
+        >>> import torch, egru
+        >>> from egru.layers import record
+        >>> model = torch.nn.Sequential(egru.EGRU(3, 4, num_layers=2))
+        >>> with record(model) as records:
+        ...     _ = model(torch.randn(5, 1, 3))
+        >>> [(r.label, tuple(r.y.shape)) for r in records]
+        [('0.l0', (5, 1, 4)), ('0.l1', (5, 1, 4))]
+    """
+    records: list[Record] = []
+    with contextlib.ExitStack() as observers:
+        for label, layer in event_layers(model):
+            observers.callback(layer.observe(records.append, label))
+        yield records

@@ -1,0 +1,94 @@
+"""Descriptions of an event layer: its directions, their weights, and the record of a forward pass."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from egru.events import Surrogate
+
+if TYPE_CHECKING:
+    from egru.layers.stack import EventRNN
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+    """One layer of a stack in one direction.
+
+    Attributes:
+        name: ``"l0"``, ``"l0_reverse"``, ``"l1"``, …; ``"cell"`` for an :class:`egru.EGRUCell`.
+        index: position in the order of execution, which is the first dimension of a state.
+        layer: number of the layer in the stack, starting at 0.
+        reverse: whether the layer reads its input backwards in time.
+        input_size: number of input features.
+        suffix: ending of the parameter names, such as ``"_l0"`` in ``weight_ih_l0``; empty for a cell.
+    """
+
+    name: str
+    index: int
+    layer: int
+    reverse: bool
+    input_size: int
+    suffix: str
+
+
+class Weights(NamedTuple):
+    """Effective parameters of one direction.
+
+    Attributes:
+        ih: input weights, ``(gates * H, input_size)``.
+        hh: recurrent weights, ``(gates * H, H)``.
+        bias_ih: input bias, ``(gates * H,)``, or None.
+        bias_hh: recurrent bias, ``(gates * H,)``, or None.
+        theta: constrained thresholds, ``(H,)``.
+        reset_scale: scale of the reset, 0-dim or ``(H,)``.
+    """
+
+    ih: Tensor
+    hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    theta: Tensor
+    reset_scale: Tensor
+
+
+class Record(NamedTuple):
+    """One forward pass of one direction.
+
+    Tensors are time first, in input order, with padding at the end, and remain part of the autograd graph.
+
+    Attributes:
+        label: unique name of the direction in its model; see :func:`egru.layers.event_directions`.
+        layer: the layer that ran.
+        direction: the direction that ran.
+        input: input, ``(T, B, input_size)``.
+        y: events, ``(T, B, H)``.
+        c: state that was compared with the threshold, ``(T, B, H)``.
+        theta: thresholds, ``(H,)``.
+        surrogate: surrogate gradient of the layer.
+        lengths: number of valid steps per sequence, ``(B,)``, or None if no sequence is padded.
+    """
+
+    label: str
+    layer: "EventRNN"
+    direction: Direction
+    input: Tensor
+    y: Tensor
+    c: Tensor
+    theta: Tensor
+    surrogate: Surrogate
+    lengths: Tensor | None
+
+
+Observer = Callable[[Record], None]
+
+
+def direction_name(layer: int, reverse: bool) -> str:
+    """Return the name of a direction: ``"l0"``, ``"l0_reverse"``, …."""
+    return f"l{layer}_reverse" if reverse else f"l{layer}"
+
+
+def direction_label(label: str, name: str, count: int) -> str:
+    """Return the label of direction ``name`` in a layer with this label and ``count`` directions."""
+    return f"{label}.{name}" if count > 1 else label
