@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from egru.runs.load import require_new_folder
-from egru.runtime.export import save_parts
+from egru.runtime.shards import save_shards
 from egru.training import Run, checkpoint
+from egru.types import WeightFormat
 
 
 def export(
     folder: Path,
     out: Path,
-    weights: str = "bfloat16",
+    weights: WeightFormat = "bfloat16",
     largest: int = 16 << 20,
     log: Callable[[str], None] = print,
 ) -> list[Path]:
@@ -34,5 +35,5 @@ def export(
         RunError: If ``folder`` is not a run or ``out`` is not empty.
     """
     run, out = Run.open(folder, log), require_new_folder(out)
-    paths = save_parts(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
+    paths = save_shards(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
     return paths + run.copy_records(out)

@@ -12,7 +12,7 @@ from egru.data import Classification, Text
 from egru.experiments.build import Shape, build, build_classifier, load_data
 from egru.experiments.config import ClassifierConfig, Config, read_config
 from egru.models import SequenceClassifier
-from egru.runtime.export import has_parts, load_parts
+from egru.runtime.shards import find_shards, load_shards
 from egru.training import Run, RunError, Task, checkpoint
 
 PRETRAINED = {"smnist": Shape(frame=(1,), steps=784, classes=10)}
@@ -91,7 +91,7 @@ def pretrained(name: str) -> SequenceClassifier:
     _, config = read_config(Run.open(folder).config())
     assert isinstance(config, ClassifierConfig)
     model = build_classifier(config, PRETRAINED[name])
-    checkpoint.put(model, load_parts(folder))
+    checkpoint.put(model, load_shards(folder))
     return model.eval()
 
 
@@ -144,8 +144,8 @@ def find_run(run: Path, device: str | None) -> tuple[Path, str | None]:
 
 def _best_weights(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
     """Return the weights of the best epoch, and the epoch."""
-    if has_parts(run.folder):
-        return load_parts(run.folder), (run.result() or {}).get("best_epoch")
+    if find_shards(run.folder):
+        return load_shards(run.folder), (run.result() or {}).get("best_epoch")
     epoch = run.best()
     return checkpoint.read_weights(run.at(epoch)), epoch
 

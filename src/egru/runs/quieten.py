@@ -11,9 +11,10 @@ from egru.data import Text
 from egru.experiments.config import LanguageConfig, config_record, read_config
 from egru.layers import event_layers
 from egru.runs.load import TrainedRun, find_run, load, require_new_folder, resolve_source
-from egru.runtime.export import save_parts
+from egru.runtime.shards import save_shards
 from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
 from egru.training.run import METRICS
+from egru.types import WeightFormat
 
 STEP = 0.05
 """Between two floors that are tried."""
@@ -42,7 +43,7 @@ def quieten(
     out: Path,
     floor: Sequence[float] = (),
     within: float = 1e-3,
-    weights: str = "bfloat16",
+    weights: WeightFormat = "bfloat16",
     device: str | None = None,
     log: Callable[[str], None] = print,
 ) -> Result:
@@ -70,7 +71,7 @@ def quieten(
     recipe, _ = read_config(Run.open(source).config())
     origin = resolve_source(str(folder))
     run = Run.create(out, config_record(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), log)
-    save_parts(checkpoint.weights_of(found.model), out, weights)
+    save_shards(checkpoint.weights_of(found.model), out, weights)
     if (source / METRICS).exists():  # how it was trained
         shutil.copyfile(source / METRICS, out / METRICS)
     written = load(out, log=log)

@@ -11,7 +11,7 @@ from egru.report import Epoch, Raster, RunReport, write_report
 from egru.runs.command import flatten, recorded_command
 from egru.runs.load import TrainedRun, load
 from egru.runs.raster import draw_rasters
-from egru.runtime.export import has_parts
+from egru.runtime.shards import find_shards
 from egru.training import Damaged, Run, RunError, to_plain
 
 
@@ -116,6 +116,6 @@ def _epoch(line: dict[str, Any]) -> Epoch:
 
 
 def _load_on_cpu(run: Run) -> TrainedRun:
-    if not run.epochs() and not has_parts(run.folder):
+    if not run.epochs() and not find_shards(run.folder):
         raise FileNotFoundError("the run has no checkpoints")
     return load(run.folder, "cpu", run.say)

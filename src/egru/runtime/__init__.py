@@ -2,6 +2,6 @@
 
 from egru.runtime.agreement import Agreement, compare
 from egru.runtime.engine import Activity, EventEngine
-from egru.runtime.export import BadParts, load_parts, save_parts
+from egru.runtime.shards import ShardError, load_shards, save_shards
 
-__all__ = ["Activity", "Agreement", "BadParts", "EventEngine", "compare", "load_parts", "save_parts"]
+__all__ = ["Activity", "Agreement", "EventEngine", "ShardError", "compare", "load_shards", "save_shards"]
