@@ -193,7 +193,7 @@ def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
     [
         ({"surrogate": Surrogate(shape="rectangle")}, "triangle"),
         ({"precision": "float8_e4m3fn"}, "float8"),
-        ({"recurrent_clip": 0.1}, "does not clip"),
+        ({"recurrent_clip": 0.1}, "does not support recurrent_clip"),
         ({"weight_hh": torch.zeros(12, 4, dtype=torch.float64)}, "float64"),
     ],
 )
@@ -201,7 +201,7 @@ def test_refusals_name_what_is_wrong(change: dict[str, object], word: str, monke
     fake = torch.zeros(2, 3, 5, device="meta")
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
     given = problem(**{**change, "input": _PretendCuda(fake)})
-    reason = registry.get("cuda").unsupported(given)
+    reason = registry.unsupported("cuda", given)
     assert reason is not None
     assert word in reason
 

@@ -62,10 +62,10 @@ STATE = egru.EventState(torch.zeros(1, 2, 4, dtype=torch.float64), torch.zeros(1
         (torch.zeros(5, 2, 3), (STATE.c, STATE.y.half()), TypeError, r"state.y is torch.float16"),
         (torch.zeros(5, 2, 3), (STATE.c, None), TypeError, r"state.y must be a Tensor, got NoneType"),
         (torch.zeros(5, 3), STATE, ValueError, r"state.c has shape \(1, 2, 4\), expected \(1, 4\)"),
-        (torch.full((5, 2, 3), float("nan")), None, ValueError, "input holds nan; expected finite values"),
-        (torch.full((5, 2, 3), -float("inf")), None, ValueError, "input holds -inf; expected finite values"),
-        (torch.zeros(5, 2, 3), (STATE.c / 0, STATE.y), ValueError, r"state.c holds nan"),
-        (torch.zeros(5, 2, 3), (STATE.c, STATE.y / 0), ValueError, r"state.y holds nan"),
+        (torch.full((5, 2, 3), float("nan")), None, ValueError, "input contains nan; expected finite values"),
+        (torch.full((5, 2, 3), -float("inf")), None, ValueError, "input contains -inf; expected finite values"),
+        (torch.zeros(5, 2, 3), (STATE.c / 0, STATE.y), ValueError, r"state.c contains nan"),
+        (torch.zeros(5, 2, 3), (STATE.c, STATE.y / 0), ValueError, r"state.y contains nan"),
     ],
 )
 def test_call(x, state, error, message):
@@ -80,7 +80,7 @@ def test_call(x, state, error, message):
 @pytest.mark.parametrize("make", [egru.EGRU, egru.ELSTM, egru.ERNN])
 def test_no_layer_takes_nan_for_silence(make):
     layer = make(3, 4)
-    with pytest.raises(ValueError, match="input holds nan; expected finite values"):
+    with pytest.raises(ValueError, match="input contains nan; expected finite values"):
         layer(torch.full((5, 2, 3), float("nan")))
     with torch.no_grad():
         layer.get_parameter("weight_ih_l0")[1] = float("nan")
@@ -94,7 +94,7 @@ def test_broken_weights_are_not_silence(name):
     layer = egru.EGRU(3, 4)
     with torch.no_grad():
         layer.get_parameter(name).view(-1)[1] = float("nan")
-    with pytest.raises(ValueError, match="not finite" if name != "threshold_l0" else "threshold holds nan"):
+    with pytest.raises(ValueError, match="not finite" if name != "threshold_l0" else "threshold contains nan"):
         layer(torch.ones(5, 2, 3), egru.EventState(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
 
 

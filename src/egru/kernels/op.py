@@ -1,6 +1,6 @@
-"""The sequence operation as a ``torch.library`` operator: opaque to compilers and exporters, differentiable.
+"""The ``torch.library`` route: ``egru::sequence``, opaque to compilers and exporters, differentiable.
 
-``egru::sequence`` and ``egru::sequence_backward`` only choose a kernel and call it; the mathematics is in the kernels.
+The schemas are generated from the fields of :class:`egru.kernels.problem.Problem`.
 """
 
 from typing import Any
@@ -8,145 +8,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from egru.events import Surrogate
-from egru.kernels.finite import check_finite, check_result
-from egru.kernels.problem import TENSOR_FIELDS, Problem
+from egru.kernels import call
+from egru.kernels.problem import FIELDS, Backward, Problem
 from egru.kernels.registry import get
 
+_OUTPUTS = "Tensor y, Tensor c, Tensor c_last, Tensor y_last"
+_SAVED = "Tensor? y, Tensor c, Tensor reserve"
+_OUTPUT_GRADIENTS = "Tensor? grad_y, Tensor? grad_c, Tensor? grad_c_last, Tensor? grad_y_last"
+_GRADIENTS = ", ".join(f"Tensor grad_{name}" for name in FIELDS.differentiable)
 
-@torch.library.custom_op("egru::sequence", mutates_args=())
-def sequence(
-    input: Tensor,
-    c0: Tensor,
-    y0: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    theta: Tensor,
-    reset_scale: Tensor,
-    keep: Tensor | None,
-    lengths: Tensor | None,
-    reset: str,
-    reset_gate: str,
-    width: float,
-    height: float,
-    bounded: bool,
-    shape: str,
-    precision: str,
-    lean: bool,
-    recurrent_clip: float,
-    backend: str,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    problem = Problem(
-        input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
-    )  # fmt: skip
-    check_finite(problem.input, problem.c0, problem.y0, problem.theta)
-    with torch.autocast(input.device.type, enabled=False):
-        result = get(backend).forward(problem, save)
-    check_result(result.c_last)
-    return result[:5]
+
+@torch.library.custom_op(
+    "egru::sequence",
+    mutates_args=(),
+    schema=f"({FIELDS.schema}, str kernel, bool save) -> ({_OUTPUTS}, Tensor reserve)",
+)
+def sequence(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *values, kernel, save = arguments
+    result = call.forward(Problem.unflatten(values), kernel, save)
+    return result.y, result.c, result.c_last, result.y_last, result.reserve
 
 
 @sequence.register_fake
-def _(
-    input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-    reset, reset_gate, width, height, bounded, shape, precision, lean, recurrent_clip,
-    backend, save,
-):  # fmt: skip
-    problem = Problem(
-        input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
-    )  # fmt: skip
-    y = c0.new_empty(input.shape[0], *c0.shape)
-    reserve = c0.new_empty(get(backend).reserve_shape(problem) if save else (0,))
+def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *values, kernel, save = arguments
+    problem = Problem.unflatten(values)
+    c0 = problem.c0
+    y = c0.new_empty(problem.input.shape[0], *c0.shape)
+    reserve = c0.new_empty(get(kernel).reserve_shape(problem) if save else (0,))
     return y, torch.empty_like(y), torch.empty_like(c0), torch.empty_like(c0), reserve
 
 
-@torch.library.custom_op("egru::sequence_backward", mutates_args=())
-def sequence_backward(
-    grad_y: Tensor | None,
-    grad_c: Tensor | None,
-    grad_c_last: Tensor | None,
-    grad_y_last: Tensor | None,
-    y: Tensor | None,
-    c: Tensor,
-    reserve: Tensor,
-    input: Tensor,
-    c0: Tensor,
-    y0: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
-    theta: Tensor,
-    reset_scale: Tensor,
-    keep: Tensor | None,
-    lengths: Tensor | None,
-    reset: str,
-    reset_gate: str,
-    width: float,
-    height: float,
-    bounded: bool,
-    shape: str,
-    precision: str,
-    lean: bool,
-    recurrent_clip: float,
-    backend: str,
-    input_gradient: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    problem = Problem(
-        input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths,
-        reset, reset_gate, Surrogate(width, height, bounded, shape), precision, lean, recurrent_clip,
-    )  # fmt: skip
-    with torch.autocast(input.device.type, enabled=False):
-        grads = get(backend).backward(problem, y, c, reserve, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient)
-    first = input.new_empty(0) if grads.input is None else grads.input
-    return first, *grads[1:]
+@torch.library.custom_op(
+    "egru::sequence_backward",
+    mutates_args=(),
+    schema=f"({_OUTPUT_GRADIENTS}, {_SAVED}, {FIELDS.schema}, str kernel, bool input_gradient) -> ({_GRADIENTS})",
+)
+def sequence_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
+    grad_y, grad_c, grad_c_last, grad_y_last, y, c, reserve, *values, kernel, input_gradient = arguments
+    problem, grads = Problem.unflatten(values), (grad_y, grad_c, grad_c_last, grad_y_last)
+    gradients = call.backward(problem, kernel, (y, c, reserve), grads, input_gradient)
+    return tuple(gradients if input_gradient else gradients._replace(input=problem.input.new_empty(0)))
 
 
 @sequence_backward.register_fake
-def _(
-    grad_y, grad_c, grad_c_last, grad_y_last, y, c, reserve, input, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh,
-    theta, reset_scale, keep, lengths, reset, reset_gate, width, height, bounded, shape, precision, lean,
-    recurrent_clip, backend, input_gradient,
-):  # fmt: skip
-    bias = weight_hh.new_empty(weight_hh.shape[0])
-    return (
-        torch.empty_like(input) if input_gradient else input.new_empty(0),
-        torch.empty_like(c0),
-        torch.empty_like(y0),
-        torch.empty_like(weight_ih),
-        torch.empty_like(weight_hh),
-        bias,
-        torch.empty_like(bias),
-        torch.empty_like(theta),
+def _(*arguments: Any) -> tuple[Tensor | None, ...]:
+    _, _, _, _, _, _, _, *values, _, input_gradient = arguments
+    problem = Problem.unflatten(values)
+    return tuple(
+        Backward(
+            input=torch.empty_like(problem.input) if input_gradient else problem.input.new_empty(0),
+            c0=torch.empty_like(problem.c0),
+            y0=torch.empty_like(problem.y0),
+            weight_ih=torch.empty_like(problem.weight_ih),
+            weight_hh=torch.empty_like(problem.weight_hh),
+            bias_ih=problem.weight_hh.new_empty(problem.weight_hh.shape[0]),
+            bias_hh=problem.weight_hh.new_empty(problem.weight_hh.shape[0]),
+            theta=torch.empty_like(problem.theta),
+        )
     )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    if not inputs[-1]:
-        raise RuntimeError("egru::sequence: gradients need save=True")
-    ctx.set_materialize_grads(False)
+    *values, ctx.kernel, save = inputs
+    if not save:
+        raise RuntimeError("egru::sequence: gradients require save=True")
     y, c, _, _, reserve = output
-    ctx.save_for_backward(y if get(inputs[-2]).reads_y else None, c, reserve, *inputs[:TENSOR_FIELDS])
-    ctx.options = inputs[TENSOR_FIELDS:-1]
+    problem = Problem.unflatten(values)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*call.tensors_to_save(ctx.kernel, y, c, reserve), *problem.tensors())
+    ctx.options = problem.options()
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    out: list[Tensor | None] = list(sequence_backward(*grads[:4], *saved, *ctx.options, needs[0]))
-    if not needs[0]:
-        out[0] = None
-    bias_ih, bias_hh = saved[3 + 5], saved[3 + 6]
-    if bias_ih is None:
-        out[5] = None
-    if bias_hh is None:
-        out[6] = None
-    return *out, *[None] * (TENSOR_FIELDS - len(out) + len(ctx.options) + 1)
+    *output_grads, _ = grads  # the reserve has none
+    y, c, reserve, *tensors = ctx.saved_tensors
+    input_needed, *_ = ctx.needs_input_grad
+    values = Problem(*tensors, *ctx.options).flatten()
+    gradients = sequence_backward(*output_grads, y, c, reserve, *values, ctx.kernel, input_needed)
+    return call.mask_gradients(Backward(*gradients), ctx.needs_input_grad)
 
 
 sequence.register_autograd(_backward, setup_context=_setup_context)

@@ -1,75 +1,126 @@
 """What every kernel receives and returns: one sequence of one layer in one direction."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from egru.events import Surrogate
+from egru.kernels.fields import BackwardOnly, Differentiable, EagerOnly, describe_fields
+from egru.types import Reset, ResetGate
 
 
-@dataclasses.dataclass(slots=True, eq=False)  # not frozen: that makes it several times slower to build
+@dataclasses.dataclass(slots=True, eq=False)  # not frozen: frozen dataclasses are several times slower to construct
 class Problem:
-    """The arguments of the sequence operation, in torch's layouts (see :mod:`egru.functional` for the meaning).
+    """Arguments of the sequence operation, in torch's layouts. :mod:`egru.functional` has the equations.
 
-    ``input`` is ``(T, B, I)``; ``c0`` and ``y0`` are ``(B, H)``; ``theta`` is ``(H,)``, already constrained;
-    ``reset_scale`` is a 0-dim tensor, so that scheduling it costs no synchronisation, or ``(H,)``; ``keep`` broadcasts
-    to ``(T, B, H)``; ``lengths`` is ``(B,)``, int64. ``precision`` names the type that operands of products are rounded
-    to under autocast ("bfloat16", "float16"), or is empty: the state always keeps the parameters' type. ``lean`` asks a
-    kernel to save nothing it can compute again in the backward pass: less memory, more time, the same numbers.
-    ``recurrent_clip`` bounds the gradient from step to step (:func:`egru.functional.event_sequence`); 0 leaves it.
-    ``started`` is what :func:`egru.kernels.begin_sequence` gave for these very tensors, for one forward pass.
+    To add an option, add a field with a default before ``started``. The operator's schema, the eager call and the
+    refusal by kernels that do not list the option follow from the field. :mod:`egru.kernels.fields` explains the
+    annotations.
+
+    Args:
+        input: Inputs of shape ``(T, B, I)``.
+        c0: Initial state, ``(B, H)``.
+        y0: Events of the step before the first, ``(B, H)``.
+        weight_ih: Input weights, ``(3H, I)``.
+        weight_hh: Recurrent weights, ``(3H, H)``.
+        bias_ih: Input biases, ``(3H,)``, or None.
+        bias_hh: Recurrent biases, ``(3H,)``, or None.
+        theta: Thresholds after the constraint was applied, ``(H,)``.
+        reset_scale: Multiplies the cleared amount. Shape ``()`` or ``(H,)``; a tensor, so that scheduling it needs no
+            synchronisation.
+        keep: Zoneout: the share of the previous state that is kept, broadcastable to ``(T, B, H)``, or None.
+        lengths: Number of steps per sequence, ``(B,)``, int64, or None if all have ``T``.
+        reset: How a unit is cleared after an event.
+        reset_gate: Whether the reset gate acts before or after the recurrent product.
+        surrogate: Gradient of the step function.
+        precision: Type that the operands of products are rounded to under autocast, ``"bfloat16"`` or ``"float16"``;
+            empty for no rounding. The state always keeps the type of the parameters.
+        lean: Recompute the gates in the backward pass instead of saving them: less memory, more time, same numbers.
+        recurrent_clip: Bound on the gradient from step to step (:func:`egru.functional.event_sequence`); 0 for none.
+        started: Result of :func:`egru.kernels.begin_sequence` for the same tensors, used by one forward pass.
     """
 
-    input: Tensor
-    c0: Tensor
-    y0: Tensor
-    weight_ih: Tensor
-    weight_hh: Tensor
-    bias_ih: Tensor | None
-    bias_hh: Tensor | None
-    theta: Tensor
+    input: Differentiable[Tensor]
+    c0: Differentiable[Tensor]
+    y0: Differentiable[Tensor]
+    weight_ih: Differentiable[Tensor]
+    weight_hh: Differentiable[Tensor]
+    bias_ih: Differentiable[Tensor | None]
+    bias_hh: Differentiable[Tensor | None]
+    theta: Differentiable[Tensor]
     reset_scale: Tensor
     keep: Tensor | None
     lengths: Tensor | None
-    reset: str
-    reset_gate: str
+    reset: Reset
+    reset_gate: ResetGate
     surrogate: Surrogate
     precision: str
     lean: bool = False
-    recurrent_clip: float = 0.0
-    started: object = None
+    recurrent_clip: BackwardOnly[float] = 0.0
+    started: EagerOnly[object] = None
 
     def rounded(self) -> "Problem":
-        """With the operands of products rounded as autocast asks; products accumulate unrounded."""
+        """Return the problem with the operands of products rounded to ``precision``. Sums are not rounded."""
         if not self.precision:
             return self
         low: torch.dtype = getattr(torch, self.precision)
-        names = ("input", "weight_ih", "weight_hh")
-        rounded = {name: getattr(self, name).to(low).to(getattr(self, name).dtype) for name in names}
-        return dataclasses.replace(self, **rounded, precision="")
+        input, weight_ih, weight_hh = (x.to(low).to(x.dtype) for x in (self.input, self.weight_ih, self.weight_hh))
+        return dataclasses.replace(self, input=input, weight_ih=weight_ih, weight_hh=weight_hh, precision="")
 
-    def tensors(self) -> "tuple[Tensor | None, ...]":
-        """The fields that are tensors or None, in order."""
-        return (
-            self.input, self.c0, self.y0, self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh, self.theta,
-            self.reset_scale, self.keep, self.lengths,
-        )  # fmt: skip
+    def needs_gradient(self) -> bool:
+        """Return whether autograd will ask for a gradient of this problem."""
+        if torch.is_grad_enabled():
+            for name in FIELDS.differentiable:
+                tensor: Tensor | None = getattr(self, name)
+                if tensor is not None and tensor.requires_grad:
+                    return True
+        return False
 
-    def options(self) -> "tuple[str, str, Surrogate, str, bool, float]":
-        """What the backward pass needs of the other fields."""
-        return self.reset, self.reset_gate, self.surrogate, self.precision, self.lean, self.recurrent_clip
+    def without_backward_options(self) -> "Problem":
+        """Return the problem with its backward-only options at their defaults, for calls without a backward pass."""
+        for name in FIELDS.backward_only:
+            if getattr(self, name) != FIELDS.defaults[name]:
+                return dataclasses.replace(self, **{name: FIELDS.defaults[name] for name in FIELDS.backward_only})
+        return self
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Return the tensor arguments, the differentiable ones first."""
+        return _get_tensors(self)
+
+    def options(self) -> tuple[Any, ...]:
+        """Return the options. ``Problem(*tensors, *options)`` restores the problem."""
+        return _get_options(self)
+
+    def flatten(self) -> tuple[Any, ...]:
+        """Return the arguments of the operator ``egru::sequence``: tensors, then plain values."""
+        return FIELDS.flatten(self)
+
+    @staticmethod
+    def unflatten(values: Sequence[Any]) -> "Problem":
+        """Return the problem that :meth:`flatten` was called on."""
+        return Problem(*FIELDS.unflatten(values))
 
 
-TENSOR_FIELDS = 11
-"""Fields of a :class:`Problem` that are tensors or None; they come first."""
+FIELDS = describe_fields(Problem)
+"""The names of :class:`Problem`'s fields by role, and the operator's schema."""
+_get_tensors = operator.attrgetter(*FIELDS.tensors)
+_get_options = operator.attrgetter(*FIELDS.option_names)
 
 
 class Forward(NamedTuple):
-    """``y`` and ``c`` (the state the threshold saw), the carried state, and whatever the kernel saves for backward.
+    """Result of a forward pass.
 
-    ``input``, where it is not None, stands for the problem's input in the backward pass: the same, rounded already.
+    Attributes:
+        y: Events, ``(T, B, H)``.
+        c: State that the threshold saw, ``(T, B, H)``.
+        c_last: Final carried state, ``(B, H)``.
+        y_last: Events of the last step, ``(B, H)``.
+        reserve: What the kernel saves for its backward pass.
+        input: Rounded input to save for the backward pass in place of the problem's input, or None.
     """
 
     y: Tensor
@@ -81,7 +132,7 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Gradients of the tensors of a :class:`Problem`; ``input`` is None where it was not asked for."""
+    """Gradients of the differentiable fields of a :class:`Problem`; ``input`` is None unless it was requested."""
 
     input: Tensor | None
     c0: Tensor
@@ -93,27 +144,32 @@ class Backward(NamedTuple):
     theta: Tensor
 
 
+assert Backward._fields == FIELDS.differentiable, "gradients are matched with the differentiable fields by position"
+
+
 class Kernel(Protocol):
-    """One implementation of the sequence operation."""
+    """An implementation of the sequence operation."""
 
     name: str
+    options: frozenset[str]
+    """Options with a default that this kernel implements. The registry refuses problems that set any other."""
     reads_y: bool
-    """Whether :meth:`backward` wants ``y``; a graph need not hold it otherwise."""
+    """Whether :meth:`backward` reads ``y``. If False, the graph does not keep it."""
 
     def unsupported(self, problem: Problem) -> str | None:
-        """Why this kernel cannot run ``problem``, or None if it can. Looks at options, types and devices only."""
+        """Return why this kernel cannot run ``problem``, or None if it can. Must not read tensor values."""
         ...
 
     def describe(self) -> str:
-        """Its standing on this machine in one line, for :func:`egru.kernels.info`."""
+        """Return one line on what the kernel runs on here, for :func:`egru.kernels.info`."""
         ...
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        """Shape of :attr:`Forward.reserve` when it is saved."""
+        """Return the shape of :attr:`Forward.reserve` for ``save=True``."""
         ...
 
     def forward(self, problem: Problem, save: bool) -> Forward:
-        """Run the sequence; ``save`` asks for the reserve, which is empty otherwise."""
+        """Run the sequence. Unless ``save`` is True, the reserve is empty."""
         ...
 
     def backward(
@@ -128,16 +184,5 @@ class Kernel(Protocol):
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
-        """Gradients, given those of the four differentiable outputs (None stands for zero)."""
+        """Return the gradients, given those of the four differentiable outputs; None means zero."""
         ...
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether nothing watches this call: no tracing, no transform, no tensor subclass."""
-    return (
-        type(x) is Tensor
-        and not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
-    )

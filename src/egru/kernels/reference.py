@@ -1,26 +1,44 @@
-"""The sequence operation through :mod:`egru.functional`: slow, readable, on any device and type."""
+"""The reference kernel: the sequence operation through :mod:`egru.functional`, for any device and type."""
 
 import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from egru import functional
 from egru.events import EventState
-from egru.kernels.problem import Backward, Forward, Problem
+from egru.kernels.problem import FIELDS, Backward, Forward, Problem
+
+
+def _shared_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the keyword-only parameters of ``function`` that are fields of :class:`Problem`."""
+    names = {field.name for field in dataclasses.fields(Problem)}
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name in names)
+
+
+# Derived from the signatures, so that an option which egru.functional implements needs no change here.
+_BACKWARD_ARGUMENTS = _shared_arguments(functional.egru_backward)
+_FORWARD_ARGUMENTS = tuple(
+    name for name in _shared_arguments(functional.egru_sequence) if name not in FIELDS.backward_only
+)
 
 
 class ReferenceKernel:
-    """Plain torch, dense, with the explicit backward of the specification."""
+    """Plain torch, dense, with the explicit backward pass."""
 
     name = "reference"
+    options = frozenset({"lean", *_BACKWARD_ARGUMENTS} & FIELDS.defaults.keys())
     reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
         return None
 
     def describe(self) -> str:
-        return "plain torch, dense, any device and type: what every other kernel is tested against"
+        return "plain torch, dense, any device and type; every other kernel is tested against it"
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
         if problem.lean:
@@ -39,12 +57,7 @@ class ReferenceKernel:
             problem.bias_ih,
             problem.bias_hh,
             problem.theta,
-            reset=problem.reset,
-            reset_gate=problem.reset_gate,
-            surrogate=problem.surrogate,
-            reset_scale=problem.reset_scale,
-            keep=problem.keep,
-            lengths=problem.lengths,
+            **{name: getattr(problem, name) for name in _FORWARD_ARGUMENTS},
         )
         reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory
@@ -68,7 +81,7 @@ class ReferenceKernel:
             reserve = self.forward(problem, save=True).reserve
         problem = problem.rounded()
         state = EventState(problem.c0, problem.y0)
-        grads = functional.egru_backward(
+        gradients = functional.egru_backward(
             grad_y,
             grad_c,
             (grad_c_last, grad_y_last),
@@ -77,23 +90,17 @@ class ReferenceKernel:
             problem.weight_ih,
             problem.weight_hh,
             problem.theta,
-            functional.Sequence(y, c, state, tuple(reserve.unbind(0))),
-            reset=problem.reset,
-            reset_gate=problem.reset_gate,
-            surrogate=problem.surrogate,
-            reset_scale=problem.reset_scale,
-            keep=problem.keep,
-            lengths=problem.lengths,
-            recurrent_clip=problem.recurrent_clip,
+            functional.Sequence(y, c, state, reserve.unbind(0)),
             input_gradient=input_gradient,
+            **{name: getattr(problem, name) for name in _BACKWARD_ARGUMENTS},
         )
         return Backward(
-            grads.input,
-            grads.state.c,
-            grads.state.y,
-            grads.weight_ih,
-            grads.weight_hh,
-            grads.bias,
-            grads.bias_hh,
-            grads.theta,
+            input=gradients.input,
+            c0=gradients.state.c,
+            y0=gradients.state.y,
+            weight_ih=gradients.weight_ih,
+            weight_hh=gradients.weight_hh,
+            bias_ih=gradients.bias,
+            bias_hh=gradients.bias_hh,
+            theta=gradients.theta,
         )

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from egru.events import EventState, Surrogate
-from egru.kernels import Problem, backends, begin_sequence, run_sequence
+from egru.kernels import Problem, begin_sequence, run_sequence
 from egru.layers import checks
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Direction, Weights
 from egru.layers.threshold import Threshold
-from egru.types import RESET_GATES, RESETS
+from egru.types import BACKENDS, RESET_GATES, RESETS
 
 
 class _EventGRU(EventRNN):
@@ -64,7 +64,7 @@ class _EventGRU(EventRNN):
             dtype=dtype,
         )
         self.reset_gate = checks.choice(type(self).__name__, "reset_gate", reset_gate, RESET_GATES)
-        self.backend = checks.choice(type(self).__name__, "backend", backend, backends())
+        self.backend = checks.choice(type(self).__name__, "backend", backend, BACKENDS)
         self.lean = bool(lean)
 
     def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
@@ -93,13 +93,13 @@ class _EventGRU(EventRNN):
             weights.reset_scale,
             keep,
             lengths,
-            self.reset,
-            self.reset_gate,
-            self.surrogate,
-            _autocast_precision(x),
-            self.lean,
-            self.recurrent_clip or 0.0,
-            started,
+            reset=self.reset,
+            reset_gate=self.reset_gate,
+            surrogate=self.surrogate,
+            precision=_autocast_precision(x),
+            lean=self.lean,
+            recurrent_clip=self.recurrent_clip or 0.0,
+            started=started,
         )
         return run_sequence(problem, self.backend)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
-from egru.kernels.finite import check_finite, check_result
+from egru.kernels.call import check_finite, check_result
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Weights
 from egru.types import RESETS

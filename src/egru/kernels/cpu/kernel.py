@@ -29,22 +29,23 @@ class CPUKernel:
     """Compiled, event-driven, for float32 and float64 on the CPU."""
 
     name = "cpu"
+    options = frozenset({"lean"})
     reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
-        tensors = (problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.theta)
-        if any(x.device.type != "cpu" for x in tensors):
-            return f"it runs on the CPU, the input is on {problem.input.device}"
+        dtype = problem.weight_hh.dtype
+        same_type = True
+        for x in (problem.input, problem.c0, problem.y0, problem.weight_ih, problem.weight_hh, problem.theta):
+            if not x.is_cpu:
+                return f"it requires CPU tensors, got one on {x.device}"
+            same_type = same_type and x.dtype is dtype
         if compiled.core is None:
             compiled.warn_missing()
             return compiled.missing
-        dtype = problem.weight_hh.dtype
         if dtype not in (torch.float32, torch.float64):
             return f"it knows float32 and float64, not {dtype}"
-        if any(x.dtype != dtype for x in tensors):
-            return "input, state, weights and thresholds differ in type"
-        if problem.recurrent_clip:
-            return "it does not clip gradients inside the recursion"
+        if not same_type:
+            return "it requires input, state, weights and thresholds of one type"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if 0 in problem.input.shape:

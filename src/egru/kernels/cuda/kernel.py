@@ -14,6 +14,7 @@ class CUDAKernel:
     """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
 
     name = "cuda"
+    options = frozenset({"lean"})
     reads_y = False
 
     def describe(self) -> str:
@@ -36,8 +37,6 @@ class CUDAKernel:
             return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
         if problem.reset_scale.dim() and problem.reset != "none":
             return "it has one reset_scale for all units"
-        if problem.recurrent_clip:
-            return "it does not clip gradients inside the recursion"
         if problem.surrogate.shape != "triangle":
             return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
         if min(problem.input.shape) == 0:

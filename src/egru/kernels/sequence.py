@@ -1,0 +1,48 @@
+"""Entry points of the sequence operation: choose a kernel and a route, and run."""
+
+from torch import Tensor
+
+from egru.events import EventState
+from egru.kernels.call import is_plain, prepare
+from egru.kernels.eager import run_eager
+from egru.kernels.op import sequence
+from egru.kernels.problem import Problem
+from egru.kernels.registry import begin
+from egru.types import Backend, ResetGate
+
+
+def begin_sequence(
+    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: ResetGate, precision: str, backend: Backend
+) -> object:
+    """Start the work that needs only the input and the weights, before the rest of a problem is assembled.
+
+    On a GPU a short sequence takes less time than the host needs to launch it. Starting early keeps the device busy
+    meanwhile.
+
+    Returns:
+        The value for :attr:`Problem.started`, or None if there is nothing to start.
+    """
+    if not input.is_cuda or backend not in ("auto", "cuda") or not is_plain(input):
+        return None
+    return begin(input, weight_ih, weight_hh, reset_gate, precision)
+
+
+def run_sequence(problem: Problem, backend: Backend = "auto") -> tuple[Tensor, Tensor, EventState]:
+    """Run the sequence operation; differentiable.
+
+    Args:
+        problem: The arguments.
+        backend: The kernel to use. ``"auto"`` takes the fastest one that supports the problem.
+
+    Returns:
+        ``(y, c, state)``: the events and the state that the threshold saw, both ``(T, B, H)``, and the carried state.
+
+    Raises:
+        ValueError: If ``backend`` does not support the problem, or if a value on the CPU is not finite.
+    """
+    problem, kernel, save = prepare(problem, backend)
+    if is_plain(problem.input):
+        y, c, c_last, y_last = run_eager(problem, kernel, save)
+    else:
+        y, c, c_last, y_last, _ = sequence(*problem.flatten(), kernel, save)
+    return y, c, EventState(c_last, y_last)
