@@ -35,5 +35,5 @@ def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="needs a CUDA device; none here")
         for item in items:
-            if "cuda" in item.keywords:
+            if item.get_closest_marker("cuda"):
                 item.add_marker(skip)

@@ -1,11 +1,13 @@
 """The CUDA kernels against the float64 reference, on the device. How they are called is in test_cuda_calls.py."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
-from egru.kernels.cuda import arrange, few, pack, persistent
+from egru.kernels.cuda import pack, persistent, prepare, small_batch
+from egru.kernels.cuda.plan import Direction
 from egru.kernels.registry import get
 from egru.types import RESETS
 from tests.kernels.cuda_problems import GATES, check, make_problem, single_precision
@@ -58,7 +60,7 @@ def test_candidates_from_states(reset: str, precision: str, B: int) -> None:
 def test_large_layers_and_chips_without_persistent_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused steps in low precision, which save as the others do."""
     monkeypatch.setattr(persistent, "find_plan", lambda *_: None)
-    monkeypatch.setattr(few, "find_few", lambda *_: None)
+    monkeypatch.setattr(small_batch, "find_plan", lambda *_: None)
     for reset_gate in GATES:
         check(make_problem(8, 21, 6, 51, reset_gate=reset_gate, keep=True, ragged=True))
 
@@ -108,11 +110,11 @@ def test_every_output_is_written(reset_gate: str, precision: str, B: int) -> Non
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", ""])
 @pytest.mark.parametrize("reset_gate", GATES)
-@pytest.mark.parametrize("B", range(1, few.MOST_ROWS + 1))
+@pytest.mark.parametrize("B", range(1, small_batch.MAX_BATCH + 1))
 def test_few_rows(B: int, reset_gate: str, precision: str) -> None:
     for H, inputs in ((9, 3), (75, 1), (300, 6)):
         problem = make_problem(7, B, inputs, H, reset_gate=reset_gate, precision=precision, keep=H == 75, ragged=H > 75)
-        assert few.find_few(problem.input, H, reset_gate, precision) is not None
+        assert small_batch.find_plan(problem.input, H, reset_gate, precision) is not None
         check(problem)
 
 
@@ -138,8 +140,9 @@ def test_packed_weights_equal_the_plain_version(H: int, B: int, reset_gate: str)
     plan = persistent.find_plan(make_problem(1, B, 1, H).input, H, reset_gate, "bfloat16")
     assert plan is not None
     weight = torch.randn(3 * H, H, device="cuda")
-    for direction, plain in (("forward", pack.pack_forward), ("backward", pack.pack_backward)):
-        prepare = arrange.Prepare(torch.bfloat16, 0, H, 1, 16, 0, plan, reset_gate, direction)
-        size = arrange.packed_bytes(plan, reset_gate, direction)
-        packed = prepare(weight, None, None).buffer[: size // 2]
+    reference: dict[Direction, Any] = {"forward": pack.pack_forward, "backward": pack.pack_backward}
+    for direction, plain in reference.items():
+        preparer = prepare.Preparer(torch.bfloat16, 0, H, 1, 16, 0, plan, reset_gate, direction)
+        size = prepare.packed_bytes(plan, reset_gate, direction)
+        packed = preparer(weight, None, None).buffer[: size // 2]
         assert torch.equal(packed, plain(weight, plan, reset_gate, torch.bfloat16).flatten()), direction

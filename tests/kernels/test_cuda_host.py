@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 
 from egru.events import Surrogate
 from egru.kernels import begin_sequence, registry
-from egru.kernels.cuda import arrange, few, pack, persistent, products, stepwise
-from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Plan, candidates, choose_plan
+from egru.kernels.cuda import arguments, pack, persistent, prepare, products, small_batch, stepwise, tensors
+from egru.kernels.cuda import kernel as kernel_module
+from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Direction, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
 from egru.types import RESETS
 
@@ -79,37 +79,37 @@ def test_too_large_a_layer_has_no_plan() -> None:
 
 @pytest.mark.parametrize("precision", ["", "bfloat16"])
 @pytest.mark.parametrize("reset_gate", GATES)
-@pytest.mark.parametrize("batch", range(1, few.MOST_ROWS + 1))
+@pytest.mark.parametrize("batch", range(1, small_batch.MAX_BATCH + 1))
 @pytest.mark.parametrize("units", SIZES)
 def test_partitions_for_few_rows(units: int, batch: int, reset_gate: str, precision: str) -> None:
-    plan = few.choose_few(units, batch, H200, reset_gate, precision)
+    plan = small_batch.choose_plan(units, batch, H200, reset_gate, precision)
     if plan is None:
         assert units > (1000 if precision else 700), "small layers always fit"
         return
-    assert plan.own * plan.blocks >= units > plan.own * (plan.blocks - 1)
+    assert plan.block_units * plan.blocks >= units > plan.block_units * (plan.blocks - 1)
     assert plan.rows * plan.groups >= batch > plan.rows * (plan.groups - 1), "no group is idle"
     assert plan.grid <= H200.multiprocessors
     assert plan.bytes <= H200.shared_bytes
-    assert plan.own * plan.words <= 32 * plan.warps, "a thread a unit and word"
+    assert plan.block_units * plan.words <= 32 * plan.warps, "a thread a unit and word"
     assert plan.words * (3 if precision else 1) >= plan.rows
     assert plan.workspace % 16 == 0, "cleared sixteen bytes at a time"
 
 
 def test_more_rows_or_larger_layers_are_not_few() -> None:
-    assert few.choose_few(64, few.MOST_ROWS + 1, H200, "after", "bfloat16") is None
-    assert few.choose_few(1350, 1, H200, "after", "") is not None
-    assert few.choose_few(2048, 1, H200, "after", "bfloat16") is not None
-    assert few.choose_few(3000, 1, H200, "after", "bfloat16") is None
+    assert small_batch.choose_plan(64, small_batch.MAX_BATCH + 1, H200, "after", "bfloat16") is None
+    assert small_batch.choose_plan(1350, 1, H200, "after", "") is not None
+    assert small_batch.choose_plan(2048, 1, H200, "after", "bfloat16") is not None
+    assert small_batch.choose_plan(3000, 1, H200, "after", "bfloat16") is None
 
 
 @pytest.mark.parametrize("precision", ["", "bfloat16", "float16"])
 def test_source_for_few_rows_states_every_constant(precision: str) -> None:
-    plan = few.choose_few(130, 5, H200, "before", precision)
+    plan = small_batch.choose_plan(130, 5, H200, "before", precision)
     assert plan is not None
-    text = few.kernel_source(plan, "hard", "before", precision, inline=True, keep=False, ragged=True)
+    text = small_batch.kernel_source(plan, "hard", "before", precision, inline=True, keep=False, ragged=True)
     assert f"#define R {plan.rows}\n" in text
     assert f"#define STRIDE {136 if precision else 130}\n" in text, "float32 is not padded"
-    assert ("#define ACCURATE" in text) == (precision == "")
+    assert f"#define ACCURATE {int(not precision)}\n" in text
     names = {word for line in text.splitlines() if line.startswith("#define") for word in line.split()[1:2]}
     assert {"H", "UNITS", "BLOCKS", "LOW", "RESET", "AFTER", "INLINE", "KEEP", "RAGGED"} <= names
 
@@ -148,17 +148,16 @@ def test_packing_before_holds_two_operands_one_behind_the_other() -> None:
     plan = choose_plan(40, 20, H200, "before")
     assert plan is not None
     weight = torch.randn(120, 40)
-    for direction, packed in (
-        ("forward", pack.pack_forward(weight, plan, "before", torch.bfloat16)),
-        ("backward", pack.pack_backward(weight, plan, "before", torch.bfloat16)),
-    ):
-        assert packed.numel() * 2 == arrange.packed_bytes(plan, "before", direction)
+    forward = pack.pack_forward(weight, plan, "before", torch.bfloat16)
+    backward = pack.pack_backward(weight, plan, "before", torch.bfloat16)
+    assert forward.numel() * 2 == prepare.packed_bytes(plan, "before", "forward")
+    assert backward.numel() * 2 == prepare.packed_bytes(plan, "before", "backward")
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("reset", RESETS)
-def test_source_states_every_constant(reset: str, reset_gate: str, direction: str) -> None:
+def test_source_states_every_constant(reset: str, reset_gate: str, direction: Direction) -> None:
     plan = choose_plan(590, 500, H200, reset_gate)
     assert plan is not None
     text = persistent.kernel_source(plan, persistent.Variant(direction, reset, reset_gate, "bfloat16", True))
@@ -174,9 +173,9 @@ def test_a_product_names_every_register() -> None:
 
 
 def test_a_reserve_holds_three_halves_a_unit_two_before_and_four_floats() -> None:
-    assert stepwise.reserve_shape(problem(H=9)) == (2, 3, 15)
-    assert stepwise.reserve_shape(problem(H=9, reset_gate="before")) == (2, 3, 10)
-    assert stepwise.reserve_shape(problem(H=9, precision="")) == (2, 3, 9, 4)
+    assert tensors.reserve_shape(problem(H=9)) == (2, 3, 15)
+    assert tensors.reserve_shape(problem(H=9, reset_gate="before")) == (2, 3, 10)
+    assert tensors.reserve_shape(problem(H=9, precision="")) == (2, 3, 9, 4)
 
 
 def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
@@ -258,10 +257,12 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
     launches: list[tuple[str, int, int]] = []
     shapes: list[int] = []
 
-    def launch(name: str, threads: int, args: Any) -> None:
-        launches.append((name, args.t, threads))
-        shapes.append(args.HP)
-        assert (args.keep.p is None) == (keep is None)
+    def launch(name: str, threads: int, args: arguments.PackedArguments) -> None:
+        struct = arguments.STEP_FORWARD if name.startswith("forward") else arguments.STEP_BACKWARD
+        values = struct.unpack(bytes(args.data))
+        launches.append((name, values["t"], threads))
+        shapes.append(values["HP"])
+        assert (values["keep"]["p"] == 0) == (keep is None)
 
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
@@ -275,10 +276,10 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
     a_step = ["forward_state"] if reset_gate == "after" else ["forward_gates", "forward_state"]
     assert launches == [(name, t, B * H) for t in range(T) for name in a_step]
     assert result.y.shape == result.c.shape == (T, B, H)
-    assert result.reserve.shape == stepwise.reserve_shape(given)
+    assert result.reserve.shape == tensors.reserve_shape(given)
     assert stepwise.forward(given, save=False).reserve.numel() == 0
     launches.clear()
-    forward = (torch.zeros(T, B, H), torch.zeros(stepwise.reserve_shape(given)))
+    forward = (torch.zeros(T, B, H), torch.zeros(tensors.reserve_shape(given)))
     grads = stepwise.backward(given, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
     a_step = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
     assert launches == [(name, t, B * 104) for t in reversed(range(T)) for name in a_step]
@@ -292,12 +293,12 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
 def test_addresses_are_aligned_and_contiguous() -> None:
     base = torch.arange(40.0)
     held: list[torch.Tensor] = []
-    assert stepwise.address(None, held) == 0
-    assert stepwise.address(base, held) == base.data_ptr()
+    assert tensors.address(None, held) == 0
+    assert tensors.address(base, held) == base.data_ptr()
     assert held == []
     for given in (base[1:9], base.view(8, 5)[:, ::2]):
-        found = stepwise.address(given, held)
-        for tensor in (held[-1], stepwise.aligned(given)):
+        found = tensors.address(given, held)
+        for tensor in (held[-1], tensors.aligned(given)):
             assert torch.equal(tensor, given)
             assert tensor.is_contiguous()
             assert tensor.data_ptr() % 16 == 0
@@ -312,24 +313,24 @@ def test_nothing_starts_early_without_a_gpu() -> None:
 
 def test_a_kept_input_is_recognised_and_others_are_not() -> None:
     operand = torch.randn(6, 16).bfloat16()
-    kept = arrange.unpadded(operand, torch.Size((2, 3, 13)))
+    kept = prepare.view_unpadded(operand, torch.Size((2, 3, 13)))
     assert torch.equal(kept, operand.view(2, 3, 16)[..., :13])
-    again = arrange.repadded(kept, torch.bfloat16)
+    again = prepare.recover_padded(kept, torch.bfloat16)
     assert again is not None
     assert again.data_ptr() == operand.data_ptr()
     assert torch.equal(again, operand)
-    assert arrange.repadded(kept, torch.float16) is None, "another type"
-    assert arrange.repadded(kept.contiguous(), torch.bfloat16) is None, "no padding"
-    assert arrange.repadded(torch.randn(2, 3, 13), torch.bfloat16) is None, "an ordinary input"
+    assert prepare.recover_padded(kept, torch.float16) is None, "another type"
+    assert prepare.recover_padded(kept.contiguous(), torch.bfloat16) is None, "no padding"
+    assert prepare.recover_padded(torch.randn(2, 3, 13), torch.bfloat16) is None, "an ordinary input"
 
 
 def test_rows_that_start_alike_need_no_copies() -> None:
     rest = torch.zeros(8)
     given = problem(8, c0=rest.expand(3, 8), y0=rest.expand(3, 8))
-    c0, y0, stride = stepwise.start_state(given)
+    c0, y0, stride = tensors.start_state(given)
     assert (c0.data_ptr(), y0.data_ptr(), stride) == (rest.data_ptr(), rest.data_ptr(), 0)
     mixed = problem(8, c0=torch.ones(3, 8), y0=rest.expand(3, 8))
-    c0, y0, stride = stepwise.start_state(mixed)
+    c0, y0, stride = tensors.start_state(mixed)
     assert stride == 8
     assert c0.is_contiguous()
     assert y0.is_contiguous()
@@ -339,7 +340,7 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
     kernel = registry.get("cuda")
     lean = dataclasses.replace(random_problem("after"), lean=True)
     asked: list[bool] = []
-    full = torch.ones(stepwise.reserve_shape(dataclasses.replace(lean, lean=False)))
+    full = torch.ones(tensors.reserve_shape(dataclasses.replace(lean, lean=False)))
 
     def forward(given: Problem, save: bool) -> Forward:
         asked.append(save)
@@ -347,9 +348,9 @@ def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatc
         return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
 
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(few, "find_few", lambda *given: None)
+    monkeypatch.setattr(small_batch, "find_plan", lambda *given: None)
     monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
-    monkeypatch.setattr(stepwise, "on_device", lambda index: contextlib.nullcontext())
+    monkeypatch.setattr(kernel_module, "on_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(stepwise, "forward", forward)
     monkeypatch.setattr(stepwise, "backward", lambda given, c, reserve, *rest: seen.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)

@@ -1,17 +1,26 @@
-"""What the kernels ask of the device they run on, and how a kernel that gave up is noticed."""
+"""Properties of the device, the device guard, and the check for kernels that timed out."""
 
+import contextlib
 import ctypes
 import functools
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from egru.kernels.cuda.plan import Chip
 
+_CURRENT = contextlib.nullcontext()
+
+
+def on_device(index: int) -> contextlib.AbstractContextManager[object]:
+    """Make a device current; like ``torch.cuda.device``, but free if it is current already."""
+    return _CURRENT if torch.cuda.current_device() == index else torch.cuda.device(index)
+
 
 @functools.cache
 def chip(device: int) -> Chip:
-    properties = torch.cuda.get_device_properties(device)
+    properties = cast(Any, torch.cuda.get_device_properties(device))  # pyright: ignore[reportUnknownMemberType]
     return Chip(properties.multi_processor_count, properties.shared_memory_per_block_optin)
 
 

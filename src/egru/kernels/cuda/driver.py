@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 import torch
 
-SOURCE = pathlib.Path(__file__).parent / "source"
-
 
 class CudaError(RuntimeError):
     """A call into NVRTC or the driver failed."""
@@ -133,7 +131,7 @@ class Function:
     def __call__(self, grid: int, args: bytes) -> None:
         """Launch on torch's current stream of the device. ``args`` is the kernel's one argument, a struct."""
         # No Stream object and no ctypes structures: making them takes as long as the launch.
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        stream = torch._C._cuda_getCurrentRawStream(self._device)  # pyright: ignore[reportPrivateUsage]
         config = _CONFIG.pack(grid, 1, 1, self.block, 1, 1, self.shared, stream, *self._tail)
         status = self._launch(config, self._function, _Arguments(args), None)
         if status == _NO_CONTEXT:  # a thread that has not used CUDA before

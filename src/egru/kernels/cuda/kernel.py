@@ -1,31 +1,35 @@
-"""The CUDA kernel of the sequence operation: which of its forms runs a problem."""
+"""The CUDA backend of the sequence operation: selects the implementation that runs a problem."""
 
 import dataclasses
 
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import arrange, few, persistent, products, stepwise
+from egru.kernels.cuda import persistent, products, small_batch, stepwise
+from egru.kernels.cuda.device import on_device
 from egru.kernels.cuda.plan import Plan
+from egru.kernels.cuda.prepare import PendingForward
+from egru.kernels.cuda.tensors import reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
 
 
 class CUDAKernel:
-    """NVIDIA GPUs: one kernel for the whole sequence where the weights fit the chip, else fused steps."""
+    """NVIDIA GPUs: one kernel for the whole sequence if the weights fit into shared memory, else fused steps."""
 
     name = "cuda"
     options = frozenset({"lean"})
     reads_y = False
 
     def describe(self) -> str:
-        """What it runs on here, or why it runs nowhere."""
+        """Return the device and the implementation it supports, or why the backend is unavailable."""
         if not torch.cuda.is_available():
             return "NVIDIA GPUs: none on this machine"
         major, minor = torch.cuda.get_device_capability()
-        form = "persistent kernels" if major == 9 else "fused steps (persistent kernels need a Hopper chip)"
-        return f"NVIDIA GPUs: {torch.cuda.get_device_name()}, compute capability {major}.{minor}, {form}"
+        kernels = "persistent kernels" if major == 9 else "fused steps (persistent kernels require a Hopper GPU)"
+        return f"NVIDIA GPUs: {torch.cuda.get_device_name()}, compute capability {major}.{minor}, {kernels}"
 
     def unsupported(self, problem: Problem) -> str | None:
+        """Return why this backend cannot run ``problem``, or None if it can."""
         device = problem.input.device
         if device.type != "cuda":
             return f"it runs on CUDA tensors, not on {device.type}"
@@ -46,40 +50,42 @@ class CUDAKernel:
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        return (0,) if problem.lean else stepwise.reserve_shape(problem)  # all forms save the same
+        """Return the shape of the reserve, which all implementations share."""
+        return (0,) if problem.lean else reserve_shape(problem)
 
     def forward(self, problem: Problem, save: bool) -> Forward:
+        """Run the sequence. ``save`` requests the reserve, unless the problem is lean."""
         save = save and not problem.lean
-        started = problem.started
-        if started is None:
-            started = self.begin(
+        pending = problem.started
+        if pending is None:
+            pending = self.begin(
                 problem.input, problem.weight_ih, problem.weight_hh, problem.reset_gate, problem.precision
             )
-        with stepwise.on_device(problem.input.device.index):
-            if not isinstance(started, arrange.Started):
+        with on_device(problem.input.device.index):
+            if not isinstance(pending, PendingForward):
                 return stepwise.forward(problem, save)
-            plan = started.plan
-            if isinstance(plan, few.FewPlan):
-                return few.forward(problem, plan, started, save)
+            plan = pending.plan
+            if isinstance(plan, small_batch.SmallBatchPlan):
+                return small_batch.forward(problem, plan, pending, save)
             assert isinstance(plan, Plan)
-            return persistent.forward(problem, plan, started, save)
+            return persistent.forward(problem, plan, pending, save)
 
     def begin(
         self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
-    ) -> arrange.Started | None:
-        """Ask the device for what a forward pass does before its kernel; None where no kernel runs a whole sequence."""
+    ) -> PendingForward | None:
+        """Enqueue what a forward pass does before its kernel. Returns None if the sequence runs in fused steps."""
         if torch.version.hip is not None or input.dim() != 3 or input.numel() == 0:
             return None
         if not input.dtype is weight_ih.dtype is weight_hh.dtype is torch.float32:
             return None
         if precision not in products.OPERANDS:
             return None
-        kind = input, weight_hh.shape[1], reset_gate, precision
-        partition = few.find_few(*kind)
-        plan = None if partition is not None else persistent.find_plan(*kind)
-        with stepwise.on_device(input.device.index):
-            if partition is not None:
-                return few.begin(partition, input, weight_ih, weight_hh, precision)
+        units = weight_hh.shape[1]
+        small_plan = small_batch.find_plan(input, units, reset_gate, precision)
+        plan = None if small_plan is not None else persistent.find_plan(input, units, reset_gate, precision)
+        with on_device(input.device.index):
+            if small_plan is not None:
+                return small_batch.begin(small_plan, input, weight_ih, weight_hh, precision)
             return None if plan is None else persistent.begin(plan, input, weight_ih, weight_hh, reset_gate, precision)
 
     def backward(
@@ -94,12 +100,13 @@ class CUDAKernel:
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
+        """Return the gradients; a lean problem first runs forward again to restore its reserve."""
         if problem.lean:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
         plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
-        with stepwise.on_device(problem.input.device.index):
+        with on_device(problem.input.device.index):
             if plan is None:
                 return stepwise.backward(problem, c, reserve, *grads, input_gradient)
             return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

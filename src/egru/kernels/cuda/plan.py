@@ -6,6 +6,9 @@ batch; the batch is split over as many groups as fit, and run in several *waves*
 
 import dataclasses
 import functools
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
 
 ROWS = (8, 16, 32, 48, 64)  # of a group; few, since each compiles its own kernel; 64 is one warpgroup product
 MAX_TILES = 5  # unit tiles of a block whose accumulators and state still fit the registers
@@ -23,7 +26,7 @@ class Chip:
 class Layout:
     """Shared memory of one block: the ring through which the exchange streams past the resident weights."""
 
-    piece: int  # k16-tiles of one slot
+    slot_tiles: int  # k16-tiles per slot
     slots: int
     alias: bool  # the scratch for adding the warpgroups' halves lies on the ring
     bytes: int
@@ -76,9 +79,9 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
     scratch = max(columns for _, columns in phases) // 8 * 2048
     fixed = constants * 4 + 1024  # barriers, and the slack behind the ring that products read
     best: tuple[float, Layout] | None = None
-    for piece in range(1, 17):
-        slot = piece * rows * 32
-        weights = sum(ceil_to(tiles, piece) * 32 * columns for tiles, columns in phases)
+    for slot_tiles in range(1, 17):
+        slot = slot_tiles * rows * 32
+        weights = sum(ceil_to(tiles, slot_tiles) * 32 * columns for tiles, columns in phases)
         for alias in (False, True):
             free = chip.shared_bytes - weights - fixed - (0 if alias else scratch)
             slots = min(16, free // slot // 2 * 2)
@@ -86,14 +89,14 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
                 continue
             cycles = 100.0 if alias else 0.0
             for tiles, columns in phases:
-                pieces = -(-tiles // piece)
-                feeding = pieces * 200 / (4 if slots % 4 == 0 else 2)
-                flowing = pieces * slot / min(60, (slots - 2) * slot / 500)  # copies take some 500 cycles
-                multiplying = pieces / 2 * (350 + piece * max(columns / 2, 16 + columns / 4))
+                slices = -(-tiles // slot_tiles)
+                feeding = slices * 200 / (4 if slots % 4 == 0 else 2)
+                flowing = slices * slot / min(60, (slots - 2) * slot / 500)  # copies take some 500 cycles
+                multiplying = slices / 2 * (350 + slot_tiles * max(columns / 2, 16 + columns / 4))
                 cycles += max(feeding, flowing, multiplying) + slot / 30
             used = weights + fixed + slots * slot + (0 if alias else scratch)
             if best is None or cycles < best[0]:
-                best = cycles, Layout(piece, slots, alias, used)
+                best = cycles, Layout(slot_tiles, slots, alias, used)
     return best[1] if best else None
 
 

@@ -5,36 +5,13 @@
 // gives them: of theta and of a_z. The others come out of the product with `source`, which has a column of ones and, for
 // a one-feature input, a column of inputs.
 
-struct Args {
-  const float *c, *c0, *y0;
-  const Reserve* reserve;
-  const float *grad_y, *grad_c, *grad_c_last, *grad_y_last;  // each may be null
-  const float* input;                                        // (T, B) where the input has one feature
-  const char* weights;
-  const float *theta, *rho;
-  Keep keep;
-  const i64* lengths;
-  char* exchange;
-  u32* counter;
-  u32* gates;   // (T, B, 4, HP) low precision: what multiplies V_z, then a_r, a_u, a_z as the input product sees them;
-                // the last block only if GRAD_INPUT, that is if a product over time will read it
-  u32* source;  // (T, B, HP + 8) low precision: y_{t-1}, then 1, the input of a one-feature layer, and zeros
-  u32* source_z;  // (T, B, HP) low precision: r y_{t-1} ("before")
-  float *dc0, *dy0;
-  float* sums;  // (groups * 8 warps, SUMS, HP)
-  int* error;
-  Surrogate surrogate;
-  int T, B, b0, group0;
-  int state_stride;  // between rows of c0 and y0
-};
-
 constexpr int COLUMNS = UT * 8;
 constexpr int BLOCKS = AFTER ? 3 : 2;  // gate blocks in the widest exchange
 constexpr u32 WEIGHT_BYTES = (AFTER ? padded(3 * KT) : padded(KT) + padded(2 * KT)) * 32 * COLUMNS;
 constexpr u64 EXCHANGE = (u64)padded(BLOCKS * KT) * 32 * R;
 constexpr int SUMS = INLINE ? 3 : 2;  // theta, a_z, and a_z times the input
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward(const __grid_constant__ SequenceBackward a) {
   extern __shared__ __align__(1024) char memory[];
   const u32 base = shared_address(memory);
   char* after_ring = memory + WEIGHT_BYTES + RING * SLOT;

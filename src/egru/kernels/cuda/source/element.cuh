@@ -2,7 +2,7 @@
 // Names follow the paper; u = 1 - z_torch. RESET: 0 output, 1 threshold, 2 hard, 3 none.
 // ACCURATE selects the library's exp and tanh (float32 problems) over the fast ones (low-precision products).
 
-#ifdef ACCURATE
+#if ACCURATE
 __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 __device__ __forceinline__ float tangent(float x) { return tanhf(x); }
 #else
@@ -13,11 +13,6 @@ __device__ __forceinline__ float tangent(float x) {
   return 1.f - __fdividef(2.f, 1.f + __expf(2.f * x));
 }
 #endif
-
-struct Surrogate {
-  float inverse_width, height;
-  int bounded;
-};
 
 // What the threshold sees at this step.
 __device__ __forceinline__ float next_state(float u, float z, float c_prev, float y_prev, bool e_prev, float rho) {

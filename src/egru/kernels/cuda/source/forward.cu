@@ -3,29 +3,12 @@
 // The critical path is barrier, exchange, product, element-wise part. A step's outputs are stored, and the inputs of the
 // next loaded, during the next product, tile by tile.
 
-struct Args {
-  const float* projected;  // (T, B, 3, HP), x W without bias; null where the input has one feature
-  const float* input;      // (T, B), used instead
-  const float* weight_ih;  // (3 H,), likewise
-  const char* weights;     // packed, see pack.py
-  const float *bias_ih, *bias_hh, *theta, *rho, *c0, *y0;
-  Keep keep;
-  const i64* lengths;
-  char* exchange;
-  u32* counter;
-  float *y, *c, *c_last, *y_last;
-  Reserve* reserve;  // see reserve.cuh, or null
-  int* error;
-  int T, B, b0;
-  int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
-};
-
 constexpr int COLUMNS = UT * 8;
 constexpr u32 WEIGHT_BYTES = padded(KT) * 32 * 3 * COLUMNS;
 constexpr u64 EXCHANGE = (u64)padded(KT) * 32 * R;  // bytes of one parity of one group
 constexpr int CONSTANTS = INLINE ? 8 : 5;   // r, u, z and q biases, theta, input weights
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forward(const __grid_constant__ SequenceForward a) {
   extern __shared__ __align__(1024) char memory[];
   const u32 base = shared_address(memory);
   char* after_ring = memory + WEIGHT_BYTES + RING * SLOT;

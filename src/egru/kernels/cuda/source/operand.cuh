@@ -1,13 +1,6 @@
 // How values are kept outside the arithmetic: operands of products, fp16 pairs, zoneout.
-// LOW: what operands are rounded to. 0 float32, 1 bf16, 2 fp16.
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #if LOW == 0
-typedef float Operand;
 __device__ __forceinline__ Operand to_operand(float x) { return x; }
 __device__ __forceinline__ float from_operand(u32 bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ float rounded(float x) { return x; }
@@ -17,7 +10,6 @@ __device__ __forceinline__ float rounded(float x) { return x; }
 #else
 #define LOW_TYPE "f16"
 #endif
-typedef u16 Operand;
 __device__ __forceinline__ Operand to_operand(float x) {
   Operand d;
   asm("cvt.rn." LOW_TYPE ".f32 %0, %1;" : "=h"(d) : "f"(x));
@@ -54,10 +46,5 @@ __device__ __forceinline__ float2 unpack_half(u32 d) {
   asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(v.x), "=f"(v.y) : "r"(d));
   return v;
 }
-
-struct Keep {  // zoneout: a (T, B, H) array by strides, or null
-  const float* p;
-  i64 t, b, h;
-};
 
 __device__ __forceinline__ float bias(const float* p, int i) { return p ? p[i] : 0.f; }

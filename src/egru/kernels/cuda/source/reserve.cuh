@@ -11,7 +11,6 @@ struct Gates {
 };
 
 #if LOW == 0
-typedef float4 Reserve;
 __device__ __forceinline__ void save_gates(Reserve* reserve, i64, i64 row, int width, int unit, const Gates& g) {
   reserve[row * width + unit] = make_float4(g.u, g.r, g.z, g.q);
 }
@@ -20,7 +19,6 @@ __device__ __forceinline__ Gates saved_gates(const Reserve* reserve, i64, i64 ro
   return {v.x, v.y, v.z, v.w};
 }
 #else
-typedef u32 Reserve;
 __device__ __forceinline__ u16* q_plane(Reserve* reserve, i64 rows, int width) { return (u16*)(reserve + rows * width); }
 
 // One unit at one of `rows` steps and batch rows.

@@ -1,21 +1,7 @@
 // The element-wise part of one step as ordinary kernels, one thread a unit: the products between them are cuBLAS's.
 
-struct Forward {
-  const float* projected;  // (T, B, 3, HP) without bias
-  const float* product;    // (B, 3 HP): y V; in the "before" form r and u, then z in the first columns
-  const float *bias_ih, *bias_hh, *theta, *rho;
-  Keep keep;
-  const i64* lengths;
-  float *c_last, *y_last;  // the carried state, in place
-  unsigned char* fired;
-  Operand* operand;    // (B, HP): what the next product reads
-  float *y, *c, *gate_r, *gate_u;
-  Reserve* reserve;  // see reserve.cuh, or null
-  int T, t, B, H, HP;
-};
-
 // "before": r and u, and r*y for the second product.
-extern "C" __global__ void forward_gates(const __grid_constant__ Forward a) {
+extern "C" __global__ void forward_gates(const __grid_constant__ StepForward a) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.B * a.H) return;
   int b = i / a.H, unit = i % a.H;
@@ -27,7 +13,7 @@ extern "C" __global__ void forward_gates(const __grid_constant__ Forward a) {
   a.operand[(i64)b * a.HP + unit] = to_operand(r * a.y_last[i]);
 }
 
-extern "C" __global__ void forward_state(const __grid_constant__ Forward a) {
+extern "C" __global__ void forward_state(const __grid_constant__ StepForward a) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= a.B * a.H) return;
   int b = i / a.H, unit = i % a.H;
@@ -63,27 +49,13 @@ extern "C" __global__ void forward_state(const __grid_constant__ Forward a) {
   a.operand[(i64)b * a.HP + unit] = to_operand(a.y_last[i]);
 }
 
-struct Backward {
-  const float *c, *c0, *y0;
-  const Reserve* reserve;
-  const float *grad_y, *grad_c;
-  const float* product;  // (B, HP): what came through the weights, or null at the last step
-  const float *theta, *rho;
-  Keep keep;
-  const i64* lengths;
-  float *dc, *dy, *de, *dtheta;      // (B, H), in place; dy is the element-wise path
-  Operand *gates, *source, *source_z;  // (T, B, 4, HP), (T, B, HP), (T, B, HP)
-  Surrogate surrogate;
-  int T, t, B, H, HP;
-};
-
-__device__ __forceinline__ Before previous(const Backward& a, int i, int b, int unit, float theta, float rho) {
+__device__ __forceinline__ Before previous(const StepBackward& a, int i, int b, int unit, float theta, float rho) {
   if (a.t > 0) return before_step(a.c[((i64)(a.t - 1) * a.B + b) * a.H + unit], theta, rho);
   float y = a.y0[i];
   return {a.c0[i], y, y != 0.f};
 }
 
-extern "C" __global__ void backward_state(const __grid_constant__ Backward a) {
+extern "C" __global__ void backward_state(const __grid_constant__ StepBackward a) {
   int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= a.B * a.HP) return;
   int b = at / a.HP, unit = at % a.HP;
@@ -125,7 +97,7 @@ extern "C" __global__ void backward_state(const __grid_constant__ Backward a) {
 }
 
 // "before": a_r and the path through r*y, once a_z V_z is known (in product).
-extern "C" __global__ void backward_reset(const __grid_constant__ Backward a) {
+extern "C" __global__ void backward_reset(const __grid_constant__ StepBackward a) {
   int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= a.B * a.HP) return;
   int b = at / a.HP, unit = at % a.HP;

@@ -10,23 +10,6 @@
 // At each exchange a warp reads its share of the units, lists those that are not zero, and adds up value times row of
 // weights. The warps' sums meet in shared memory, where one thread a unit (and word) finishes the step.
 
-struct Args {
-  const float* projected;  // (T, B, 3, STRIDE), x W without bias; null where the input has one feature
-  const float* input;      // (T, B), used instead
-  const float* weight_ih;  // (3 H,), likewise
-  const float* weights;    // (3 H, H), as torch has them
-  const float *bias_ih, *bias_hh, *theta, *rho, *c0, *y0;
-  Keep keep;
-  const i64* lengths;
-  u64* exchange;  // [2][group][word][SHARE * THREADS], zero at the start
-  u32* unused;
-  float *y, *c, *c_last, *y_last;
-  Reserve* reserve;  // see reserve.cuh, or null
-  int* error;
-  int T, B, b0;
-  int state_stride;  // between rows of c0 and y0: H, or 0 where all rows start alike
-};
-
 constexpr int THREADS = 32 * WARPS;
 constexpr i64 PATIENCE = 4000000000LL;  // cycles: no wait is unbounded
 constexpr int SHARE = (H + THREADS - 1) / THREADS;  // units that one thread reads
@@ -170,7 +153,7 @@ __device__ __forceinline__ float total(const Memory& m, u32 n, int row, int colu
   return sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) few(const __grid_constant__ Args a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) small_batch(const __grid_constant__ SmallBatch a) {
   extern __shared__ __align__(1024) char memory[];
   Memory& m = *(Memory*)memory;
   const int tid = threadIdx.x, T = a.T, B = a.B;

@@ -4,19 +4,13 @@ __device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
   return make_uint4(pack_low(v[0], v[1]), pack_low(v[2], v[3]), pack_low(v[4], v[5]), pack_low(v[6], v[7]));
 }
 
-struct Pack {
-  const float* weight;  // (3, H, H)
-  uint4* out;
-  int H, k_chunks;  // k8-chunks of one gate block
-  int piece;        // k8-chunks are padded to a multiple of this
-  int tiles, blocks, after;
-};
-
-__device__ __forceinline__ int padded(int chunks, int piece) { return (chunks + piece - 1) / piece * piece; }
+__device__ __forceinline__ int padded(int chunks, int multiple) {
+  return (chunks + multiple - 1) / multiple * multiple;
+}
 
 // Columns (tile, gate, unit); see pack.py. Neighbouring threads write neighbouring columns.
 __device__ __forceinline__ void pack_forward(const Pack& a) {
-  const int chunks = padded(a.k_chunks, a.piece), columns = a.tiles * 8;
+  const int chunks = padded(a.k_chunks, a.multiple), columns = a.tiles * 8;
   const i64 per_block = (i64)chunks * columns * 3, total = per_block * a.blocks;
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
     const int block = at / per_block;
@@ -44,7 +38,7 @@ __device__ __forceinline__ void pack_forward(const Pack& a) {
 
 __device__ __forceinline__ void pack_backward(const Pack& a) {
   const int columns = a.tiles * 8, K = a.k_chunks;
-  const int one = padded(K, a.piece), chunks = a.after ? padded(3 * K, a.piece) : one + padded(2 * K, a.piece);
+  const int one = padded(K, a.multiple), chunks = a.after ? padded(3 * K, a.multiple) : one + padded(2 * K, a.multiple);
   const i64 per_block = (i64)chunks * columns, total = per_block * a.blocks;
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
     const int block = at / per_block, rest = at % per_block;
@@ -71,12 +65,6 @@ __device__ __forceinline__ void pack_backward(const Pack& a) {
     a.out[at] = pack8(v);
   }
 }
-
-struct Pad {
-  const float* in;  // (blocks, rows, columns)
-  uint4* out;       // (blocks, rows_out, columns_out) in low precision, zeros around
-  int blocks, rows, columns, rows_out, columns_out;
-};
 
 __device__ __forceinline__ void pad(const Pad& a) {
   const int width = a.columns_out / 8;
@@ -112,14 +100,6 @@ __device__ __forceinline__ void pad(const Pad& a) {
 }
 
 // Everything a persistent kernel finds ready: packed weights, operands of products over time, a zeroed workspace.
-struct Prepare {
-  Pack pack;
-  Pad input, weight_ih;  // null where no product needs them
-  uint4* workspace;
-  i64 words;
-  int backward;
-};
-
 extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < a.words; at += (i64)gridDim.x * blockDim.x)
     a.workspace[at] = make_uint4(0, 0, 0, 0);
@@ -127,54 +107,4 @@ extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
   if (a.pack.blocks && !a.backward) pack_forward(a.pack);
   if (a.weight_ih.in) pad(a.weight_ih);
   if (a.input.in) pad(a.input);
-}
-
-struct Gather {
-  const float* hh;    // (3 or 2, HP, HP + 8): blocks V_z ("after" only), r, u; then columns of sums and of inputs
-  const float* hh_z;  // (HP, HP), "before" only
-  const float* ih;    // (3, HP, IP), or null where there is nothing to gather
-  const float* sums;  // (parts, 2 or 3, HP): theta, a_z, a_z times the input
-  float *weight_hh, *weight_ih, *bias_ih, *bias_hh, *theta;
-  int H, HP, I, IP;
-  int kinds, parts;  // of sums; three kinds for a one-feature input
-  int after;
-};
-
-// A block takes whole rows, so that no element needs a division.
-extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.kinds;
-  for (int line = blockIdx.x; line < (a.ih ? 6 : 3) * H; line += gridDim.x) {
-    const int gate = line / H % 3, row = line % H;
-    const bool recurrent = line < 3 * H;
-    const float* from;
-    if (!recurrent)
-      from = a.ih + ((i64)gate * HP + row) * a.IP;
-    else if (gate < 2)
-      from = a.hh + ((i64)(first + gate) * HP + row) * width;
-    else
-      from = a.after ? a.hh + (i64)row * width : a.hh_z + (i64)row * HP;
-    float* to = recurrent ? a.weight_hh + (i64)line * H : a.weight_ih + (i64)(line - 3 * H) * a.I;
-    for (int column = threadIdx.x; column < (recurrent ? H : a.I); column += blockDim.x) to[column] = from[column];
-  }
-  for (int unit = blockIdx.x * blockDim.x + threadIdx.x; unit < H; unit += gridDim.x * blockDim.x) {
-    float theta = 0.f, z = 0.f, xz = 0.f;
-    for (int p = 0; p < a.parts; p++) {
-      const float* s = a.sums + (i64)p * kinds * HP + unit;
-      theta += s[0];
-      z += s[HP];
-      if (kinds == 3) xz += s[2 * HP];
-    }
-    const float* r = a.hh + ((i64)first * HP + unit) * width + HP;
-    const float* u = r + (i64)HP * width;
-    a.theta[unit] = theta;
-    a.bias_ih[unit] = a.bias_hh[unit] = r[0];
-    a.bias_ih[H + unit] = a.bias_hh[H + unit] = u[0];
-    a.bias_ih[2 * H + unit] = z;
-    a.bias_hh[2 * H + unit] = a.after ? a.hh[(i64)unit * width + HP] : z;
-    if (kinds == 3) {
-      a.weight_ih[unit] = r[1];
-      a.weight_ih[H + unit] = u[1];
-      a.weight_ih[2 * H + unit] = xz;
-    }
-  }
 }
