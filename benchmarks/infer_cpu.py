@@ -26,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from egru import EGRU, EventEngine, EventState, Threshold
-from egru.runtime.network import describe
-from egru.runtime.runners import ReferenceRunner
+from egru.runtime.network import extract_network
+from egru.runtime.reference import ReferenceRunner
 
 SIZES = ((590, 1), (1024, 1024), (1350, 1350))  # (units, inputs)
 SPARSITIES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -92,7 +92,7 @@ def check_engine(engine: EventEngine, layer: EGRU, x: Tensor) -> str:
     disagree by one part in 255 where that is a tie, which moves a state by some 1e-4.
     """
     margin = 2e-3 if engine.weights == "int8" else 1e-5
-    exact = ReferenceRunner(describe(layer, None, None, None), engine.weights, 1, dtype=torch.float64)
+    exact = ReferenceRunner(extract_network(layer, None, None, None), engine.weights, 1, dtype=torch.float64)
     theta = layer.thresholds()["l0"].detach()
     expected = np.empty((1, 1, layer.hidden_size))
     engine.reset()

@@ -42,10 +42,11 @@ constexpr const char* not_finite =
 // The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
 class EngineCore {
 public:
-    using LayerTuple =
-        std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, std::string, bool, float>;
+    // inputs, hidden, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, reset, reset gate after, zoneout
+    using LayerTuple = std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
+                                  std::string, bool, float>;
 
-    EngineCore(const std::vector<LayerTuple>& layers, int weights, int threads, int streams, float trace,
+    EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams, float trace,
                size_t token_table_bytes)
         : engine_(sources(layers), options(weights, threads, streams, trace, token_table_bytes)) {}
 
@@ -117,9 +118,10 @@ private:
         return result;
     }
 
-    static engine::EngineOptions options(int weights, int threads, int streams, float trace, size_t bytes) {
+    static engine::EngineOptions options(const std::string& weights, int threads, int streams, float trace,
+                                         size_t bytes) {
         engine::EngineOptions result;
-        result.weights = static_cast<engine::WeightFormat>(weights);
+        result.weights = engine::parse_weight_format(weights.c_str());
         result.threads = threads;
         result.streams = streams;
         result.has_trace = trace >= 0;
@@ -166,7 +168,7 @@ private:
 void bind_engine(nb::module_& m) {
     using Vector = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
     nb::class_<EngineCore>(m, "EngineCore")
-        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, int, int, int, float, size_t>())
+        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, float, size_t>())
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
                  core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });

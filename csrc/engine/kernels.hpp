@@ -15,6 +15,7 @@
 namespace egru::engine {
 
 enum class WeightFormat : int { float32, bfloat16, int8 };
+WeightFormat parse_weight_format(const char* name);  // throws std::invalid_argument if there is no such format
 
 // The number of columns of a packed matrix is a multiple of this.
 [[gnu::always_inline]] constexpr int column_block(WeightFormat format) {

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstring>
 #include <new>
+#include <stdexcept>
+#include <string>
 
 #ifdef __linux__
 #include <sys/mman.h>
@@ -25,6 +27,13 @@ int bfloat16_position(int i) { return i < 16 ? 2 * i : 2 * (i - 16) + 1; }
 int int8_position(int i) { return 16 * (i % 16 / 4) + 4 * (i / 16) + i % 4; }
 
 }  // namespace
+
+WeightFormat parse_weight_format(const char* name) {
+    if (std::strcmp(name, "float32") == 0) return WeightFormat::float32;
+    if (std::strcmp(name, "bfloat16") == 0) return WeightFormat::bfloat16;
+    if (std::strcmp(name, "int8") == 0) return WeightFormat::int8;
+    throw std::invalid_argument("weights must be float32, bfloat16 or int8, got " + std::string(name));
+}
 
 void* allocate(size_t bytes, bool untouched) {
     const size_t unit = bytes >= huge && !untouched ? huge : line;

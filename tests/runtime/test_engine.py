@@ -1,4 +1,4 @@
-"""The streaming engine against the layers in float64, on every dispatch level, and against itself bit for bit."""
+"""The streaming engine: parity with the layers in float64 at every dispatch level, and bit-identical results."""
 
 import copy
 import itertools
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from egru import EGRU, EGRUCell, EventEngine, EventState, Threshold
 from egru.runtime import compare
-from egru.runtime.network import describe
-from egru.runtime.runners import WEIGHTS, ReferenceRunner
-from egru.types import RESETS
+from egru.runtime.network import extract_network
+from egru.runtime.reference import ReferenceRunner
+from egru.types import RESET_GATES, RESETS, WEIGHT_FORMATS, Reset, ResetGate, WeightFormat
 
 core = pytest.importorskip("egru._core", reason="the compiled core is not built")
 
 MARGIN = 1e-5
-"""No state of a compared sequence is nearer to its threshold: float32 errors are some 1e-7, so events must agree."""
+"""Minimum distance of every state from its threshold. float32 errors are about 1e-7, so events must agree."""
 CLOSE = 1e-6
 
 
@@ -35,7 +35,7 @@ def float32() -> Iterator[None]:
 @pytest.fixture(params=["plain", "avx2", "avx512", "avx512_bf16"])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param not in core.levels():
-        pytest.skip(f"this machine lacks {request.param}")
+        pytest.skip(f"this machine does not support {request.param}")
     core.force_level(request.param)
     yield request.param
     core.force_level("auto")
@@ -48,7 +48,7 @@ def build(inputs: int, hidden: int, seed: int = 0, **options: Any) -> EGRU:
 
 
 def in_float64(layer: EGRU, x: Tensor, state: EventState | None = None) -> tuple[Tensor, EventState, float]:
-    """``(y, state, margin)`` of the layer on ``x``, computed in float64 by the reference kernel."""
+    """Return ``(y, state, margin)`` of the layer, computed in float64 by the reference kernel."""
     double = copy.deepcopy(layer).double()
     double.backend = "reference"
     margins: list[float] = []
@@ -59,13 +59,13 @@ def in_float64(layer: EGRU, x: Tensor, state: EventState | None = None) -> tuple
 
 
 def case(inputs: int, hidden: int, steps: int, rows: int, **options: Any) -> tuple[EGRU, Tensor, Tensor, EventState]:
-    """A layer, an input, and its events and last state in float64, no state within MARGIN of its threshold."""
+    """Return a layer, an input, its events and last state in float64; states are not within MARGIN of a threshold."""
     for seed in itertools.count():
         layer = build(inputs, hidden, seed, **options)
         x = torch.randn(steps, rows, inputs)
         y, state, margin = in_float64(layer, x)
         if margin > MARGIN:
-            assert 0.02 < float((y != 0).double().mean()) < 0.9  # something happens, and not everywhere
+            assert 0.02 < float((y != 0).double().mean()) < 0.9  # some units are active, but not all
             return layer, x, y, state
     raise AssertionError
 
@@ -73,10 +73,10 @@ def case(inputs: int, hidden: int, steps: int, rows: int, **options: Any) -> tup
 def check(engine: EventEngine, y: Tensor, y_ref: Tensor, state: EventState) -> None:
     assert torch.equal(y != 0, y_ref != 0)
     torch.testing.assert_close(y.double(), y_ref, rtol=0, atol=CLOSE)
-    ours = engine.state
-    assert isinstance(ours, EventState)
-    torch.testing.assert_close(ours.c.double(), state.c, rtol=0, atol=CLOSE)
-    torch.testing.assert_close(ours.y.double(), state.y, rtol=0, atol=CLOSE)
+    final = engine.state
+    assert isinstance(final, EventState)
+    torch.testing.assert_close(final.c.double(), state.c, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(final.y.double(), state.y, rtol=0, atol=CLOSE)
 
 
 def run_bits(engine: EventEngine, x: Any) -> Tensor:
@@ -84,12 +84,12 @@ def run_bits(engine: EventEngine, x: Any) -> Tensor:
     return torch.as_tensor(engine.run(x)).clone()
 
 
-# ---- the mathematics -------------------------------------------------------------------------------------------------
+# ---- parity ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("gate", ["before", "after"])
-def test_matches_float64(level: str, reset: str, gate: str) -> None:
+@pytest.mark.parametrize("gate", RESET_GATES)
+def test_events_and_state_match_float64(level: str, reset: Reset, gate: ResetGate) -> None:
     layer, x, y, state = case(21, 45, 20, 3, reset=reset, reset_gate=gate, zoneout=0.1, reset_scale=0.8)
     for threads in (1, 2):
         engine = EventEngine(layer, threads=threads, streams=3)
@@ -104,7 +104,7 @@ def test_matches_float64(level: str, reset: str, gate: str) -> None:
 
 
 @pytest.mark.parametrize("reset", RESETS)
-def test_a_reset_scale_for_every_unit(level: str, reset: str) -> None:
+def test_reset_scale_per_unit_matches_float64(level: str, reset: Reset) -> None:
     options: dict[str, Any] = {"num_layers": 2, "reset": reset, "threshold": Threshold("clamp", mean=0.1)}
     layer, x, *_ = case(21, 45, 20, 1, **options)
     layer.reset_scale = torch.rand(90)
@@ -115,18 +115,18 @@ def test_a_reset_scale_for_every_unit(level: str, reset: str) -> None:
     check(engine, engine.run(x[:, 0]), y, state)
 
 
-def test_scales_that_make_no_sense(level: str) -> None:
+def test_negative_or_nan_reset_scale_raises(level: str) -> None:
     layer = build(3, 4)
     layer.reset_scale = torch.tensor([0.5, -0.1, 0.5, 0.5])
     with pytest.raises(ValueError, match=r"reset_scale must not be negative, got -0\.1"):
         EventEngine(layer)
     layer.reset_scale[1] = torch.nan
-    with pytest.raises(ValueError, match="reset_scale holds nan; expected finite values"):
+    with pytest.raises(ValueError, match="reset_scale contains nan; expected finite values"):
         EventEngine(layer)
 
 
 @pytest.mark.parametrize(("inputs", "hidden"), [(1, 1), (1, 17), (16, 16), (17, 31), (33, 65), (3, 130)])
-def test_odd_sizes(level: str, inputs: int, hidden: int) -> None:
+def test_odd_sizes_match_float64(level: str, inputs: int, hidden: int) -> None:
     layer = build(inputs, hidden, threshold=Threshold.constant(0.02))
     x = torch.randn(15, inputs)
     y, _, margin = in_float64(layer, x)
@@ -137,7 +137,7 @@ def test_odd_sizes(level: str, inputs: int, hidden: int) -> None:
         torch.testing.assert_close(out.double(), y, rtol=0, atol=CLOSE)
 
 
-def test_is_the_dense_gru_below_every_threshold(level: str) -> None:
+def test_equals_dense_gru_if_thresholds_are_below_every_state(level: str) -> None:
     gru = nn.GRU(20, 50, 2)
     layer = EGRU.from_gru(gru, reset="none", reset_gate="after", threshold=Threshold.constant(-10.0))
     x = torch.randn(30, 20)
@@ -146,19 +146,19 @@ def test_is_the_dense_gru_below_every_threshold(level: str) -> None:
     torch.testing.assert_close(EventEngine(layer).run(x).double(), y, rtol=0, atol=CLOSE)
 
 
-def test_is_silent_above_every_state() -> None:
+def test_no_events_if_thresholds_are_above_every_state() -> None:
     engine = EventEngine(build(5, 20, threshold=Threshold.constant(1.5)))
     assert not engine.run(torch.randn(30, 5)).any()
     assert engine.activity.events == (0,)
 
 
-def test_stack_without_bias() -> None:
+def test_stack_without_bias_matches_float64() -> None:
     layer, x, y, state = case(12, 40, 15, 2, num_layers=3, bias=False)
     engine = EventEngine(layer, streams=2)
     check(engine, engine.run(x), y, state)
 
 
-def test_cell() -> None:
+def test_cell_matches_its_module() -> None:
     x = torch.randn(15, 12)
     cell = EGRUCell(12, 40, threshold=Threshold.constant(0.05)).eval()
     carried: EventState | None = None
@@ -189,7 +189,7 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("trace", [None, 0.9])
 @pytest.mark.parametrize("table", [1 << 20, 0])
-def test_embedding_layers_readout(trace: float | None, table: int) -> None:
+def test_embedding_layers_and_readout_match_float64(trace: float | None, table: int) -> None:
     model = Model()
     ids = torch.randint(30, (70, 2))
     double = copy.deepcopy(model).double().eval()
@@ -203,50 +203,50 @@ def test_embedding_layers_readout(trace: float | None, table: int) -> None:
         engine = EventEngine(model, threads=threads, streams=2, trace=trace, token_table=table)
         out = engine.run(ids)
         torch.testing.assert_close(out.double(), logits, rtol=0, atol=5e-6)
-        assert torch.equal(run_bits(engine, ids), out)  # tokens now known
+        assert torch.equal(run_bits(engine, ids), out)  # the token table is filled now
         engine.reset()
         assert torch.equal(engine.run(ids, last=True), out[-1])
         single = EventEngine(model.second, trace=trace)
         assert single.run(torch.zeros(3, 44)).shape == (3, 36)
     by_parts = EventEngine(model.first, embedding=model.embedding)
-    assert torch.equal(by_parts.run(ids[:, 0]), by_parts.run(ids[:, 0].tolist())) is False  # the state goes on
+    assert torch.equal(by_parts.run(ids[:, 0]), by_parts.run(ids[:, 0].tolist())) is False  # the state continues
     by_parts.reset()
     first = torch.stack([by_parts.step(int(i)).clone() for i in ids[:, 0]])
     assert torch.equal(first, run_bits(by_parts, model.embedding.weight.detach()[ids[:, 0]]))
 
 
-# ---- bits ------------------------------------------------------------------------------------------------------------
+# ---- bit-identical results -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("gate", ["before", "after"])
-def test_threads_streams_and_chunks_change_no_bit(level: str, weights: str, gate: str) -> None:
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+@pytest.mark.parametrize("gate", RESET_GATES)
+def test_threads_streams_and_chunks_are_bit_identical(level: str, weights: WeightFormat, gate: ResetGate) -> None:
     layer = build(50, 150, num_layers=2, reset_gate=gate)
     x = torch.randn(20, 4, 50) * (torch.rand(20, 4, 50) < 0.4)  # two chunks of 16 for four streams
-    x[10:] = torch.randn(10, 4, 50)  # dense and sparse input take different products
+    x[10:] = torch.randn(10, 4, 50)  # dense and sparse inputs use different kernels
     one = EventEngine(layer, weights)
-    ours = torch.stack([run_bits(one, x[:, s]) for s in range(4)], 1)
-    assert float((ours != 0).float().mean()) > 0.05
+    single = torch.stack([run_bits(one, x[:, s]) for s in range(4)], 1)
+    assert float((single != 0).float().mean()) > 0.05
     for threads, streams in ((2, 1), (1, 4), (2, 4), (3, 2)):
         engine = EventEngine(layer, weights, threads, streams)
         rows = x[:, :streams] if streams > 1 else x[:, 0]
-        expected = ours[:, :streams] if streams > 1 else ours[:, 0]
+        expected = single[:, :streams] if streams > 1 else single[:, 0]
         assert torch.equal(run_bits(engine, rows), expected)
         engine.reset()
-        pieces = torch.cat([engine.run(part) for part in rows.split([1, 10, 9])])
-        assert torch.equal(pieces, expected)
+        in_parts = torch.cat([engine.run(part) for part in rows.split([1, 10, 9])])
+        assert torch.equal(in_parts, expected)
         engine.reset()
         assert torch.equal(torch.stack([engine.step(row).clone() for row in rows]), expected)
 
 
-def test_a_long_run_is_its_steps() -> None:
+def test_run_and_step_are_bit_identical() -> None:
     engine, x = EventEngine(build(50, 150)), torch.randn(150, 50)  # three chunks
     whole = engine.run(x)
     engine.reset()
     assert torch.equal(torch.stack([engine.step(row).clone() for row in x]), whole)
 
 
-def test_sparse_input_is_dense_input() -> None:
+def test_sparse_and_dense_input_are_bit_identical() -> None:
     layer, engine = build(40, 60), EventEngine(build(40, 60))
     x = torch.randn(25, 40) * (torch.rand(25, 40) < 0.2)
     dense = run_bits(engine, x)
@@ -261,8 +261,8 @@ def test_sparse_input_is_dense_input() -> None:
     engine.step(([], []))
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_state_saved_and_restored(weights: str) -> None:
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+def test_restored_state_continues_bit_identically(weights: WeightFormat) -> None:
     model = Model()
     ids = torch.randint(30, (20, 3))
     engine = EventEngine(model, weights, streams=3, trace=0.5)
@@ -275,7 +275,7 @@ def test_state_saved_and_restored(weights: str) -> None:
     other = EventEngine(model, weights, streams=3, trace=0.5)
     other.state, other.trace = state, trace
     assert torch.equal(other.run(ids), after)
-    # and a layer goes on from where the engine stopped
+    # A layer continues from the state of the engine.
     layer = build(6, 30)
     x = torch.randn(20, 6)
     single = EventEngine(layer)
@@ -287,18 +287,19 @@ def test_state_saved_and_restored(weights: str) -> None:
     torch.testing.assert_close(single.run(x).double(), y, rtol=0, atol=CLOSE)
 
 
-# ---- rounded weights -------------------------------------------------------------------------------------------------
+# ---- quantised weights -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
-@pytest.mark.parametrize("gate", ["before", "after"])
-def test_rounding_is_what_it_says(level: str, weights: str, gate: str) -> None:
-    """Step by step from the same state, against the same rounding in float64: exact but for float32 arithmetic.
+@pytest.mark.parametrize("gate", RESET_GATES)
+def test_quantised_step_matches_float64_reference(level: str, weights: WeightFormat, gate: ResetGate) -> None:
+    """Compare single steps from the same state with the same rounding in float64.
 
-    Only an activation within 1e-6 of the middle between two of its 256 values may be rounded differently.
+    They differ by float32 arithmetic only. An activation may be rounded differently only if it is within 1e-6 of the
+    middle between two of its 256 values.
     """
     layer = build(24, 70, reset_gate=gate, threshold=Threshold("identity", mean=0.0, std=0.1))  # negative events too
-    network = describe(layer, None, None, None)
+    network = extract_network(layer)
     reference = ReferenceRunner(network, weights, 1, dtype=torch.float64)
     engine = EventEngine(layer, weights)
     expected = np.empty((1, 1, 70), np.float64)
@@ -312,8 +313,8 @@ def test_rounding_is_what_it_says(level: str, weights: str, gate: str) -> None:
         reference.set_state(0, state.c, state.y)
 
 
-def test_int8_is_the_same_on_every_level() -> None:
-    """Sums of integers have no order: levels differ only in float32's last bits."""
+def test_int8_agrees_between_levels() -> None:
+    """Integer sums do not depend on their order, so levels differ only in the last bits of float32."""
     layer, x = build(30, 90, reset_gate="after"), torch.randn(20, 30)
     outs: list[Tensor] = []
     for name in core.levels():
@@ -324,13 +325,13 @@ def test_int8_is_the_same_on_every_level() -> None:
         torch.testing.assert_close(out, outs[0], rtol=0, atol=CLOSE)
 
 
-def test_agreement_of_rounded_weights() -> None:
-    """How much rounding changes a random network over 50 steps.
+def test_quantised_weights_change_few_events() -> None:
+    """Bound the effect of quantisation on a random network over 50 steps.
 
-    A weight of 0.1 is off by some 1e-4 (bfloat16: 8 bits of its own size) or 5e-4 (int8: 7 bits of its column's
-    largest, and 8 bits of an activation), a sum of 50 to 100 products by 1e-3 and a few 1e-3, and a state by less. With
-    about two states per unit of state near a threshold, 0.1 to 0.5 % of units change their mind. Measured over seeds 0
-    to 9: at worst 0.15 % and 0.29 %; the bounds are twice that.
+    The error of a weight of 0.1 is about 1e-4 in bfloat16 (8 bits of its size), and 5e-4 in int8 (7 bits of the largest
+    weight of its column, 8 bits of an activation). A sum of 50 to 100 products is then off by 1e-3 or a few 1e-3, a
+    state by less. The density of states near a threshold is about two, so 0.1 to 0.5 % of events change. The largest
+    fractions measured over seeds 0 to 9 are 0.15 % and 0.29 %; the bounds are twice that.
     """
     layer = build(50, 150)
     sequences = [torch.randn(50, 50) for _ in range(4)]
@@ -344,11 +345,11 @@ def test_agreement_of_rounded_weights() -> None:
     assert same == (1.0, 1.0, 0.0, 200)
 
 
-# ---- counting, allocating --------------------------------------------------------------------------------------------
+# ---- counters and memory ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_activity_counts(threads: int) -> None:
+def test_activity_counts_events_and_macs(threads: int) -> None:
     engine = EventEngine(build(10, 80, num_layers=2), threads=threads, readout=nn.Linear(80, 7))
     events = EventEngine(build(10, 80, num_layers=2))
     x = torch.randn(66, 10)
@@ -367,17 +368,17 @@ def test_activity_counts(threads: int) -> None:
     assert engine.activity.steps == engine.activity.macs == 0
 
 
-def test_a_step_allocates_nothing() -> None:
+def test_step_does_not_allocate() -> None:
     engine = EventEngine(build(30, 100, num_layers=2), readout=nn.Linear(100, 10))
     for x in (torch.randn(30), torch.randn(30).numpy()):
-        first = again = engine.step(x)
+        first = y = engine.step(x)
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(200):
-            again = engine.step(x)
+            y = engine.step(x)
         size, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert again is first
+        assert y is first
         assert size - before < 500  # loop variables
         assert peak - before < 1000
     out = torch.zeros(10)

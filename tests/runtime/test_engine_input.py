@@ -1,4 +1,4 @@
-"""What the engine accepts and refuses, what it does without the compiled core, and how it behaves when interrupted."""
+"""The engine's inputs and errors, its fallback without the compiled core, interruption and threads."""
 
 import threading
 import time
@@ -41,29 +41,29 @@ BAD_STEPS: list[tuple[Any, type[Exception], str]] = [
     (torch.zeros(4), ValueError, r"x has shape \(4,\), expected \(5,\)"),
     (torch.zeros(1, 5), ValueError, r"x has shape \(1, 5\), expected \(5,\)"),
     (np.zeros((5, 1), np.float32), ValueError, r"x has shape \(5, 1\), expected \(5,\)"),
-    (torch.zeros(5, dtype=torch.float64), TypeError, "x is float64; expected float32"),
+    (torch.zeros(5, dtype=torch.float64), TypeError, "x must be float32, got float64"),
     (torch.zeros(5, dtype=torch.bfloat16), TypeError, "x must be"),
-    (np.zeros(5), TypeError, "x is float64; expected float32"),
+    (np.zeros(5), TypeError, "x must be float32, got float64"),
     (torch.tensor([0, 0, float("nan"), 0, 0]), ValueError, "nan.*expected finite"),
     (np.array([0, np.inf, 0, 0, 0], np.float32), ValueError, "inf.*expected finite"),
-    (torch.zeros(5, dtype=torch.int64), TypeError, "no embedding"),
-    (3, TypeError, "no embedding"),
+    (torch.zeros(5, dtype=torch.int64), TypeError, "must be float32 because there is no embedding, got int64"),
+    (3, TypeError, "must be float32 because there is no embedding, got int64"),
     ("x", TypeError, "x must be a float32 array or CPU tensor"),
     (None, TypeError, "x must be a float32 array or CPU tensor.*NoneType"),
     ([0.5] * 5, TypeError, "x must be"),
     (([0, 5], [1.0, 1.0]), ValueError, "index 5 is outside the input; expected 0 to 4"),
     (([-1], [1.0]), ValueError, "index -1 is outside"),
-    (([1, 1], [1.0, 2.0]), ValueError, "index 1 is given twice"),
-    ((np.array([3, 0, 3], np.uint16), [1.0, 2.0, 5.0]), ValueError, "index 3 is given twice"),
-    (([1, 2], [1.0]), ValueError, "2 indices and values of shape"),
+    (([1, 1], [1.0, 2.0]), ValueError, "index 1 occurs more than once"),
+    ((np.array([3, 0, 3], np.uint16), [1.0, 2.0, 5.0]), ValueError, "index 3 occurs more than once"),
+    (([1, 2], [1.0]), ValueError, r"expected one value per index, got 2 indices and values of shape \(1,\)"),
     (([1.5], [1.0]), TypeError, "indices must be a vector of integers"),
     (([1], [float("nan")]), ValueError, "nan.*expected finite"),
-    ((np.array([1]), np.array([1.0])), TypeError, "values are float64"),
+    ((np.array([1]), np.array([1.0])), TypeError, "values must be float32, got float64"),
 ]
 
 
 @pytest.mark.parametrize(("x", "error", "message"), BAD_STEPS)
-def test_refused_steps_leave_the_state_alone(runner: str, x: Any, error: type[Exception], message: str) -> None:
+def test_failed_step_leaves_the_state_unchanged(runner: str, x: Any, error: type[Exception], message: str) -> None:
     engine = EventEngine(layer())
     engine.run(torch.randn(3, 5))
     before = engine.state
@@ -77,7 +77,7 @@ def test_refused_steps_leave_the_state_alone(runner: str, x: Any, error: type[Ex
     assert engine.activity.steps == 3
 
 
-def test_refused_runs(runner: str) -> None:
+def test_bad_run_arguments_raise(runner: str) -> None:
     engine = EventEngine(layer(), streams=2)
     for x, message in (
         (torch.zeros(3, 5), r"x has shape \(3, 5\), expected \(3, 2, 5\)"),
@@ -86,17 +86,17 @@ def test_refused_runs(runner: str) -> None:
         (torch.full((3, 2, 5), float("inf")), "inf.*expected finite"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.run(x)
+            engine.run(x)  # pyright: ignore[reportCallIssue, reportArgumentType]
     for out, message in (
-        (torch.zeros(3, 2, 9), "out is float32 .*expected float32 of shape"),
+        (torch.zeros(3, 2, 9), r"out must be float32 of shape \(3, 2, 8\), got float32 \(3, 2, 9\)"),
         (torch.zeros(2, 3, 8).transpose(0, 1), "contiguous"),
-        (torch.zeros(3, 2, 8, requires_grad=True), "requires grad"),
+        (torch.zeros(3, 2, 8, requires_grad=True), "must not require grad"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.run(torch.zeros(3, 2, 5), out=out)
-    with pytest.raises(TypeError, match="out must be an array or a CPU tensor"):
-        engine.step(torch.zeros(2, 5), out=[0.0])
-    with pytest.raises(ValueError, match="3 pairs"):
+    with pytest.raises(TypeError, match="out must be a numpy array or a CPU tensor, got list"):
+        engine.step(torch.zeros(2, 5), out=[0.0])  # pyright: ignore[reportCallIssue, reportArgumentType]
+    with pytest.raises(ValueError, match="got 3 pairs for 2 streams"):
         engine.step([([], [])] * 3)
     read_only = np.zeros((2, 8), np.float32)
     read_only.flags.writeable = False
@@ -104,7 +104,7 @@ def test_refused_runs(runner: str) -> None:
         engine.step(torch.zeros(2, 5), out=read_only)
 
 
-def test_tokens(runner: str) -> None:
+def test_token_ids(runner: str) -> None:
     engine = EventEngine(layer(), embedding=nn.Embedding(10, 5), readout=nn.Linear(8, 3))
     with pytest.raises(ValueError, match="token id 10 is outside the embedding; expected 0 to 9"):
         engine.step(10)
@@ -119,7 +119,7 @@ def test_tokens(runner: str) -> None:
     assert several.step(torch.tensor([3, 4])).shape == (2, 8)
 
 
-def test_any_memory_layout_is_taken(runner: str) -> None:
+def test_any_memory_layout_is_accepted(runner: str) -> None:
     engine = EventEngine(layer())
     x = torch.randn(6, 5)
     plain = engine.run(x)
@@ -133,35 +133,39 @@ def test_any_memory_layout_is_taken(runner: str) -> None:
     assert isinstance(engine.step(nn.Parameter(x[0])), torch.Tensor)
 
 
-def test_refused_modules(runner: str) -> None:
-    class Strange(nn.Module):
+def test_unsupported_modules_raise(runner: str) -> None:
+    class Parts(nn.Module):
         def __init__(self, *parts: nn.Module) -> None:
             super().__init__()
             for i, part in enumerate(parts):
                 self.add_module(f"part{i}", part)
 
-    own = Strange(layer())
-    own.scale = nn.Parameter(torch.ones(1))
+    with_parameter = Parts(layer())
+    with_parameter.scale = nn.Parameter(torch.ones(1))
     cases: list[tuple[Any, type[Exception], str]] = [
         ("model", TypeError, "module must be a torch module, got str"),
-        (nn.GRU(5, 8), TypeError, "has parameters or buffers of its own"),
+        (nn.GRU(5, 8), TypeError, "has parameters or buffers outside its children"),
         (egru.models.SequenceClassifier(5, 8, 3), TypeError, r"EventEngine\(\*\*model.streaming\(\)\)"),
         (egru.ELSTM(5, 8), TypeError, "accepted: egru.EGRU"),
-        (own, TypeError, "parameters or buffers of its own .scale."),
-        (Strange(nn.Linear(4, 5), layer()), TypeError, "part0, a Linear, at this place"),
-        (Strange(layer(), nn.Linear(8, 3), nn.Linear(3, 2)), TypeError, "part2, a Linear, at this place"),
-        (Strange(layer(), nn.ReLU()), TypeError, "part1, a ReLU, at this place"),
-        (Strange(nn.Dropout()), TypeError, "holds no event layer"),
-        (Strange(layer(), layer()), ValueError, "takes 5 inputs and the layer below it has 8 outputs"),
-        (Strange(nn.Embedding(7, 4), layer()), ValueError, "the first layer takes 5 inputs and the embedding has 4"),
-        (EGRU(5, 8, bidirectional=True), ValueError, "bidirectional=True"),
+        (with_parameter, TypeError, r"parameters or buffers outside its children \(scale\)"),
+        (Parts(nn.Linear(4, 5), layer()), TypeError, "part0, a Linear, is not supported in this position"),
+        (
+            Parts(layer(), nn.Linear(8, 3), nn.Linear(3, 2)),
+            TypeError,
+            "part2, a Linear, is not supported in this position",
+        ),
+        (Parts(layer(), nn.ReLU()), TypeError, "part1, a ReLU, is not supported in this position"),
+        (Parts(nn.Dropout()), TypeError, "has no event layer"),
+        (Parts(layer(), layer()), ValueError, "takes 5 inputs and the layer below it has 8 outputs"),
+        (Parts(nn.Embedding(7, 4), layer()), ValueError, "the first layer takes 5 inputs and the embedding has 4"),
+        (EGRU(5, 8, bidirectional=True), ValueError, "bidirectional layers are not supported"),
     ]
     for module, error, message in cases:
         with pytest.raises(error, match=message):
             EventEngine(module)
     broken = layer()
     broken.get_parameter("weight_hh_l0").data[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="weight_hh_l0 holds nan; expected finite"):
+    with pytest.raises(ValueError, match="weight_hh_l0 contains nan; expected finite"):
         EventEngine(broken)
 
 
@@ -174,22 +178,22 @@ def test_refused_modules(runner: str) -> None:
         ({"trace": 1.0}, ValueError, "trace must be None or a decay"),
         ({"readout": nn.Linear(9, 2)}, ValueError, "the readout takes 9 inputs and the last layer has 8"),
         ({"readout": nn.ReLU()}, TypeError, "readout must be a torch.nn.Linear, got ReLU"),
-        ({"embedding": nn.Embedding(3, 5, max_norm=1.0)}, ValueError, "max_norm"),
+        ({"embedding": nn.Embedding(3, 5, max_norm=1.0)}, ValueError, "embedding.max_norm must be None, got 1.0"),
         ({"token_table": -1}, ValueError, "token_table must be a number of bytes"),
     ],
 )
-def test_refused_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_options_raise(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         EventEngine(layer(), **options)
 
 
-def test_refused_states(runner: str) -> None:
+def test_bad_states_raise(runner: str) -> None:
     engine = EventEngine(layer(), streams=2)
     zeros = torch.zeros(1, 2, 8)
     for state, error, message in (
-        (zeros, TypeError, "always both"),
+        (zeros, TypeError, r"state must be an egru.EventState\(c, y\), got Tensor"),
         (EventState(zeros, torch.zeros(1, 8)), ValueError, r"state.y has shape \(1, 8\), expected \(1, 2, 8\)"),
-        (EventState(torch.full((1, 2, 8), float("nan")), zeros), ValueError, "state.c holds nan"),
+        (EventState(torch.full((1, 2, 8), float("nan")), zeros), ValueError, "state.c contains nan"),
     ):
         with pytest.raises(error, match=message):
             engine.state = state  # pyright: ignore[reportAttributeAccessIssue]
@@ -199,7 +203,7 @@ def test_refused_states(runner: str) -> None:
         EventEngine(layer(), trace=0.5).trace = torch.zeros(2, 8)
 
 
-def test_states_that_overflow_are_reported(runner: str) -> None:
+def test_overflowing_state_raises(runner: str) -> None:
     engine = EventEngine(layer())
     engine.state = EventState(torch.full((1, 8), 3e38), torch.full((1, 8), -3e38))
     with pytest.raises(ValueError, match="became NaN or infinite"):
@@ -208,7 +212,7 @@ def test_states_that_overflow_are_reported(runner: str) -> None:
     assert torch.isfinite(engine.run(torch.randn(5, 5))).all()
 
 
-def test_without_the_core_it_is_the_same_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_runner_agrees_and_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("egru._core", reason="the compiled core is not built")
     readout, x = nn.Linear(8, 3), torch.randn(30, 2, 5)
     for weights in ("float32", "bfloat16", "int8"):
@@ -219,13 +223,13 @@ def test_without_the_core_it_is_the_same_and_says_so_once(monkeypatch: pytest.Mo
             patch.setattr(compiled, "_warned", False)
             with pytest.warns(RuntimeWarning, match="plain torch, which is slow"):
                 slow = EventEngine(layer(), weights, streams=2, readout=readout, trace=0.9)
-            EventEngine(layer())  # says nothing: warnings are errors here
+            EventEngine(layer())  # must not warn again: warnings are errors in the tests
             assert slow.level == "reference"
             torch.testing.assert_close(slow.run(x), expected, rtol=0, atol=2e-6)
             assert slow.activity == fast.activity
 
 
-def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
+def test_engine_continues_after_an_interrupted_run() -> None:
     pytest.importorskip("egru._core", reason="the compiled core is not built")
     import _thread
 
@@ -241,7 +245,7 @@ def test_an_interrupted_run_stops_and_the_engine_goes_on() -> None:
     assert torch.isfinite(engine.run(x[:5])).all()
 
 
-def test_one_thread_at_a_time() -> None:
+def test_use_from_a_second_thread_raises() -> None:
     pytest.importorskip("egru._core", reason="the compiled core is not built")
     engine = EventEngine(layer())
     x = torch.randn(3_000_000, 5)
@@ -255,18 +259,18 @@ def test_one_thread_at_a_time() -> None:
     assert engine.activity.steps == len(x)
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16])
-def test_addresses_of_every_kind(kind):
-    """Sorted or not, none twice; differences of unsigned ones wrap around."""
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int16])
+def test_indices_of_any_integer_dtype(dtype):
+    """Unsigned integers matter because their differences wrap around."""
     layer = egru.EGRU(5, 8).float().eval()
     engine, other = EventEngine(layer), EventEngine(layer)
-    got = engine.step((np.array([3, 0, 4], kind), np.array([1, 2, 3], np.float32)))
-    assert np.array_equal(got, other.step((np.array([0, 3, 4]), np.array([2, 1, 3], np.float32))))
-    with pytest.raises(ValueError, match="index 3 is given twice"):
-        engine.step((np.array([3, 0, 3], kind), np.array([1, 2, 5], np.float32)))
+    y = engine.step((np.array([3, 0, 4], dtype), np.array([1, 2, 3], np.float32)))
+    assert np.array_equal(y, other.step((np.array([0, 3, 4]), np.array([2, 1, 3], np.float32))))
+    with pytest.raises(ValueError, match="index 3 occurs more than once"):
+        engine.step((np.array([3, 0, 3], dtype), np.array([1, 2, 5], np.float32)))
 
 
-def test_a_layer_that_is_there_twice_runs_twice():
+def test_layer_used_twice_runs_twice():
     layer = egru.EGRU(5, 5).float().eval()
     x = torch.randn(7, 5, dtype=torch.float32)
     expected = layer(layer(x)[0])[0]

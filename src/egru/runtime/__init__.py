@@ -1,4 +1,4 @@
-"""Trained models at work: streaming inference whose cost follows the events."""
+"""Streaming inference with trained models: the engine, quantised weights, and weight files."""
 
 from egru.runtime.agreement import Agreement, compare
 from egru.runtime.engine import Activity, EventEngine

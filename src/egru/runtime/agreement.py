@@ -1,20 +1,24 @@
-"""How far a quantised engine is from the network it came from, on given sequences."""
+"""Measure how far the outputs of a quantised engine are from those of a float32 engine."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from egru.runtime.engine import EventEngine
+from egru.runtime.inputs import Array
 
 
 class Agreement(NamedTuple):
-    """Outputs of two engines on the same sequences.
+    """Agreement of two engines on the same sequences.
 
-    ``events``: share of units and steps where both are active or both silent (1.0 behind a readout too, where outputs
-    are rarely zero: read ``choices`` there). ``choices``: share of steps with the same largest output, the decision of
-    a classifier or language model. ``error``: root mean square difference over the root mean square output.
+    Attributes:
+        events: Fraction of units and steps in which both outputs are zero or both are not. Outputs of a readout are
+            rarely zero; use ``choices`` for those.
+        choices: Fraction of steps with the same largest output: the decision of a classifier or language model.
+        error: Root mean square of the difference, relative to the root mean square of the other engine's output.
+        steps: Number of steps compared.
     """
 
     events: float
@@ -23,25 +27,48 @@ class Agreement(NamedTuple):
     steps: int
 
 
-def compare(engine: EventEngine, other: EventEngine, sequences: Iterable[Any], *, last: bool = False) -> Agreement:
-    """Run both engines over every sequence from rest; ``last`` looks at the final step only."""
+def compare(
+    engine: EventEngine, other: EventEngine, sequences: Iterable[Tensor | Array | list[int]], *, last: bool = False
+) -> Agreement:
+    """Run two engines over the same sequences, starting each from a zero state, and compare their outputs.
+
+    Args:
+        engine: The engine to assess, such as one with int8 weights.
+        other: The engine to compare it with.
+        sequences: Inputs for :meth:`EventEngine.run`.
+        last: If True, compare only the last step of each sequence.
+
+    Raises:
+        ValueError: If the engines differ in output size or number of streams, or ``sequences`` is empty.
+
+    Example:
+        >>> layer = egru.EGRU(8, 64)
+        >>> int8, float32 = egru.EventEngine(layer, "int8"), egru.EventEngine(layer)
+        >>> agreement = compare(int8, float32, [torch.randn(100, 8)])
+        >>> agreement.steps
+        100
+    """
     if engine.output_size != other.output_size or engine.streams != other.streams:
-        raise ValueError(f"compare: engines differ in shape: {engine!r} and {other!r}")
-    same_events = same_choices = difference = size = 0.0
+        raise ValueError(f"compare: both engines must have the same output size and streams, got {engine!r}, {other!r}")
+    same_events = same_choices = squared_difference = squared_output = 0.0
     elements = steps = 0
     for sequence in sequences:
         outputs: list[Tensor] = []
-        for each in (engine, other):
-            each.reset()
-            outputs.append(torch.as_tensor(each.run(sequence, last=last)).reshape(-1, each.output_size).double())
-        ours, theirs = outputs
-        same_events += float(((ours != 0) == (theirs != 0)).sum())
-        same_choices += float((ours.argmax(1) == theirs.argmax(1)).sum())
-        difference += float((ours - theirs).square().sum())
-        size += float(theirs.square().sum())
-        elements += ours.numel()
-        steps += len(ours)
+        for contestant in (engine, other):
+            contestant.reset()
+            output = torch.as_tensor(contestant.run(sequence, last=last))
+            outputs.append(output.reshape(-1, contestant.output_size).double())
+        y, y_other = outputs
+        same_events += float(((y != 0) == (y_other != 0)).sum())
+        same_choices += float((y.argmax(1) == y_other.argmax(1)).sum())
+        squared_difference += float((y - y_other).square().sum())
+        squared_output += float(y_other.square().sum())
+        elements += y.numel()
+        steps += len(y)
     if steps == 0:
-        raise ValueError("compare: sequences is empty; at least one is needed")
-    error = (difference / size) ** 0.5 if size > 0 else (0.0 if difference == 0 else float("inf"))
+        raise ValueError("compare: sequences must contain at least one sequence, got none")
+    if squared_output > 0:
+        error = (squared_difference / squared_output) ** 0.5
+    else:
+        error = 0.0 if squared_difference == 0 else float("inf")
     return Agreement(same_events / elements, same_choices / steps, error, steps)

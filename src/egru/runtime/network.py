@@ -1,4 +1,4 @@
-"""What the engine takes from a module: an optional embedding, event-based GRU layers, an optional readout."""
+"""Extract what the engine runs from a module: an optional embedding, event-based GRU layers, an optional readout."""
 
 import dataclasses
 import itertools
@@ -9,25 +9,40 @@ from torch import Tensor, nn
 
 from egru.events import EventState
 from egru.layers import EGRU, EGRUCell
+from egru.types import Reset, ResetGate
 
-_ME = "EventEngine"
-_SILENT = (nn.Dropout, nn.Identity)
+_NO_OPS = (nn.Dropout, nn.Identity)
 """Children that do nothing at inference."""
+_ACCEPTED = (
+    "egru.EGRU, egru.EGRUCell, or a module whose children are [nn.Embedding,] egru.EGRU layers [, nn.Linear], "
+    "in this order"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One layer, float32 on the CPU, in torch's layout (blocks r, u, z), thresholds constrained."""
+    """Parameters of one layer: float32 CPU tensors in the layout of torch (blocks r, u, z).
+
+    Attributes:
+        weight_ih: Input weights, ``(3 H, I)``.
+        weight_hh: Recurrent weights, ``(3 H, H)``.
+        bias_ih: Input bias, ``(3 H,)``, or None.
+        bias_hh: Recurrent bias, ``(3 H,)``, or None.
+        theta: Constrained thresholds, ``(H,)``.
+        reset: How a unit is cleared after an event.
+        reset_gate: Whether the reset gate acts before or after the recurrent product.
+        reset_scale: Scale of the reset, ``(H,)``.
+        keep: Zoneout probability: the fraction of the old state that is kept.
+    """
 
     weight_ih: Tensor
     weight_hh: Tensor
     bias_ih: Tensor | None
     bias_hh: Tensor | None
     theta: Tensor
-    reset: str
-    reset_gate: str
+    reset: Reset
+    reset_gate: ResetGate
     reset_scale: Tensor
-    """One a unit."""
     keep: float
 
     @property
@@ -45,16 +60,16 @@ class Group:
 
     layers: int
     hidden: int
-    cell: bool
+    is_cell: bool
 
-    def shape(self, streams: int) -> tuple[int, ...]:
+    def state_shape(self, streams: int) -> tuple[int, ...]:
         rows = () if streams == 1 else (streams,)
-        return (*rows, self.hidden) if self.cell else (self.layers, *rows, self.hidden)
+        return (*rows, self.hidden) if self.is_cell else (self.layers, *rows, self.hidden)
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """embedding → layers → readout, by value: a copy that later training does not change."""
+    """A copy of the parameters of embedding, layers and readout, with the decay of the output trace."""
 
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
@@ -76,140 +91,152 @@ class Network:
         return 0 if self.embedding is None else self.embedding.shape[0]
 
 
-def describe(module: nn.Module, embedding: Any, readout: Any, trace: Any) -> Network:
-    """Read ``module`` (and what is given beside it) into a :class:`Network`, or say why it is none."""
-    found_embedding, events, found_readout = _discover(module)
-    embedding = _one("embedding", embedding, found_embedding, nn.Embedding)
-    readout = _one("readout", readout, found_readout, nn.Linear)
+def extract_network(
+    module: nn.Module,
+    embedding: nn.Embedding | None = None,
+    readout: nn.Linear | None = None,
+    trace: float | None = None,
+) -> Network:
+    """Copy the parameters of a module, with an embedding and a readout that are not part of it.
+
+    Raises:
+        TypeError: If ``module`` has children that the engine does not support.
+        ValueError: If sizes do not fit, a parameter is not finite, or a layer is bidirectional.
+    """
+    child_embedding, event_modules, child_readout = _split_children(module)
+    embedding = _argument_or_child("embedding", embedding, child_embedding, nn.Embedding)
+    readout = _argument_or_child("readout", readout, child_readout, nn.Linear)
     if embedding is not None and embedding.max_norm is not None:
-        raise ValueError(f"{_ME}: an embedding with max_norm={embedding.max_norm} changes its rows as it is used")
-    layers: list[Layer] = []
-    for part in events:
-        layers.extend(_layers(part))
+        raise ValueError(f"EventEngine: embedding.max_norm must be None, got {embedding.max_norm}")
+    layers = [layer for event_module in event_modules for layer in _extract_layers(event_module)]
     for below, above in itertools.pairwise(layers):
-        _fits("a layer", above.inputs, "the layer below it", below.hidden)
+        _check_sizes("a layer", above.inputs, "the layer below it", below.hidden)
     if embedding is not None:
-        _fits("the first layer", layers[0].inputs, "the embedding", embedding.embedding_dim)
+        _check_sizes("the first layer", layers[0].inputs, "the embedding", embedding.embedding_dim)
     if readout is not None:
-        _fits("the readout", readout.in_features, "the last layer", layers[-1].hidden)
-    bias = None if readout is None or readout.bias is None else _values("readout.bias", readout.bias)
+        _check_sizes("the readout", readout.in_features, "the last layer", layers[-1].hidden)
+    bias = None if readout is None or readout.bias is None else _copy("readout.bias", readout.bias)
     return Network(
         tuple(layers),
-        tuple(Group(part.num_layers, part.hidden_size, isinstance(part, EGRUCell)) for part in events),
-        None if embedding is None else _values("embedding.weight", embedding.weight),
-        None if readout is None else _values("readout.weight", readout.weight),
+        tuple(Group(m.num_layers, m.hidden_size, isinstance(m, EGRUCell)) for m in event_modules),
+        None if embedding is None else _copy("embedding.weight", embedding.weight),
+        None if readout is None else _copy("readout.weight", readout.weight),
         bias,
-        _decay(trace),
+        _check_decay(trace),
     )
 
 
-def _discover(module: Any) -> tuple[nn.Embedding | None, list[EGRU | EGRUCell], nn.Linear | None]:
-    """The parts of ``module`` in the order it holds them: [nn.Embedding], one or more event layers, [nn.Linear]."""
+def _split_children(module: Any) -> tuple[nn.Embedding | None, list[EGRU | EGRUCell], nn.Linear | None]:
+    """Return the embedding, the event layers and the readout of ``module``."""
     if isinstance(module, EGRU | EGRUCell):
         return None, [module], None
-    accepted = "egru.EGRU, egru.EGRUCell, or a module holding [nn.Embedding,] egru.EGRU layers [, nn.Linear] in order"
     if not isinstance(module, nn.Module):
-        raise TypeError(f"{_ME}: module must be a torch module, got {type(module).__name__}; accepted: {accepted}")
+        raise TypeError(
+            f"EventEngine: module must be a torch module, got {type(module).__name__}; accepted: {_ACCEPTED}"
+        )
+    name = type(module).__name__
     if callable(getattr(module, "streaming", None)):
         raise TypeError(
-            f"{_ME}: {type(module).__name__} does more than its layers and its readout do by themselves; "
-            "build the engine with EventEngine(**model.streaming())"
+            f"EventEngine: {name} computes more than its layers and readout; use EventEngine(**model.streaming())"
         )
-    own = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
-    if own:
+    tensors = [key for key, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
+    if tensors:
         raise TypeError(
-            f"{_ME}: {type(module).__name__} has parameters or buffers of its own ({', '.join(own)}); "
-            f"accepted: {accepted}"
+            f"EventEngine: {name} has parameters or buffers outside its children ({', '.join(tensors)}); "
+            f"accepted: {_ACCEPTED}"
         )
     embedding: nn.Embedding | None = None
-    events: list[EGRU | EGRUCell] = []
+    event_modules: list[EGRU | EGRUCell] = []
     readout: nn.Linear | None = None
-    for name, child in module._modules.items():  # named_children() leaves out a layer that is there twice
-        if child is None or isinstance(child, _SILENT):
+    # named_children() would omit the second use of a layer.
+    children = {key: child for key, child in module.named_modules(remove_duplicate=False) if key and "." not in key}
+    for key, child in children.items():
+        if isinstance(child, _NO_OPS):
             continue
-        if isinstance(child, nn.Embedding) and embedding is None and not events and readout is None:
+        if isinstance(child, nn.Embedding) and embedding is None and not event_modules and readout is None:
             embedding = child
         elif isinstance(child, EGRU | EGRUCell) and readout is None:
-            events.append(child)
-        elif isinstance(child, nn.Linear) and events and readout is None:
+            event_modules.append(child)
+        elif isinstance(child, nn.Linear) and event_modules and readout is None:
             readout = child
         else:
             raise TypeError(
-                f"{_ME}: cannot run {type(module).__name__}.{name}, a {type(child).__name__}, at this place; "
-                f"accepted: {accepted}. Or name the parts: EventEngine(layer, embedding=..., readout=...)"
+                f"EventEngine: {name}.{key}, a {type(child).__name__}, is not supported in this position; "
+                f"accepted: {_ACCEPTED}. Or pass the parts: EventEngine(layer, embedding=..., readout=...)"
             )
-    if not events:
-        raise TypeError(f"{_ME}: {type(module).__name__} holds no event layer; accepted: {accepted}")
-    return embedding, events, readout
+    if not event_modules:
+        raise TypeError(f"EventEngine: {name} has no event layer; accepted: {_ACCEPTED}")
+    return embedding, event_modules, readout
 
 
-def _one(name: str, given: Any, found: nn.Module | None, kind: type[nn.Module]) -> Any:
-    if given is None:
-        return found
-    if not isinstance(given, kind):
-        raise TypeError(f"{_ME}: {name} must be a torch.nn.{kind.__name__}, got {type(given).__name__}")
-    if found is not None and found is not given:
-        raise ValueError(f"{_ME}: {name} is given, and the module holds one too; leave one out")
-    return given
+def _argument_or_child(name: str, argument: Any, child: nn.Module | None, expected: type[nn.Module]) -> Any:
+    if argument is None:
+        return child
+    if not isinstance(argument, expected):
+        raise TypeError(f"EventEngine: {name} must be a torch.nn.{expected.__name__}, got {type(argument).__name__}")
+    if child is not None and child is not argument:
+        raise ValueError(f"EventEngine: {name} must be None because the module contains one already")
+    return argument
 
 
-def _layers(part: EGRU | EGRUCell) -> list[Layer]:
-    if part.bidirectional:
-        raise ValueError(
-            f"{_ME}: bidirectional=True needs the whole sequence at every step; only one direction streams"
-        )
-    result: list[Layer] = []
-    for direction in part.directions():
-        weights, suffix = part.weights(direction), direction.suffix
-        scale = _values("reset_scale", weights.reset_scale.expand(part.hidden_size))
+def _extract_layers(module: EGRU | EGRUCell) -> list[Layer]:
+    if module.bidirectional:
+        raise ValueError("EventEngine: bidirectional layers are not supported: they need the complete sequence")
+    layers: list[Layer] = []
+    for direction in module.directions():
+        weights, suffix = module.weights(direction), direction.suffix
+        scale = _copy("reset_scale", weights.reset_scale.expand(module.hidden_size))
         if scale.min() < 0:
-            raise ValueError(f"{_ME}: reset_scale must not be negative, got {scale.min().item()!r}")
-        result.append(
+            raise ValueError(f"EventEngine: reset_scale must not be negative, got {scale.min().item()!r}")
+        layers.append(
             Layer(
-                _values("weight_ih" + suffix, weights.ih),
-                _values("weight_hh" + suffix, weights.hh),
-                None if weights.bias_ih is None else _values("bias_ih" + suffix, weights.bias_ih),
-                None if weights.bias_hh is None else _values("bias_hh" + suffix, weights.bias_hh),
-                _values("threshold" + suffix, weights.theta),
-                part.reset,
-                part.reset_gate,
+                _copy("weight_ih" + suffix, weights.ih),
+                _copy("weight_hh" + suffix, weights.hh),
+                None if weights.bias_ih is None else _copy("bias_ih" + suffix, weights.bias_ih),
+                None if weights.bias_hh is None else _copy("bias_hh" + suffix, weights.bias_hh),
+                _copy("threshold" + suffix, weights.theta),
+                module.reset,
+                module.reset_gate,
                 scale,
-                part.zoneout,
+                module.zoneout,
             )
         )
-    return result
+    return layers
 
 
-def _values(name: str, tensor: Tensor) -> Tensor:
-    """A float32 copy on the CPU, contiguous and finite."""
+def _copy(name: str, tensor: Tensor) -> Tensor:
+    """Return a contiguous float32 copy on the CPU, and check that it is finite."""
     copy = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
     if not torch.isfinite(copy).all():
-        raise ValueError(f"{_ME}: {name} holds {copy[~torch.isfinite(copy)][0].item()}; expected finite values")
+        raise ValueError(
+            f"EventEngine: {name} contains {copy[~torch.isfinite(copy)][0].item()}; expected finite values"
+        )
     return copy
 
 
-def _fits(above: str, wanted: int, below: str, given: int) -> None:
-    if wanted != given:
-        raise ValueError(f"{_ME}: {above} takes {wanted} inputs and {below} has {given} outputs")
+def _check_sizes(above: str, inputs: int, below: str, outputs: int) -> None:
+    if inputs != outputs:
+        raise ValueError(f"EventEngine: {above} takes {inputs} inputs and {below} has {outputs} outputs")
 
 
-def _decay(trace: Any) -> float | None:
+def _check_decay(trace: Any) -> float | None:
     if trace is None:
         return None
     if isinstance(trace, bool) or not isinstance(trace, int | float) or not 0 <= trace < 1:
-        raise ValueError(f"{_ME}: trace must be None or a decay per step, 0 <= trace < 1; got {trace!r}")
+        raise ValueError(f"EventEngine: trace must be None or a decay per step, 0 <= trace < 1; got {trace!r}")
     return float(trace)
 
 
 def check_state(group: Group, streams: int, state: Any) -> EventState:
-    """Both halves, float32, contiguous, finite and of the group's shape."""
+    """Return contiguous float32 copies of both tensors of a state after checking their shapes."""
     if not isinstance(state, tuple) or len(state) != 2:
-        raise TypeError(f"{_ME}: state must be egru.EventState(c, y), always both; got {type(state).__name__}")
+        raise TypeError(f"EventEngine: state must be an egru.EventState(c, y), got {type(state).__name__}")
     halves: list[Tensor] = []
     for name, half in zip(("state.c", "state.y"), state, strict=True):
         if not isinstance(half, Tensor):
-            raise TypeError(f"{_ME}: {name} must be a Tensor, got {type(half).__name__}")
-        if tuple(half.shape) != group.shape(streams):
-            raise ValueError(f"{_ME}: {name} has shape {tuple(half.shape)}, expected {group.shape(streams)}")
-        halves.append(_values(name, half))
+            raise TypeError(f"EventEngine: {name} must be a Tensor, got {type(half).__name__}")
+        shape = group.state_shape(streams)
+        if tuple(half.shape) != shape:
+            raise ValueError(f"EventEngine: {name} has shape {tuple(half.shape)}, expected {shape}")
+        halves.append(_copy(name, half))
     return EventState(*halves)
