@@ -25,10 +25,10 @@ from typing import Any
 
 from egru.experiments import RECIPES, Config, Paper
 from egru.experiments.config import read_config
+from egru.experiments.tables import ALIASES
 from egru.report import LIGHT
 from egru.report.format import count, percent, seconds
 from egru.runs.command import recorded_command, train_command
-from egru.runs.reproduce import ALIASES
 from egru.training import Run
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -17,12 +17,12 @@ import pathlib
 import statistics
 from collections.abc import Callable
 
-import gpu_check
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from egru.bench import gpu_check
 from egru.events import Surrogate
 from egru.kernels.problem import Problem
 from egru.kernels.registry import get

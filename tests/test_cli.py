@@ -1,9 +1,21 @@
-import runpy
+"""``egru`` itself: help, version, ``info`` and ``bench``."""
+
+import subprocess
+import sys
 
 import pytest
 
 import egru
-from egru import cli
+from egru import bench, cli
+from egru.cli.exit_codes import MEANINGS, ExitCode
+
+
+def exit_code(arguments: list[str]) -> int | str | None:
+    """Return the exit code of ``egru``, whether it returns or exits."""
+    try:
+        return cli.main(arguments)
+    except SystemExit as stop:
+        return stop.code or 0
 
 
 def test_info_names_every_kernel(capsys):
@@ -12,31 +24,75 @@ def test_info_names_every_kernel(capsys):
     assert all(name in printed for name in egru.kernels.info())
 
 
-def test_bench_runs_the_scripts_with_their_options(monkeypatch):
-    ran = []
-    monkeypatch.setattr(
-        runpy, "run_path", lambda path, run_name: ran.append((path.rsplit("/", 1)[1], list(cli.sys.argv[1:])))
-    )
-    monkeypatch.setattr(cli.sys, "argv", [])
-    monkeypatch.setattr(cli.sys, "path", list(cli.sys.path))
-    assert cli.main(["bench", "cpu", "--rounds", "3"]) == 0
-    assert ran == [("infer_cpu.py", ["--rounds", "3"]), ("train_cpu.py", ["--rounds", "3"])]
-    ran.clear()
-    assert cli.main(["bench", "cpu", "train"]) == 0
-    assert ran == [("train_cpu.py", [])]
-    ran.clear()
-    assert cli.main(["bench", "gpu"]) == 0
-    assert ran == [("train_gpu.py", [])]
+def test_version(capsys):
+    assert exit_code(["--version"]) == 0
+    assert capsys.readouterr().out == f"egru {egru.__version__}\n"
 
 
-def test_bench_without_the_repository(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(cli, "__file__", str(tmp_path / "a" / "b" / "cli.py"))
-    assert cli.main(["bench", "cpu"]) == 2
-    assert "needs the repository" in capsys.readouterr().err
+def test_help_documents_every_exit_code(capsys):
+    assert set(MEANINGS) == set(ExitCode)
+    assert exit_code(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {code:<4} {meaning}\n" in printed for code, meaning in MEANINGS.items())
 
 
-@pytest.mark.parametrize("arguments", [[], ["bench"], ["bench", "tpu"], ["info", "--all"], ["train"]])
-def test_bad_commands_exit_with_two(arguments, capsys):
+@pytest.mark.parametrize("name", ["train", "evaluate", "report", "export", "quieten", "sweep", "list", "reproduce"])
+def test_every_command_has_a_description(name, capsys):
+    assert exit_code([name, "--help"]) == 0
+    usage, description = capsys.readouterr().out.split("\n\n")[:2]
+    assert usage.startswith(f"usage: egru {name}")
+    assert description[0].isupper()
+    assert description.endswith(".")
+
+
+def test_bench_passes_options_to_the_benchmark(monkeypatch):
+    calls = []
+    monkeypatch.setattr(bench, "run", lambda module, arguments=(): calls.append((module, list(arguments))) or 0)
+    assert cli.main(["bench", "cpu", "infer", "--rounds", "3"]) == 0
+    assert cli.main(["bench", "gpu", "--rows", "ptb"]) == 0
+    assert cli.main(["bench", "cpu"]) == 0
+    assert calls == [
+        ("infer_cpu", ["--rounds", "3"]),
+        ("train_gpu", ["--rows", "ptb"]),
+        ("infer_cpu", []),
+        ("train_cpu", []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gpu", "infer"], "bench: there is no gpu benchmark 'infer': the event engine runs on the CPU only"),
+        (["cpu", "--rounds", "3"], "bench: --rounds 3: options require the name of one benchmark, infer or train"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_run(arguments, message, capsys):
+    assert cli.main(["bench", *arguments]) == 2
+    assert capsys.readouterr().err == f"egru: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [([], "{cpu,gpu}"), (["cpu"], "{infer,train}"), (["cpu", "infer"], "--sizes"), (["gpu"], "--rows")],
+)
+def test_bench_help_shows_the_options_of_the_benchmark(arguments, option, capsys):
+    assert exit_code(["bench", *arguments, "--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: egru bench")
+    assert option in printed
+
+
+@pytest.mark.parametrize("module", [module for modules in bench.BENCHMARKS.values() for module in modules.values()])
+def test_benchmarks_run_as_modules(module):
+    completed = subprocess.run([sys.executable, "-m", f"egru.bench.{module}", "--help"], capture_output=True, text=True)
+    assert completed.stdout.startswith("usage: egru bench")
+    assert completed.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["bench"], ["bench", "tpu"], ["info", "--all"], ["list", "--all"], ["train"], ["nothing"]]
+)
+def test_invalid_commands_exit_with_two(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
     assert stop.value.code == 2

@@ -139,7 +139,7 @@ def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys.modules["egru.runs.load"], "load_data", lambda config: whole)
     code, out, err = egru(capsys, "evaluate", "smnist")
     assert (code, err) == (0, "")
-    assert out.startswith("test, epoch 36: accuracy 96.67 %, 98.8 % silent, ")  # one of 30 is wrong
+    assert out.startswith("test, epoch 36: accuracy 96.67 %, activity sparsity 98.8 %, ")  # one of 30 is wrong
     (tmp_path / "smnist").mkdir()
     assert egru(capsys, "evaluate", "smnist")[2] == "egru: smnist is not a run: it has no config.json\n"
 
@@ -167,7 +167,9 @@ def test_resume(capsys, monkeypatch, tmp_path):
     code, _, err = egru(capsys, "train", "--resume", "run")
     assert code == 1
     assert "is finished" in err
-    assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith("egru: --resume takes the run's own")
+    assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith(
+        "egru: --resume uses the settings of the run"
+    )
 
 
 def test_time_is_up(capsys, tmp_path):
@@ -213,7 +215,7 @@ def test_a_damaged_config_is_one_line(capsys, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     code, _, err = egru(capsys, "evaluate", str(tmp_path))
     assert code == 1
-    assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, -v shows where it happened\n"
+    assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, see --verbose\n"
 
 
 def test_minutes_are_checked_before_there_is_a_run(capsys, tmp_path):
@@ -233,8 +235,12 @@ def test_verbose_shows_the_trace(capsys):
 def test_list_shows_every_recipe_with_its_number(capsys):
     code, out, _ = egru(capsys, "list")
     assert code == 0
-    assert len(out.splitlines()) == len(RECIPES)
+    lines = out.splitlines()
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(RECIPES)
+    assert "Sequential MNIST (Table 2 and supplement of the paper):" in lines
     assert "[98.3 %, 72.1 % silent" in out
+    assert egru(capsys, "list", "frames")[1].count("\n") == 3
+    assert egru(capsys, "list", "nothing")[2].startswith("egru: unknown table 'nothing'; the tables are digits")
 
 
 def test_doctor(capsys, monkeypatch, tmp_path):
@@ -242,16 +248,16 @@ def test_doctor(capsys, monkeypatch, tmp_path):
     assert code == 0
     assert "kernel cpu" in out
     assert "safetensors" in out
-    assert "data root: none" in out
-    assert "data MNIST: absent" in out
+    assert "data folder: not set" in out
+    assert "data set MNIST: not present" in out
     monkeypatch.setenv("EGRU_DATA", str(tmp_path))
     (tmp_path / "ptb").mkdir()
     for name in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.{name}.txt").write_text("no text\n")
-    monkeypatch.setattr(doctor, "SETS", {"Penn Treebank": doctor.SETS["Penn Treebank"], "none": list})
+    monkeypatch.setattr(doctor, "DATA_SETS", {"Penn Treebank": doctor.DATA_SETS["Penn Treebank"], "none": list})
     _, out, _ = egru(capsys, "doctor")
-    assert "data Penn Treebank: damaged" in out
-    assert "data none: present" in out
+    assert "data set Penn Treebank: damaged" in out
+    assert "data set none: present" in out
 
 
 @pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "digits", "--help"]])
@@ -303,7 +309,7 @@ def test_report_of_runs(capsys, tmp_path):
     assert egru(capsys, "report", "nowhere")[0] == 1
     code, _, err = egru(capsys, "reproduce", "--keep", "digits")
     assert code == 1
-    assert "only the first 60 of each split" in err
+    assert "used only the first 60 of each split" in err
 
 
 def test_reproduce(capsys):

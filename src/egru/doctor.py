@@ -1,4 +1,4 @@
-"""What ``egru doctor`` says: what is installed, which kernels are in use, which data are present."""
+"""What ``egru doctor`` prints: installed packages, the kernels in use, and which data sets are present."""
 
 import importlib.metadata
 import platform
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from egru import data, kernels
+from egru import __version__, data, kernels
 
 EXTRAS = {
     "safetensors": "train",
@@ -14,35 +14,38 @@ EXTRAS = {
     "rich": "train",
     "matplotlib": "demo",
     "scikit-learn": "demo",
+    "optuna": "sweep",
     "tonic": "dvs",
     "tensorboard": "tensorboard",
     "onnxruntime": "bench",
 }
-"""Optional packages, and the extra of egru that brings each."""
+"""Optional packages, and the extra of egru that installs each."""
 
-SETS: dict[str, Callable[[], object]] = {
+DATA_SETS: dict[str, Callable[[], object]] = {
     "MNIST": data.sequential_mnist,
     "Penn Treebank": data.penn_treebank,
     "WikiText-2": data.wikitext2,
-    "DVS gesture, packed": data.dvs_gesture,
+    "DVS128 Gesture, packed": data.dvs_gesture,
 }
+"""Functions that load the data sets and verify their checksums."""
 
 
-def lines() -> Iterator[str]:
-    """One finding a line."""
+def describe() -> Iterator[str]:
+    """Yield one line per package, kernel and data set."""
     yield f"python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    for name in ("egru", "torch", "numpy"):
-        yield f"{name} {_version(name) or 'source tree, not installed'}"
+    yield f"egru {__version__}"
+    for name in ("torch", "numpy"):
+        yield f"{name} {_version(name)}"
     for name, extra in EXTRAS.items():
-        wanted = f"egru[{extra}]"
-        yield f"{name} {_version(name) or f'not installed: pip install {wanted!r}'}"
+        hint = f"not installed (pip install 'egru[{extra}]')"
+        yield f"{name} {_version(name) or hint}"
     yield f"threads: {torch.get_num_threads()}"
     yield f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no device'}"
-    for name, standing in kernels.info().items():
-        yield f"kernel {name}: {standing}"
-    yield f"data root: {data.data_root() or 'none; set EGRU_DATA=FOLDER'}"
-    for name, load in SETS.items():
-        yield f"data {name}: {_standing(load)}"
+    for name, status in kernels.info().items():
+        yield f"kernel {name}: {status}"
+    yield f"data folder: {data.data_root() or 'not set; set EGRU_DATA to the folder of the data sets'}"
+    for name, load in DATA_SETS.items():
+        yield f"data set {name}: {_status(load)}"
 
 
 def _version(name: str) -> str | None:
@@ -52,11 +55,11 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _standing(load: Callable[[], object]) -> str:
+def _status(load: Callable[[], object]) -> str:
     try:
         load()
     except data.DataMissing:
-        return "absent"
+        return "not present"
     except (data.DataCorrupt, OSError) as error:
         return f"damaged: {error}"
-    return "present, checksums right"
+    return "present, checksums match"

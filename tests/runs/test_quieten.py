@@ -14,7 +14,7 @@ from egru.layers import EventRNN
 from egru.runs import evaluate, quieten, report, train
 from egru.runs.load import load
 from egru.runs.quieten import Trial, search
-from egru.runs.reproduce import keep
+from egru.runs.reproduce import keep_run
 from egru.training import Run, RunError, Scores
 
 LOW = Threshold("clamp", mean=0.01)
@@ -96,7 +96,8 @@ def test_its_record_names_the_command(first, tmp_path):
     assert plain["config"]["start_from"] == str(first)
     plain["config"]["limit"] = None
     (tmp_path / "quiet" / "config.json").write_text(json.dumps(plain))
-    kept = keep(tmp_path / "quiet", tmp_path / "kept")
+    (tmp_path / "kept").mkdir()
+    kept, _ = keep_run(tmp_path / "quiet", tmp_path / "kept", tmp_path / "results.json")
     record = (kept / "record.json").read_text()
     assert '"egru quieten first OUT --floor 0.1"' in record
     assert str(tmp_path) not in record + (kept / "config.json").read_text() + (kept / "result.json").read_text()

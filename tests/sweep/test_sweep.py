@@ -209,7 +209,7 @@ def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
         assert cli.main(arguments) == 130
     assert time.monotonic() - stopped[0] < 8  # seconds of grace are for workers that may be alive
     assert multiprocessing.active_children() == []
-    assert "egru: stopped; the same command goes on" in capsys.readouterr().err
+    assert "egru: stopped; the same command resumes" in capsys.readouterr().err
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
     assert "best 1 (1 complete, 0 pruned, 1 failed; in validation):" in out
@@ -381,7 +381,7 @@ def test_help_shows_a_space(capsys):
 
 
 def test_the_example_of_the_help_is_a_space(tmp_path):
-    code = cli.SWEEP_EXAMPLE.split("instance:\n")[1].split("    egru sweep")[0]
+    code = cli.SWEEP_EXAMPLE.split("SPACE.py:\n")[1].split("    egru sweep")[0]
     (tmp_path / "space.py").write_text("if True:\n" + code)
     trial = optuna.trial.FixedTrial({"hidden": 40, "learning_rate": 1e-3, "threshold": -2.0})
     config = with_fields(find("smnist").make(), read_search(tmp_path / "space.py")(trial))

@@ -1,7 +1,8 @@
-"""The paper's tables, ours beside them: every number of ours with the command that made it and its date.
+"""Print the paper's tables with our results beside them, and add runs to our results.
 
-Ours are kept in the repository's ``benchmarks/results/runs/``, a folder a run: what `egru reproduce --keep RUN` copied,
-without the checkpoints. Each is a run that `egru report` can read.
+The records of our runs are in the repository, in ``benchmarks/results/runs``, one folder per run: what
+`egru reproduce --keep RUN` copied, without the checkpoints. `egru report` can read each of them. The numbers that the
+tables show ship with the package (:mod:`egru.experiments.results`).
 """
 
 import dataclasses
@@ -9,160 +10,157 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from egru.experiments.config import Config, read_config
+from egru.experiments.config import read_config
 from egru.experiments.registry import RECIPES, Paper
+from egru.experiments.results import RESULTS, KeptResult, format_results, read_results
+from egru.experiments.tables import ALIASES, TABLES, find_table
 from egru.report import format
 from egru.runs.command import recorded_command
 from egru.training import Run, RunError
 from egru.training.checkpoint import replace_file
 from egru.training.run import CONFIG, RESULT
 
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
+RUNS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
+"""Records of our runs, in a checkout of the repository."""
 RECORD = "record.json"
-ALIASES = {"smnist": "smnist-egru-590", "psmnist": "psmnist-egru-590", "ptb": "ptb-egru-1350"}
-ALIASES |= {"wikitext2": "wikitext2-egru-1350"}
-"""Recipes that are another row under a shorter name."""
+COLUMNS = ("", "", "quality", "sparsity", "backward", "parameters", "MACs/step")
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A table or study: the recipes whose names start or are like this. ``data`` is its task, where recipes can also
-    run on another."""
+def collect_results(runs: Path = RUNS) -> list[KeptResult]:
+    """Read the results of all finished runs under ``runs``, in order of their dates.
 
-    title: str
-    prefixes: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
-    data: str | None = None
-
-    def rows(self) -> list[str]:
-        mine = (name for name in RECIPES if name in self.names or name.startswith(self.prefixes))
-        return [name for name in mine if name not in ALIASES]
+    Raises:
+        FileNotFoundError: If there is no such folder, as in an installed package.
+    """
+    if not runs.is_dir():
+        raise FileNotFoundError(f"{runs} does not exist: the records of our runs are only in a checkout")
+    results = [_read_result(path.parent) for path in sorted(runs.glob(f"*/{CONFIG}"))]
+    return sorted(filter(None, results), key=lambda result: result.date)
 
 
-_GESTURES = ("dvs-egru-", "dvs-gru-", "dvs-lstm-", "dvs-cnn-")
-_LANGUAGE = ("ptb-egru-", "ptb-gru-", "ptb-awd-lstm", "ptb-indrnn", "ptb-evnn")
-TABLES = {
-    "gestures": Table("DVS128 Gesture (the paper's Table 1 and its supplement)", _GESTURES, data="dvs-raw"),
-    "ablation": Table("DVS128 Gesture, ablation study", ("dvs-ablation-",), data="dvs-raw"),
-    "smnist": Table("Sequential MNIST (the paper's Table 2 and its supplement)", ("smnist-",)),
-    "psmnist": Table("Permuted sequential MNIST (the paper's supplement)", ("psmnist-",)),
-    "ptb": Table("Penn Treebank (the paper's Table 3 and its supplement)", _LANGUAGE),
-    "wikitext2": Table("WikiText-2 (the paper's Table 3)", ("wikitext2-",)),
-    "thresholds": Table("Penn Treebank, start of the thresholds", ("ptb-threshold",)),
-    "epsilon": Table("Penn Treebank, width of the surrogate", ("ptb-epsilon-",)),
-    "scaling": Table("Sequential MNIST of 14 by 14 pixels, size of the layer", ("smnist14-",)),
-    "frames": Table("Gestures on packed frames: our own task, not the paper's", names=("dvs", "dvs-gru"), data="dvs"),
-    "digits": Table("Digits, one pixel at a time: our own task", names=("digits", "digits-gru")),
-}
+def _read_result(folder: Path) -> KeptResult | None:
+    """Read the result of a kept run, or None if the run was stopped before its end."""
+    run, record = Run.open(folder), folder / RECORD
+    result = run.result()
+    if result is None:
+        return None
+    recipe, config = read_config(run.config())
+    origin = {"command": recorded_command(recipe, config, result), "date": "undated"}
+    if record.exists():
+        origin = json.loads(record.read_text(encoding="utf-8"))
+    activity = result["activity"]["overall"]
+    dense = activity["backward_sparsity"] is None
+    return KeptResult(
+        run=folder.name,
+        recipe=ALIASES.get(recipe, recipe),
+        data=config.data,
+        seed=config.seed,
+        command=origin["command"],
+        date=origin["date"],
+        accuracy=result["test"]["accuracy"],
+        perplexity=result["test"]["perplexity"],
+        activity_sparsity=None if dense else activity["activity_sparsity"],
+        backward_sparsity=activity["backward_sparsity"],
+        parameters=activity["parameters"],
+        forward_macs=activity["forward_macs"],
+    )
 
 
-@dataclasses.dataclass(frozen=True)
-class Kept:
-    """A number of ours."""
+def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[Path]:
+    """Copy the records of a finished run to ``runs`` and update the packaged results.
 
-    recipe: str
-    config: Config
-    command: str
-    date: str
-    scores: dict[str, Any]
-    overall: dict[str, Any]
+    Checkpoints and absolute paths are left out.
 
+    Args:
+        folder: The folder of the run.
+        runs: The folder that keeps the records.
+        results: The file with the packaged results.
 
-def kept(folder: Path = RESULTS) -> list[Kept]:
-    """Every result that is kept, by date."""
-    if not folder.is_dir():
-        raise FileNotFoundError("egru reproduce needs the repository, which keeps our results: clone it")
-    found: list[Kept] = []
-    for path in sorted(folder.glob(f"*/{CONFIG}")):
-        run = Run.open(path.parent)
-        result, record = run.result(), path.with_name(RECORD)
-        if result is None:  # the records of a run that was stopped
-            continue
-        recipe, config = read_config(run.config())
-        made = {"command": recorded_command(recipe, config, result), "date": "undated"}
-        if record.exists():
-            made = json.loads(record.read_text(encoding="utf-8"))
-        overall = result["activity"]["overall"]
-        found.append(Kept(ALIASES.get(recipe, recipe), config, made["command"], made["date"], result["test"], overall))
-    return sorted(found, key=lambda result: result.date)
+    Returns:
+        The folder and the file that were written.
 
-
-def keep(run_folder: Path, folder: Path = RESULTS) -> Path:
-    """Copy a finished run's small files among the results; paths of this machine stay behind."""
-    run = Run.open(run_folder)
+    Raises:
+        RunError: If the run is not finished or used only a part of its data.
+        FileNotFoundError: If this is not a checkout of the repository.
+    """
+    run = Run.open(folder)
     if run.result() is None:
-        raise RunError(f"{run_folder} is not finished; only whole runs are kept")
-    plain = run.config()
-    recipe, config = read_config(plain)
+        raise RunError(f"{folder} is not finished; only finished runs are kept")
+    record = run.config()
+    recipe, config = read_config(record)
     if config.limit is not None:
-        raise RunError(f"{run_folder} saw only the first {config.limit} of each split; only whole runs are kept")
-    plain["config"]["root"] = None
+        raise RunError(f"{folder} used only the first {config.limit} of each split; only runs on all data are kept")
+    if not runs.is_dir():
+        raise FileNotFoundError(f"{runs} does not exist: runs are kept in a checkout of the repository")
+    record["config"]["root"] = None
     if config.start_from is not None:
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
-        plain["config"]["start_from"] = config.start_from
+        record["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    record = {"command": recorded_command(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
-    stamp = finished.strftime("%Y%m%d-%H%M")
-    target = folder / f"{recipe}-seed{config.seed}-{stamp}"
-    target.mkdir(parents=True, exist_ok=True)
+    origin = {"command": recorded_command(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
+    target = runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M')}"
+    target.mkdir(exist_ok=True)
     run.copy_records(target)
-    replace_file(target / CONFIG, json.dumps(plain, indent=2).encode() + b"\n")
-    replace_file(target / RECORD, json.dumps(record, indent=2).encode() + b"\n")  # last: now it counts
-    return target
+    replace_file(target / CONFIG, json.dumps(record, indent=2).encode() + b"\n")
+    replace_file(target / RECORD, json.dumps(origin, indent=2).encode() + b"\n")
+    replace_file(results, format_results(collect_results(runs)).encode())
+    return [target, results]
 
 
-COLUMNS = ("", "", "quality", "silent", "backward", "parameters", "MACs a step")
+def format_table(name: str, results: Sequence[KeptResult] | None = None) -> Iterator[str]:
+    """Yield the lines of a table: for each recipe the paper's row, if there is one, then ours.
 
+    Args:
+        name: The name of the table, see :data:`egru.experiments.tables.TABLES`.
+        results: Our results. If None, those that ship with the package.
 
-def lines(name: str, results: Sequence[Kept] | None = None) -> Iterator[str]:
-    """The table ``name`` as text: a row of the paper's, where it has one, then ours."""
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; there are {', '.join(TABLES)}")
-    table, results = TABLES[name], kept() if results is None else results
+    Raises:
+        ValueError: If there is no such table.
+    """
+    table, results = find_table(name), read_results() if results is None else results
     rows: list[tuple[str, ...]] = [COLUMNS]
     notes = [""]
-    apart: list[Kept] = []
-    for recipe in table.rows():
+    other_data: list[KeptResult] = []
+    for recipe in table.recipes():
         paper = RECIPES[recipe].paper
-        mine = [result for result in results if result.recipe == recipe]
-        same = [result for result in mine if table.data in (None, result.config.data)]
-        apart += [result for result in mine if result not in same]
+        results_of_recipe = [result for result in results if result.recipe == recipe]
+        comparable = [result for result in results_of_recipe if table.data in (None, result.data)]
+        other_data += [result for result in results_of_recipe if result not in comparable]
         label = recipe
-        if any(cell != "-" for cell in _of_paper(paper)):
-            rows.append((recipe, "paper", *_of_paper(paper)))
+        if any(cell != "-" for cell in _paper_cells(paper)):
+            rows.append((recipe, "paper", *_paper_cells(paper)))
             notes.append(paper.note)
             label = ""
-        for result in same:
-            rows.append((label, "ours", *_of_ours(result)))
+        for result in comparable:
+            rows.append((label, "ours", *_result_cells(result)))
             notes.append(f"{result.date}  {result.command}")
             label = ""
-        if not same:
+        if not comparable:
             option = f" --data {table.data}" if table.data not in (None, RECIPES[recipe].make().data) else ""
             rows.append((label, "ours", "not run", *[""] * 4))
             notes.append(f"egru train {recipe}{option}")
     yield table.title
-    yield from _aligned(rows, notes)
-    yield "Sparsity and MACs of ours: recurrent layers and readout on the test split; backward as the paper counts it."
-    if apart:
+    yield from _align(rows, notes)
+    yield "Ours: sparsity and MACs of the recurrent layers and the readout on the test split."
+    if other_data:
         yield ""
-        yield f"On other data than {table.data}: another task, not to be held against the rows above"
-        rows = [COLUMNS, *((result.recipe, "ours", *_of_ours(result)) for result in apart)]
-        yield from _aligned(rows, ["", *(f"{r.date}  {r.command} (data {r.config.data})" for r in apart)])
+        yield f"On data other than {table.data}, not comparable with the rows above:"
+        rows = [COLUMNS, *((result.recipe, "ours", *_result_cells(result)) for result in other_data)]
+        yield from _align(rows, ["", *(f"{r.date}  {r.command} (data {r.data})" for r in other_data)])
 
 
-def listing(results: Sequence[Kept] | None = None) -> Iterator[str]:
-    """Every table, and how much of it has been run."""
-    results = kept() if results is None else results
+def list_tables(results: Sequence[KeptResult] | None = None) -> Iterator[str]:
+    """Yield one line per table, with the number of its recipes that have been run."""
+    results = read_results() if results is None else results
     width = max(map(len, TABLES))
     for name, table in TABLES.items():
-        rows = table.rows()
-        done = {r.recipe for r in results if table.data in (None, r.config.data)} & set(rows)
-        yield f"{name:{width}}  {table.title}: {len(done)} of {len(rows)} rows run"
+        recipes = table.recipes()
+        run = {r.recipe for r in results if table.data in (None, r.data)} & set(recipes)
+        yield f"{name:{width}}  {table.title}: {len(run)} of {len(recipes)} recipes run"
 
 
-def _of_paper(paper: Paper) -> tuple[str, ...]:
+def _paper_cells(paper: Paper) -> tuple[str, ...]:
     quality = "-" if paper.accuracy is None else f"{paper.accuracy} %"
     if paper.perplexity is not None:
         quality = f"ppl {paper.perplexity}"
@@ -170,18 +168,15 @@ def _of_paper(paper: Paper) -> tuple[str, ...]:
     return (quality, *sparsity, paper.parameters or "-", paper.macs or "-")
 
 
-def _of_ours(result: Kept) -> tuple[str, ...]:
-    accuracy, perplexity = result.scores["accuracy"], result.scores["perplexity"]
-    quality = format.percent(accuracy, 2) if perplexity is None else f"ppl {perplexity:.1f}"
-    overall = result.overall
-    sparsity = overall["activity_sparsity"] if overall["backward_sparsity"] is not None else None
-    counts = (format.count(overall[name]) for name in ("parameters", "forward_macs"))
-    return (quality, format.percent(sparsity), format.percent(overall["backward_sparsity"]), *counts)
+def _result_cells(result: KeptResult) -> tuple[str, ...]:
+    quality = format.percent(result.accuracy, 2) if result.perplexity is None else f"ppl {result.perplexity:.1f}"
+    sparsity = (format.percent(value) for value in (result.activity_sparsity, result.backward_sparsity))
+    return (quality, *sparsity, format.count(result.parameters), format.count(result.forward_macs))
 
 
-def _aligned(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Iterator[str]:
+def _align(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> Iterator[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    place: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
+    justify: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * (len(widths) - 2)]
     for row, note in zip(rows, notes, strict=True):
-        cells = (put(cell, width) for put, cell, width in zip(place, row, widths, strict=True))
+        cells = (place(cell, width) for place, cell, width in zip(justify, row, widths, strict=True))
         yield f"{'  '.join(cells)}  {note}".rstrip()

@@ -1,6 +1,6 @@
-"""Dense GRUs that stream on the CPU with one thread: torch, torch with int8 weights, ONNX Runtime in both, EvNN.
+"""Dense GRUs for streaming on the CPU with one thread: torch and ONNX Runtime, in float32 and int8, and EvNN.
 
-Each is checked against ``torch.nn.GRU`` in float64; those that are not installed are left out, and said so.
+Each is compared with ``torch.nn.GRU`` in float64. Those that are not installed are left out, with a message.
 """
 
 import contextlib
@@ -15,13 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from evnn_rival import evnn
 from torch import Tensor, nn
+
+from egru.bench.evnn import find_evnn
 
 
 @dataclasses.dataclass
 class Rival:
-    """``step(i)`` advances by row i and gives the new state; ``sequence`` runs all rows and gives all states."""
+    """A dense GRU. ``step(i)`` advances by row i and returns the new state; ``sequence()`` runs all rows.
+
+    ``wrong`` says what is wrong with the output, or is empty.
+    """
 
     name: str
     step: Callable[[int], Any] | None
@@ -30,12 +34,12 @@ class Rival:
 
 
 def rivals(gru: nn.GRU, x: Tensor) -> Iterator[Rival]:
-    """The contestants for the weights of ``gru`` on ``x`` of shape ``(T, I)``, outputs checked."""
+    """Yield the installed rivals with the weights of ``gru`` and the input ``x`` of shape ``(T, I)``, checked."""
     with torch.no_grad():
-        right = _double(gru)(x.double())[0].float().numpy()
+        expected = _double(gru)(x.double())[0].float().numpy()
     for make, tolerance in (
         (_torch, 1e-5),
-        # eight bits of weights and activations: errors of some 1e-2
+        # 8-bit weights and activations have errors of about 1e-2
         (_torch_int8, 0.1),
         (_onnx, 1e-5),
         (_onnx_int8, 0.1),
@@ -45,12 +49,12 @@ def rivals(gru: nn.GRU, x: Tensor) -> Iterator[Rival]:
         except (ImportError, AttributeError, RuntimeError) as error:
             print(f"left out: {make.__name__.strip('_')}: {error}")
             continue
-        rival.wrong = _check(rival, right, tolerance)
+        rival.wrong = _check(rival, expected, tolerance)
         yield rival
-    make_evnn = evnn(cuda=False)
+    make_evnn = find_evnn(cuda=False)
     if isinstance(make_evnn, str):
         print(f"left out: {make_evnn}")
-    else:  # dense in its products too; its weights are its own, so there is nothing to check it against
+    else:  # its products are dense; its weights differ from those of `gru`, so there is nothing to compare with
         layer, batched = make_evnn(gru.input_size, gru.hidden_size), x[:, None]
         yield Rival("EvNN", None, lambda: layer(batched))
 
@@ -61,22 +65,22 @@ def _double(gru: nn.GRU) -> nn.GRU:
     return copy
 
 
-def _check(rival: Rival, right: np.ndarray, tolerance: float) -> str:
+def _check(rival: Rival, expected: np.ndarray, tolerance: float) -> str:
     with torch.inference_mode():
         if rival.step is not None:
-            for i in range(len(right)):
-                error = float(np.abs(np.asarray(rival.step(i)).reshape(-1) - right[i]).max())
+            for i in range(len(expected)):
+                error = float(np.abs(np.asarray(rival.step(i)).reshape(-1) - expected[i]).max())
                 if not error < tolerance:
                     return f"step {i} off by {error:.1e}"
         if rival.sequence is not None:
-            error = float(np.abs(np.asarray(rival.sequence()).reshape(right.shape) - right).max())
+            error = float(np.abs(np.asarray(rival.sequence()).reshape(expected.shape) - expected).max())
             if not error < tolerance:
                 return f"sequence off by {error:.1e}"
     return ""
 
 
 def _stepper(advance: Callable[[int, Any], Any], start: Callable[[], Any]) -> Callable[[int], Any]:
-    """A step that carries its state and starts afresh at row 0."""
+    """Return a step that carries its state and resets it at row 0."""
     state: list[Any] = [None]
 
     def step(i: int) -> Any:
@@ -123,7 +127,7 @@ def _numpy(gru: nn.GRU) -> tuple[np.ndarray, ...]:
 
 
 def _blocks(weight: np.ndarray, H: int) -> np.ndarray:
-    """torch's r, z, n as ONNX's z, r, h."""
+    """Reorder torch's gates r, z, n to ONNX's z, r, h."""
     return np.concatenate([weight[H : 2 * H], weight[:H], weight[2 * H :]])
 
 
@@ -137,7 +141,7 @@ def _model(nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: d
 
 
 class _Bound:
-    """A step through bound buffers, the state swapping between two of them: no copies, the cheapest call there is."""
+    """A step with bound buffers, between which the state alternates: the fastest call, without copies."""
 
     def __init__(self, session: Any, x: list[np.ndarray], state_shape: tuple[int, ...], names: tuple[str, str, str]):
         import onnxruntime
@@ -181,7 +185,7 @@ def _onnx(gru: nn.GRU, x: Tensor) -> Rival:
 
 
 def _onnx_int8(gru: nn.GRU, x: Tensor) -> Rival:
-    """ONNX Runtime has no quantised GRU: one step as a graph, its two products quantised dynamically."""
+    """One step as a graph with two dynamically quantised products, since ONNX Runtime has no quantised GRU."""
     from onnx import TensorProto, helper, save
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -213,7 +217,7 @@ def _onnx_int8(gru: nn.GRU, x: Tensor) -> Rival:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
     model = _model(nodes, [value("x", 1, inputs), value("h", 1, H)], [value("last", 1, H)], constants)
-    logging.getLogger().setLevel(logging.ERROR)  # it recommends a pre-processing step that this graph does not need
+    logging.getLogger().setLevel(logging.ERROR)  # hides the advice to pre-process the graph
     with tempfile.TemporaryDirectory() as folder:
         dense, quantised = Path(folder) / "dense.onnx", Path(folder) / "int8.onnx"
         save(model, dense)

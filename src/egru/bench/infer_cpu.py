@@ -1,165 +1,48 @@
-"""Streaming inference on the CPU, one sequence, one thread: EventEngine against dense GRUs.
+"""Streaming inference on the CPU with one sequence and one thread: EventEngine against dense GRUs.
 
-    python benchmarks/infer_cpu.py                        # all sizes, all contestants that are installed
-    python benchmarks/infer_cpu.py --sizes 590x1 --rounds 15
+    egru bench cpu infer                                  # all sizes, all contestants that are installed
+    egru bench cpu infer --sizes 590x1 --rounds 15
 
-Contestants run by turns in one process; times are medians over rounds, in microseconds per step, ratios are of times
-of the same run. Activity comes from the network's own dynamics: per-unit thresholds are quantiles of its states. A
-layer with as many inputs as units reads the events of such a layer below it, as in a stack ("events"), or random
-numbers ("dense"); a layer with one input reads random numbers. A contestant whose output is wrong gets no ratio.
+Contestants take turns in one process. Times are medians over rounds, in microseconds per step. Ratios compare times of
+the same run. Outputs are checked first: a contestant whose output is wrong gets no ratio.
+
+Activity comes from the dynamics of the network: the threshold of each unit is a quantile of its states. A layer with
+one input reads random numbers. A layer with as many inputs as units reads the events of another layer, as in a stack,
+and once more random numbers ("dense input").
 """
 
-import argparse
-import dataclasses
 import datetime
 import json
 import os
 import platform
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import dense_rivals
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from egru import EGRU, EventEngine, EventState, Threshold
-from egru.runtime.network import extract_network
-from egru.runtime.reference import ReferenceRunner
+from egru import EventEngine
+from egru.bench import dense_rivals, make_parser
+from egru.bench.event_networks import Contestant, event_contestants, event_layer
+from egru.types import RESET_GATES, WEIGHT_FORMATS, ResetGate, WeightFormat
 
 SIZES = ((590, 1), (1024, 1024), (1350, 1350))  # (units, inputs)
 SPARSITIES = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-WEIGHTS = ("float32", "bfloat16", "int8")
-RESULTS = Path(__file__).parent / "results"
-
-
-@dataclasses.dataclass
-class Contestant:
-    """``step`` advances by one row of ``x``, ``sequence`` runs all of it; None where it cannot. ``wrong`` says why.
-
-    ``facts`` is asked after the measurement.
-    """
-
-    name: str
-    step: Callable[[int], Any] | None
-    sequence: Callable[[], Any] | None
-    wrong: str = ""
-    facts: Callable[[], dict[str, Any]] = dict
-
-
-# ---- networks of a wanted activity -----------------------------------------------------------------------------------
-
-
-def calibrate(layer: EGRU, x: Tensor, sparsity: float, iterations: int = 10) -> None:
-    """Set the layer's thresholds to quantiles of its own states on ``x``, until its activity is as wanted."""
-    threshold = layer.get_parameter("threshold_l0")
-    with torch.no_grad():
-        if sparsity == 0:
-            threshold.fill_(-10)
-            return
-        threshold.fill_(0.1)
-        states: list[Tensor] = []
-        undo = layer.observe(lambda record: states.append(record.c[len(x) // 5 :, 0]))
-        for _ in range(iterations):
-            layer(x[:, None])
-            threshold.copy_((threshold + states.pop().quantile(sparsity, 0)) / 2)
-        undo()
-
-
-def event_layer(units: int, inputs: int, seed: int, **options: Any) -> EGRU:
-    torch.manual_seed(seed)
-    return EGRU(inputs, units, threshold=Threshold("identity"), **options).eval()
-
-
-def input_events(inputs: int, steps: int, sparsity: float) -> Tensor:
-    """What a layer of ``inputs`` units sends upwards at this sparsity when it is driven by 32 random signals."""
-    below = event_layer(inputs, 32, seed=1)
-    x = torch.randn(steps, 32)
-    calibrate(below, x, sparsity)
-    with torch.no_grad():
-        return below(x)[0]
-
-
-# ---- our contestants -------------------------------------------------------------------------------------------------
-
-
-def check_engine(engine: EventEngine, layer: EGRU, x: Tensor) -> str:
-    """Why ``engine`` is wrong, or "": every step against the same step in float64, from the same state.
-
-    States within ``margin`` of their threshold are ties. int8 rounds what it multiplies: float32 and float64 may
-    disagree by one part in 255 where that is a tie, which moves a state by some 1e-4.
-    """
-    margin = 2e-3 if engine.weights == "int8" else 1e-5
-    exact = ReferenceRunner(extract_network(layer, None, None, None), engine.weights, 1, dtype=torch.float64)
-    theta = layer.thresholds()["l0"].detach()
-    expected = np.empty((1, 1, layer.hidden_size))
-    engine.reset()
-    for t, row in enumerate(x):
-        engine.step(row)
-        exact.run(row.numpy()[None, None], None, False, expected)
-        ours, right = engine.state, exact.get_state(0)
-        assert isinstance(ours, EventState)
-        seen = right.c[0] if layer.reset != "threshold" else right.c[0] + layer.reset_scale * theta * (right.y[0] != 0)
-        clear = (seen - theta).abs() > margin
-        if not torch.equal((ours.y[0] != 0)[clear], (right.y[0] != 0)[clear]):
-            return f"events differ at step {t}"
-        error = float((ours.c[0] - right.c[0]).abs()[clear].max())
-        if error > margin:
-            return f"state off by {error:.1e} at step {t}"
-        exact.set_state(0, ours.c, ours.y)
-    return ""
-
-
-def our_contestants(
-    units: int, inputs: int, sparsities: Sequence[float], weights: Sequence[str], length: int, kind: str, **options: Any
-) -> list[Contestant]:
-    result: list[Contestant] = []
-    for sparsity in sparsities:
-        layer = event_layer(units, inputs, seed=0, **options)
-        torch.manual_seed(2)
-        enough = length + 384  # steps to find thresholds with
-        numbers = kind == "dense" or inputs == 1
-        x = torch.randn(enough, inputs) if numbers else input_events(inputs, enough, sparsity)
-        calibrate(layer, x, sparsity)
-        x = x[-length:].contiguous()
-        for weight in weights:
-            engine = EventEngine(layer, weight)
-            wrong = check_engine(engine, layer, x[:12])
-            engine.reset_activity()
-            rows, out = list(x), torch.empty(length, units)
-
-            def facts(engine: EventEngine = engine, density: float = float((x != 0).float().mean())) -> dict[str, Any]:
-                activity = engine.activity
-                return {
-                    "sparsity": 1 - activity.rates[0],
-                    "input_density": density,
-                    "macs_per_step": activity.macs / activity.steps,
-                    "level": engine.level,
-                }
-
-            result.append(
-                Contestant(
-                    f"ours {weight} {sparsity:.0%}" + (" dense input" if kind == "dense" and inputs > 1 else ""),
-                    lambda i, engine=engine, rows=rows: engine.step(rows[i]),
-                    lambda engine=engine, x=x, out=out: engine.run(x, out=out),
-                    wrong,
-                    facts,
-                )
-            )
-    return result
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
 
 
 def measure(contestants: Sequence[Contestant], length: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Microseconds per step of every contestant, by turns: ``length`` single steps, then a sequence of as many.
+    """Measure microseconds per step of every contestant: ``length`` single steps, then a sequence of that length.
 
-    Steps are timed one by one: the median of each over all rounds, then the mean over steps, since steps differ in
-    activity and a median over them would not be what a stream costs. Each turn runs the same steps once untimed: in a
-    steady stream the weights in use are in the caches, and a sparse contestant needs many steps to touch them all.
+    Steps are timed one by one. The result is the mean over steps of the median over rounds: steps differ in activity,
+    so a median over steps would not be the cost of a stream. Each turn first runs the same steps untimed: in a steady
+    stream the weights in use are in the caches, and a sparse network needs many steps to touch them all.
     """
     steps = {c.name: np.empty((rounds, length)) for c in contestants if c.step is not None}
     sequences = {c.name: np.empty(rounds) for c in contestants if c.sequence is not None}
@@ -190,7 +73,7 @@ def measure(contestants: Sequence[Contestant], length: int, rounds: int) -> dict
 
 
 def call_overhead() -> dict[str, float]:
-    """Microseconds of a step of four units: what a call costs before there is any work."""
+    """Measure microseconds per step of four units, which is the overhead of a call."""
     layer = event_layer(4, 4, seed=0)
     engine, tokens = EventEngine(layer), EventEngine(layer, embedding=nn.Embedding(8, 4))
     inputs: dict[str, tuple[EventEngine, Any]] = {
@@ -199,19 +82,19 @@ def call_overhead() -> dict[str, float]:
         "token": (tokens, 3),
     }
     result: dict[str, float] = {}
-    for name, (each, x) in inputs.items():
+    for name, (contestant, x) in inputs.items():
         best = float("inf")
         for _ in range(50):
             begin = time.perf_counter()
             for _ in range(500):
-                each.step(x)
+                contestant.step(x)
             best = min(best, (time.perf_counter() - begin) / 500 * 1e6)
         result[name] = best
     return result
 
 
 def straight_line(rows: dict[str, dict[str, Any]], weight: str, mode: str = "step") -> dict[str, Any] | None:
-    """Least squares of time against activity over 50 % to 99 % sparse: slope, intercept, R²."""
+    """Fit time against activity for sparsities from 50 to 99 %: slope, intercept and R²."""
     points = [
         (1 - row["sparsity"], row[mode])
         for name, row in rows.items()
@@ -227,7 +110,7 @@ def straight_line(rows: dict[str, dict[str, Any]], weight: str, mode: str = "ste
 
 
 RATIOS = (
-    # ours, rival, mode, must reach, aim
+    # ours, rival, mode, required, target
     ("ours float32 80%", "torch.nn.GRU", "step", 9, 12),
     ("ours float32 80%", "ONNX Runtime float32", "step", 5, 6),
     ("ours int8 80%", "ONNX Runtime int8", "step", 3.5, 5),
@@ -262,8 +145,9 @@ def show(size: str, result: dict[str, Any]) -> None:
         active = f"  {1 - row['sparsity']:6.1%} active" if "sparsity" in row else ""
         print(f"  {name:32s} {number(row['step'])} {number(row['sequence'])}{active}{note}")
     for row in result["ratios"]:
-        value = f"wrong: {row['wrong']}" if row["wrong"] else f"{row['ratio']:5.1f}x"
-        print(f"  {row['ours']} against {row['rival']}, {row['mode']}: {value} (must {row['must']}, aim {row['aim']})")
+        value = f"wrong output: {row['wrong']}" if row["wrong"] else f"{row['ratio']:5.1f}x"
+        bounds = f"required {row['must']}, target {row['aim']}"
+        print(f"  {row['ours']} against {row['rival']}, {row['mode']}: {value} ({bounds})")
     for weight, line in result["lines"].items():
         if line:
             slope = line["slope"] / 100
@@ -287,7 +171,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         top = 1.1 * max(row["step"] for row in result["contestants"].values() if row.get("sparsity", 0) > 0.4)
         rivals = {name: row["step"] for name, row in result["contestants"].items() if not name.startswith("ours")}
         for name, value in rivals.items():
-            if value < top:  # the others are named above the axes
+            if value < top:  # the title names the others
                 axis.axhline(value, linestyle=":", color="grey", linewidth=1)
                 axis.text(1, value, name, fontsize=7, va="bottom")
         beyond = ", ".join(f"{name} {value:.0f}" for name, value in rivals.items() if value >= top)
@@ -303,12 +187,12 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def bench(
     sizes: Sequence[tuple[int, int]] = SIZES,
     sparsities: Sequence[float] = SPARSITIES,
-    weights: Sequence[str] = WEIGHTS,
+    weights: Sequence[WeightFormat] = WEIGHT_FORMATS,
     length: int = 128,
     rounds: int = 7,
-    reset_gate: str = "before",
+    reset_gate: ResetGate = "before",
 ) -> dict[str, Any]:
-    """Everything, as one dictionary; prints as it goes."""
+    """Run the benchmark for all sizes, print the tables and return the results."""
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     for units, inputs in sizes:
@@ -318,9 +202,9 @@ def bench(
             Contestant(rival.name, rival.step, rival.sequence, rival.wrong)
             for rival in dense_rivals.rivals(nn.GRU(inputs, units).eval(), torch.randn(length, inputs))
         ]
-        ours = our_contestants(units, inputs, sparsities, weights, length, "events", reset_gate=reset_gate)
+        ours = event_contestants(units, inputs, sparsities, weights, length, False, reset_gate=reset_gate)
         if inputs > 1:
-            ours += our_contestants(units, inputs, (0.8,), weights, length, "dense", reset_gate=reset_gate)
+            ours += event_contestants(units, inputs, (0.8,), weights, length, True, reset_gate=reset_gate)
         rows = measure([*rivals, *ours], length, rounds)
         results[size] = {
             "rounds": rounds,
@@ -334,16 +218,43 @@ def bench(
     return results
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=[f"{h}x{i}" for h, i in SIZES], help="units x inputs")
-    parser.add_argument("--sparsities", nargs="+", type=float, default=list(SPARSITIES))
-    parser.add_argument("--weights", nargs="+", default=list(WEIGHTS), choices=WEIGHTS)
-    parser.add_argument("--length", type=int, default=128, help="steps of a sequence")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--reset-gate", default="before", choices=("before", "after"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "infer_cpu.json")
-    args = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser("cpu infer", __doc__)
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        default=[f"{h}x{i}" for h, i in SIZES],
+        metavar="HxI",
+        help="units x inputs (default: 590x1 1024x1024 1350x1350)",
+    )
+    parser.add_argument(
+        "--sparsities",
+        nargs="+",
+        type=float,
+        default=list(SPARSITIES),
+        metavar="S",
+        help=f"activity sparsities of the event layers (default: {' '.join(map(str, SPARSITIES))})",
+    )
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        default=list(WEIGHT_FORMATS),
+        choices=WEIGHT_FORMATS,
+        help="number formats of the engine's weights (default: all)",
+    )
+    parser.add_argument("--length", type=int, default=128, metavar="T", help="steps per sequence (default: 128)")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds that a median is over (default: 7)")
+    parser.add_argument(
+        "--reset-gate", default="before", choices=RESET_GATES, help="where the reset gate acts (default: before)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("infer_cpu.json"),
+        metavar="FILE",
+        help="JSON file to write, with a plot beside it (default: %(default)s)",
+    )
+    args = parser.parse_args(arguments)
     sizes = [(int(h), int(i)) for h, i in (size.split("x") for size in args.sizes)]
     results = bench(sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate)
     overhead = call_overhead()
@@ -356,12 +267,13 @@ def main() -> None:
         "versions": dense_rivals.versions(),
         "reset_gate": args.reset_gate,
     }
-    if args.out.exists():  # sizes measured in other runs stay
+    if args.out.exists():  # keep sizes that were measured before
         results = {**json.loads(args.out.read_text())["sizes"], **results}
     args.out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
     plot(results, args.out.with_suffix(".png"))
     print(f"written: {args.out}, {args.out.with_suffix('.png')}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,33 +1,34 @@
-"""Training speed and memory of one recurrent layer on a GPU: ours against cuDNN's GRU and LSTM, and EvNN if installed.
+"""Training speed and memory of one recurrent layer on a GPU: EGRU against cuDNN's GRU and LSTM and, if installed, EvNN.
 
-    python benchmarks/train_gpu.py --rows smnist ptb dvs --out result.json
+    egru bench gpu train --rows smnist ptb dvs --out result.json
 
-Each contestant runs forward and backward on random input of the same shape, all of them taking turns in one process;
-medians over ``--repeats`` turns of ``--rounds`` rounds each. Before anything is timed, our layer is compared with the
-float64 reference on the first steps of every row, outputs and gradients (gpu_check.py): a wrong kernel gets no time,
-and the exit status is 1. Memory is what a forward pass leaves for its backward pass, and its peak.
+Contestants take turns in one process. Each runs its forward and backward pass on random input of the same shape. Times
+are medians over ``--repeats`` turns of ``--rounds`` rounds each. Our layer is first compared with the float64 reference
+(gpu_check.py): outputs and gradients on the first steps of every row. A wrong kernel is not timed, and the exit code
+is 1. Memory is what a forward pass keeps for its backward pass, and its peak.
 """
 
 import argparse
 import dataclasses
 import datetime
 import json
-import pathlib
 import re
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import gpu_check
 import torch
-from evnn_rival import evnn
-from gpu_contestants import CUDNN, Contestant, cudnn, make_egru
+
+from egru.bench import gpu_check, make_parser
+from egru.bench.evnn import find_evnn
+from egru.bench.gpu_contestants import CUDNN, Contestant, cudnn, make_egru
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One shape. ``train`` is False where only the forward pass is timed."""
+    """The shape of a layer and its input. If ``train`` is False, only the forward pass is timed."""
 
     name: str
     T: int
@@ -50,22 +51,22 @@ GATES = ("after", "before")
 
 
 def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, Any], dict[str, str]]:
-    """Who competes, by name; the errors of those that were checked; and who does not, with the reason."""
-    found: dict[str, Contestant] = {}
+    """Return the contestants by name, the errors of those that were checked, and why others are left out."""
+    entries: dict[str, Contestant] = {}
     errors: dict[str, Any] = {}
     left_out: dict[str, str] = {}
     input_gradient = row.inputs > 1 and not options.no_input_gradient
     shape, run = (row.T, row.B, row.inputs), (row.train, input_gradient)
     for kind in options.rivals:
         if kind == "evnn":
-            make = evnn(cuda=True)
+            make = find_evnn(cuda=True)
             if isinstance(make, str):
                 left_out["evnn"] = make
             else:
-                found["evnn float32"] = Contestant(make(row.inputs, row.H), shape, "float32", *run)
+                entries["evnn float32"] = Contestant(make(row.inputs, row.H), shape, "float32", *run)
             continue
         for precision in options.precisions:
-            found.update(cudnn(kind, precision, *shape, row.H, *run))
+            entries.update(cudnn(kind, precision, *shape, row.H, *run))
     x = torch.randn(min(row.T, 6), row.B, row.inputs, device="cuda")
     for reset_gate in options.gates:
         for precision in options.precisions:
@@ -79,12 +80,12 @@ def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contes
                 continue
             for suffix in ("", " lean"):
                 layer = make_egru(row.inputs, row.H, reset_gate, lean=bool(suffix))
-                found[name + suffix] = Contestant(layer, shape, precision, *run)
-    return found, errors, left_out
+                entries[name + suffix] = Contestant(layer, shape, precision, *run)
+    return entries, errors, left_out
 
 
 def graphed(run: Callable[[], None]) -> Callable[[], None]:
-    """The same round recorded once and replayed: what the device takes when the host is not in its way."""
+    """Record a round as a CUDA graph and return its replay, whose time does not depend on the host."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -98,10 +99,10 @@ def graphed(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def measure(runs: Mapping[str, Callable[[], None]], repeats: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of one round of each, taking turns of ``rounds``.
+    """Return the median milliseconds per round of each contestant, in turns of ``rounds`` rounds.
 
-    One round a turn is a latency: the device waits for the host to begin. Several, one behind the other as in training,
-    let the host run ahead where it can.
+    One round per turn measures latency: the device waits for the host. With several rounds per turn, as in training,
+    the host can run ahead.
     """
     for run in runs.values():
         for _ in range(3):
@@ -121,14 +122,14 @@ def measure(runs: Mapping[str, Callable[[], None]], repeats: int, rounds: int) -
 
 
 def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
-    """Check, weigh and time everybody on one shape; prints as it goes."""
+    """Check all contestants on one shape, measure their memory and time, and print a table."""
     print(row)
-    found, errors, left_out = contestants(row, options)
+    entries, errors, left_out = contestants(row, options)
     for name, reason in left_out.items():
         print(f"  left out: {name}: {reason}")
-    memory = {name: one.memory() for name, one in found.items()}
+    memory = {name: entry.memory() for name, entry in entries.items()}
     timed: dict[str, Callable[[], None]] = {
-        name: one for name, one in found.items() if options.time_all or not name.endswith(("lean", "autocast"))
+        name: entry for name, entry in entries.items() if options.time_all or not name.endswith(("lean", "autocast"))
     }
     if options.graph:
         timed = {name: graphed(run) for name, run in timed.items()}
@@ -148,26 +149,39 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
-    parser.add_argument("--rivals", nargs="*", default=[*CUDNN, "evnn"], choices=[*CUDNN, "evnn"])
-    parser.add_argument("--precisions", nargs="+", default=list(gpu_check.PRECISIONS), choices=gpu_check.PRECISIONS)
-    parser.add_argument("--gates", nargs="+", default=list(GATES), choices=GATES)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds in a turn, without waiting in between")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser("gpu train", __doc__)
+    rivals, precisions = [*CUDNN, "evnn"], gpu_check.PRECISIONS
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="shapes (default: all)")
+    parser.add_argument("--rivals", nargs="*", default=rivals, choices=rivals, help="rivals (default: all)")
+    parser.add_argument(
+        "--precisions", nargs="+", default=list(precisions), choices=precisions, help="precisions (default: all)"
+    )
+    parser.add_argument(
+        "--gates", nargs="+", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
+    )
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per contestant (default: 7)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds per turn (default: 5)")
     parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
     parser.add_argument(
-        "--time-all", action="store_true", help="time lean layers and rivals under autocast too, not only weigh them"
+        "--time-all", action="store_true", help="also time lean layers and rivals under autocast (default: memory only)"
     )
-    parser.add_argument("--no-input-gradient", action="store_true", help="the input is data, as in a first layer")
-    parser.add_argument("--out", type=pathlib.Path, help="write the numbers here as JSON")
-    given = sys.argv[1:] if arguments is None else arguments
-    options = parser.parse_args(given)
+    parser.add_argument(
+        "--no-input-gradient", action="store_true", help="no gradient of the input, as in a first layer"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("train_gpu.json"),
+        metavar="FILE",
+        help="JSON file to write (default: %(default)s)",
+    )
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error("this benchmark needs a CUDA device")
+        parser.error("this benchmark requires a CUDA device")
     record = {
-        "command": "python benchmarks/train_gpu.py " + re.sub(r" ?--out \S+", "", " ".join(given)),
+        "command": "egru bench gpu train " + re.sub(r" ?--out \S+", "", " ".join(arguments)),
         "date": datetime.date.today().isoformat(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -177,10 +191,9 @@ def main(arguments: list[str] | None = None) -> int:
     for name in options.rows:
         record["rows"].append(run_row(ROWS[name], options))
         torch.cuda.empty_cache()
-        if options.out:  # after every row: a run that is cut short keeps what it has
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+        options.out.write_text(json.dumps(record, indent=1) + "\n")  # after every row, in case the run is cut short
     return int(any(reason.startswith("wrong") for row in record["rows"] for reason in row["left_out"].values()))
 
 
-if __name__ == "__main__" and main():
-    sys.exit(1)
+if __name__ == "__main__":
+    sys.exit(main())

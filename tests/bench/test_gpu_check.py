@@ -1,18 +1,14 @@
 """The check in front of the GPU benchmark, on the CPU: it passes right layers and stops wrong ones."""
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import egru
+from egru.bench import gpu_check
 from egru.kernels import registry
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import gpu_check  # pyright: ignore[reportMissingImports]
 
 
 def make_layer(reset_gate: str) -> egru.EGRU:

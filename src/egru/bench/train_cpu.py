@@ -1,13 +1,13 @@
-"""Training on the CPU: forward and backward through ``egru.EGRU`` against ``torch.nn.GRU`` (and EvNN, where installed).
+"""Training on the CPU: forward and backward pass of ``egru.EGRU``, ``torch.nn.GRU`` and, if installed, EvNN.
 
-    python benchmarks/train_cpu.py                       # the sizes and sparsities of the table, about two minutes
-    python benchmarks/train_cpu.py --hidden 590 --batch 16 --gate after --activity 0.2 --open 0.5
-    python benchmarks/train_cpu.py --memory              # peak memory of a training step, lean mode too
+    egru bench cpu train                                 # all sizes and sparsities, about two minutes
+    egru bench cpu train --hidden 590 --batch 16 --gate after --activity 0.2 --open 0.5
+    egru bench cpu train --memory                        # peak memory of a training step, including lean mode
 
-Activity comes from the dynamics: a threshold for all units is searched until the wanted share of states crosses it,
-then a surrogate width until the wanted share of units is open (fired, or inside the window). The input of a layer with
-several features is imposed: events of that activity, as from an event layer below. A kernel that disagrees with the
-float64 reference on a short sequence of the same layer is not timed.
+Activity comes from the dynamics of the layer: one threshold for all units is chosen such that the given share of
+states exceeds it. Then the surrogate's width is chosen such that the given share of units is open, which means that
+the unit emitted an event or its state is inside the surrogate's window. A layer with several inputs reads random
+events of the same activity. The kernel is compared with the float64 reference first; if they differ, nothing is timed.
 """
 
 import argparse
@@ -20,28 +20,31 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from evnn_rival import evnn
 from torch import Tensor, nn
 
 import egru
 from egru import compiled
+from egru.bench import make_parser
+from egru.bench.evnn import find_evnn
 from egru.kernels import Problem, get, info, run_sequence
 
 SIZES = {590: (200, 1), 1350: (35, 1350)}
-"""Hidden size: (steps, inputs). Sequential MNIST and Penn Treebank of the paper."""
+"""Steps and inputs by number of units: sequential MNIST and Penn Treebank in the paper."""
 BATCHES = (16, 64, 128)
 GATES = ("after", "before")
 SPARSITIES = ((0.2, 0.5), (1.0, 1.0))
-"""(activity, share of open units): the paper's regime, and none at all."""
+"""Activity and share of open units: as in the paper, and fully dense."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
+    """One row of the table."""
+
     hidden: int
     steps: int
     inputs: int
@@ -52,7 +55,7 @@ class Setting:
     input_gradient: bool = False
 
 
-# ---- layers with the wanted activity ---------------------------------------------------------------------------------
+# ---- layers with a given activity ------------------------------------------------------------------------------------
 
 
 def make_input(setting: Setting) -> Tensor:
@@ -61,53 +64,53 @@ def make_input(setting: Setting) -> Tensor:
 
 
 def make_layer(setting: Setting, x: Tensor) -> tuple[egru.EGRU, dict[str, float]]:
-    """An event layer with that activity and openness on ``x``, and the values reached."""
+    """Return an event layer with the setting's activity and share of open units on ``x``, and the values reached."""
     layer = egru.EGRU(setting.inputs, setting.hidden, reset_gate=setting.gate, threshold=egru.Threshold("identity"))
-    seen: list[Tensor] = []
-    layer.observe(lambda record: seen.append(record.c))
+    states: list[Tensor] = []
+    layer.observe(lambda record: states.append(record.c))
     threshold = layer.get_parameter("threshold_l0")
 
-    def states(theta: float) -> Tensor:
-        seen.clear()
+    def states_at(theta: float) -> Tensor:
+        states.clear()
         with torch.no_grad():
             threshold.fill_(theta)
             layer(x)
-        return seen[0]
+        return states[0]
 
     if setting.activity >= 1:
-        theta, width = -100.0, 1e6  # under every state, and a window that holds them all
-        c = states(theta)
+        theta, width = -100.0, 1e6  # below every state, and a window that contains them all
+        c = states_at(theta)
     else:
         low, high = -1.0, 1.0
         for _ in range(14):
             theta = (low + high) / 2
-            low, high = (theta, high) if (states(theta) > theta).float().mean() > setting.activity else (low, theta)
-        c = states(theta)
-        silent = (theta - c)[c <= theta]
-        # The window opens silent units by their distance; with those that fired, `open` of all.
-        share = (setting.open - (c > theta).float().mean().item()) / (silent.numel() / c.numel())
-        k = min(silent.numel(), max(1, round(share * silent.numel())))
-        width = silent.kthvalue(k).values.item()
-    fresh = egru.EGRU(
+            low, high = (theta, high) if (states_at(theta) > theta).float().mean() > setting.activity else (low, theta)
+        c = states_at(theta)
+        distances = (theta - c)[c <= theta]  # of the inactive units
+        # Inactive units are open if they are close enough. Active and open units together are `setting.open` of all.
+        share = (setting.open - (c > theta).float().mean().item()) / (distances.numel() / c.numel())
+        k = min(distances.numel(), max(1, round(share * distances.numel())))
+        width = distances.kthvalue(k).values.item()
+    calibrated = egru.EGRU(
         setting.inputs,
         setting.hidden,
         reset_gate=setting.gate,
         threshold=egru.Threshold("identity"),
         surrogate=egru.Surrogate(width=width),
     )
-    fresh.load_state_dict(layer.state_dict())
-    fired = c > theta
+    calibrated.load_state_dict(layer.state_dict())
+    active = c > theta
     reached = {
-        "activity": fired.float().mean().item(),
-        "open": (fired | ((c - theta).abs() < width)).float().mean().item(),
+        "activity": active.float().mean().item(),
+        "open": (active | ((c - theta).abs() < width)).float().mean().item(),
         "theta": theta,
         "width": width,
     }
-    return fresh, reached
+    return calibrated, reached
 
 
 def problem_of(layer: egru.EGRU, x: Tensor, **changes: Any) -> Problem:
-    """The sequence operation that ``layer(x)`` runs."""
+    """Return the sequence operation that ``layer(x)`` runs."""
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     c, y = layer.zero_state(x.shape[1])
     return Problem(
@@ -120,9 +123,9 @@ def problem_of(layer: egru.EGRU, x: Tensor, **changes: Any) -> Problem:
 
 
 def check(layer: egru.EGRU, x: Tensor) -> float:
-    """Largest relative difference of any output or gradient to the float64 reference, on the first steps.
+    """Return the largest relative difference of an output or gradient to the reference, on the first steps.
 
-    The kernel runs in float64 as well, where events cannot differ by rounding.
+    Both run in float64, where events do not differ by rounding.
     """
     x = x[:4, :17].double()
     with torch.no_grad():
@@ -150,7 +153,7 @@ def training_step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], Non
 
 
 def interleave(contestants: dict[str, Callable[[], None]], repeats: int, seconds: float) -> dict[str, list[float]]:
-    """Times of each contestant, taken in turns, after one round that does not count."""
+    """Time the contestants in turns, after one round of warm-up. Stop after ``seconds``."""
     times: dict[str, list[float]] = {name: [] for name in contestants}
     end = time.perf_counter() + seconds
     for i in range(repeats + 1):
@@ -165,22 +168,22 @@ def interleave(contestants: dict[str, Callable[[], None]], repeats: int, seconds
 
 
 def measure(setting: Setting, repeats: int = 15, seconds: float = 10.0) -> dict[str, Any]:
-    """One row: medians in milliseconds, and the ratio nn.GRU / EGRU."""
+    """Measure one row of the table: medians in milliseconds, and the ratio nn.GRU / EGRU."""
     torch.manual_seed(0)
     x = make_input(setting)
     layer, reached = make_layer(setting, x)
     difference = check(layer, x)
     if not difference < 1e-12:
-        raise SystemExit(f"not timed: the kernel differs from the reference by {difference:.2g} at {setting}")
+        raise SystemExit(f"the kernel differs from the reference by {difference:.2g} at {setting}: nothing was timed")
     x.requires_grad_(setting.input_gradient)
     gru = nn.GRU(setting.inputs, setting.hidden)
     grad = torch.randn(setting.steps, setting.batch, setting.hidden)
     contestants = {"gru": training_step(gru, x, grad), "egru": training_step(layer, x, grad)}
-    make_evnn = evnn(cuda=False)
+    make_evnn = find_evnn(cuda=False)
     if not isinstance(make_evnn, str):
         contestants["evnn"] = training_step(make_evnn(setting.inputs, setting.hidden), x, grad)
     times = interleave(contestants, repeats, seconds)
-    median = {name: statistics.median(each) * 1e3 for name, each in times.items()}
+    median = {name: statistics.median(values) * 1e3 for name, values in times.items()}
     return {
         **dataclasses.asdict(setting),
         "reached": reached,
@@ -196,7 +199,7 @@ def measure(setting: Setting, repeats: int = 15, seconds: float = 10.0) -> dict[
 
 
 def peak_memory(contestant: str, setting: Setting) -> float:
-    """Megabytes that one training step adds at its peak, in this process; gradients and outputs included."""
+    """Return the megabytes that one training step adds at its peak, including gradients and outputs."""
     torch.manual_seed(0)
     x = make_input(setting)
     layer, _ = make_layer(setting, x)
@@ -213,14 +216,14 @@ def peak_memory(contestant: str, setting: Setting) -> float:
         for parameter in parameters:
             parameter.grad = None
 
-    small = x[:2].clone(), grad[:2].clone()  # threads and libraries start here, not in the count
-    (gru if contestant == "gru" else layer)(small[0])[0].backward(small[1])
+    short_x, short_grad = x[:2].clone(), grad[:2].clone()  # warm-up: starts threads and libraries
+    (gru if contestant == "gru" else layer)(short_x)[0].backward(short_grad)
     for parameter in parameters:
         parameter.grad = None
     if compiled.core is not None:
         compiled.core.release_memory()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     step()
     return (_status("VmHWM") - before) / 1024
@@ -232,15 +235,16 @@ def _status(name: str) -> int:
 
 
 def memory_rows(hidden: int, batch: int, gate: str) -> dict[str, Any]:
-    """Each contestant in a process of its own, so that none profits from another's freed memory."""
+    """Measure each contestant in a separate process, so that none reuses the freed memory of another."""
     steps, inputs = SIZES[hidden]
     setting = Setting(hidden, steps, inputs, batch, gate, 0.2, 0.5)
-    found = {}
+    megabytes = {}
     for contestant in ("gru", "egru", "lean"):
-        command = [sys.executable, __file__, "--peak-of", contestant, json.dumps(dataclasses.asdict(setting))]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[contestant] = float(done.stdout)
-    return {**dataclasses.asdict(setting), "megabytes": found, "lean_ratio": found["lean"] / found["gru"]}
+        command = [sys.executable, "-m", "egru.bench.train_cpu", "--peak-of", contestant]
+        command.append(json.dumps(dataclasses.asdict(setting)))
+        completed = subprocess.run(command, check=True, capture_output=True, text=True)
+        megabytes[contestant] = float(completed.stdout)
+    return {**dataclasses.asdict(setting), "megabytes": megabytes, "lean_ratio": megabytes["lean"] / megabytes["gru"]}
 
 
 # ---- command line ----------------------------------------------------------------------------------------------------
@@ -258,25 +262,38 @@ def machine() -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, nargs="*", default=list(SIZES), choices=list(SIZES))
-    parser.add_argument("--batch", type=int, nargs="*", default=list(BATCHES))
-    parser.add_argument("--gate", nargs="*", default=list(GATES), choices=GATES)
-    parser.add_argument("--activity", type=float, help="with --open: one sparsity instead of the table's two")
-    parser.add_argument("--open", type=float, help="share of units that fired or are inside the window")
-    parser.add_argument("--input-gradient", action="store_true", help="also the gradient of the input")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=10.0, help="limit per row")
-    parser.add_argument("--memory", action="store_true", help="peak memory instead of time")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser("cpu train", __doc__)
+    parser.add_argument(
+        "--hidden",
+        type=int,
+        nargs="*",
+        default=list(SIZES),
+        choices=list(SIZES),
+        help="numbers of units (default: all)",
+    )
+    parser.add_argument(
+        "--batch", type=int, nargs="*", default=list(BATCHES), metavar="B", help="batch sizes (default: 16 64 128)"
+    )
+    parser.add_argument(
+        "--gate", nargs="*", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
+    )
+    parser.add_argument(
+        "--activity", type=float, metavar="A", help="share of active units, with --open (default: table)"
+    )
+    parser.add_argument("--open", type=float, metavar="A", help="share of units that are active or inside the window")
+    parser.add_argument("--input-gradient", action="store_true", help="also compute the gradient of the input")
+    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of torch (default: 2)")
+    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="timed steps per row (default: 15)")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="time limit per row (default: 10)")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time (Linux only)")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help="JSON; default benchmarks/results/train_cpu[_memory].json")
-    args = parser.parse_args()
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file (default: train_cpu[_memory].json)")
+    args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     if args.peak_of:
         print(peak_memory(args.peak_of[0], Setting(**json.loads(args.peak_of[1]))))
-        return
+        return 0
     rows: list[dict[str, Any]] = []
     if args.memory:
         for hidden in args.hidden:
@@ -303,11 +320,12 @@ def main() -> None:
                             flush=True,
                         )
     name = "train_cpu_memory.json" if args.memory else "train_cpu.json"
-    output = args.output or Path(__file__).parent / "results" / name
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    print(f"written to {output}")
+    out = args.out or Path(name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    print(f"written: {out}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

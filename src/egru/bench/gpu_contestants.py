@@ -1,14 +1,14 @@
-"""The layers a GPU benchmark compares, behind the same few calls: one round, and what it keeps for its backward."""
+"""The layers that the GPU benchmark compares, with one interface: run a round, measure memory."""
 
 import gc
 from collections.abc import Iterator
 from typing import Any
 
-import gpu_check
 import torch
 from torch import Tensor, nn
 
 import egru
+from egru.bench import gpu_check
 from egru.events import Surrogate
 
 SURROGATE = Surrogate(width=0.5, height=0.3, bounded=True)
@@ -16,7 +16,7 @@ CUDNN = {"gru": nn.GRU, "lstm": nn.LSTM}
 
 
 class Contestant:
-    """A layer on random input: float32 parameters under autocast, or (``native``) of the precision themselves."""
+    """A layer and its random input. Parameters are float32 under autocast, or of the given precision if ``native``."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Contestant:
             self.layer.flatten_parameters()
         self.x = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=input_gradient and train)
         self.grad: Tensor | None = None
-        # Made once, as around a whole model: making one takes longer than entering it.
+        # Created once, as around a whole model: creating it takes longer than entering it.
         self.autocast = gpu_check.autocast("cuda", "float32" if native else precision)
 
     def forward(self, train: bool) -> Tensor:
@@ -43,27 +43,27 @@ class Contestant:
             return self.layer(self.x)[0]
 
     def __call__(self) -> None:
-        """One round: forward, and backward from a random gradient where the row trains."""
+        """Run one round: the forward pass and, when training, the backward pass from a random gradient."""
         y = self.forward(self.train)
         if not self.train:
             return
         if self.grad is None:
             self.grad = torch.randn_like(y) * 1e-3
-        self.forget()
+        self.clear_gradients()
         y.backward(self.grad)
 
-    def forget(self) -> None:
+    def clear_gradients(self) -> None:
         self.layer.zero_grad(set_to_none=True)
         self.x.grad = None
 
     def memory(self) -> dict[str, Any]:
-        """Bytes after a forward pass that will be differentiated, beyond parameters and input.
+        """Return the bytes that a forward pass in training needs, without parameters and input.
 
-        ``held`` stays until the backward pass, the output included; ``peak`` is the most during the call; ``saved``
-        lists what the graph holds, by shape and type, again without parameters and input.
+        ``held`` is what remains allocated until the backward pass, including the output. ``peak`` is the maximum during
+        the call. ``saved`` lists the shapes and dtypes of the tensors that autograd saves.
         """
-        self.forward(True)  # handles, compiled kernels and workspaces are there from here on
-        self.forget()
+        self.forward(True)  # warm-up: creates handles, kernels and workspaces
+        self.clear_gradients()
         gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -74,25 +74,25 @@ class Contestant:
         output = y.numel() * y.element_size()
         del y
 
-        own = {t.untyped_storage().data_ptr() for t in (self.x, *self.layer.parameters(), *self.layer.buffers())}
+        excluded = {t.untyped_storage().data_ptr() for t in (self.x, *self.layer.parameters(), *self.layer.buffers())}
         saved: dict[int, tuple[int, str]] = {}
-        alive: list[Tensor] = []  # no address is used twice; returned instead, an output would keep itself alive
+        alive: list[Tensor] = []  # so that no address is used twice; returning the output itself would be a cycle
 
-        def note(tensor: Tensor) -> None:
+        def save(tensor: Tensor) -> None:
             alive.append(tensor.detach())
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kind = str(tensor.dtype).removeprefix("torch.")
-                saved[storage.data_ptr()] = (storage.nbytes(), f"{'x'.join(map(str, tensor.shape))} {kind}")
+            if storage.data_ptr() not in excluded:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                saved[storage.data_ptr()] = (storage.nbytes(), f"{'x'.join(map(str, tensor.shape))} {dtype}")
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda _: None):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda _: None):
             self.forward(True)
-        listed = [f"{what}, {size} bytes" for size, what in sorted(saved.values(), reverse=True)]
+        listed = [f"{description}, {size} bytes" for size, description in sorted(saved.values(), reverse=True)]
         return {"held": held, "peak": peak, "output": output, "saved": listed}
 
 
 def aligned(size: int) -> int:
-    """The next size at which cuDNN is at its best: the multiple of 64 above, but for the single-feature input."""
+    """Return the next multiple of 64, the sizes at which cuDNN is fastest. A single input stays as it is."""
     return size if size == 1 else -(-size // 64) * 64
 
 
@@ -104,7 +104,7 @@ def make_egru(inputs: int, H: int, reset_gate: str, lean: bool = False) -> egru.
 def cudnn(
     kind: str, precision: str, T: int, B: int, inputs: int, H: int, train: bool, input_gradient: bool
 ) -> Iterator[tuple[str, Contestant]]:
-    """cuDNN's layer at the exact and, where that is another one, at the aligned size; the exact one under autocast."""
+    """Yield cuDNN's layer at the exact size, at the aligned size if it differs, and under autocast."""
     sizes = {"exact": (inputs, H), "aligned": (aligned(inputs), aligned(H))}
     if sizes["aligned"] == sizes["exact"]:
         del sizes["aligned"]

@@ -1,9 +1,9 @@
-"""Is a layer right? Its first steps and their gradients against float64, before anything is timed.
+"""Compare the first steps of a layer and their gradients with float64, before anything is timed.
 
-Rounding can move a state across its threshold, after which trajectories part for good. So every step of the reference
-starts from the state the layer carried into it, with the operands of products rounded as the layer rounds them, and
-events must agree wherever the state is further from its threshold than rounding reaches. The backward reference runs on
-the layer's own forward pass.
+Rounding can move a state across its threshold, and the trajectories then diverge. Every step of the reference therefore
+starts from the layer's state at that step, and rounds the operands of products as the layer does. Events must agree
+wherever the state is further from its threshold than the rounding error. The backward reference uses the states of the
+layer's forward pass.
 """
 
 import dataclasses
@@ -17,18 +17,18 @@ from egru import functional
 from egru.events import EventState
 
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
-# Of the state (absolute) and of gradients (norm): those of tests/kernels/test_cuda.py. TF32 rounds inside the product,
-# which the reference does not follow: 11 bits of every operand, over sums of some thousand terms.
+# Maximum absolute error of the state and relative error of gradients, as in tests/kernels/test_cuda.py. TF32 rounds
+# inside the product, to 11 bits per operand, which the reference does not reproduce.
 TOLERANCE = {"float32": (2e-5, 2e-5), "tf32": (4e-3, 1e-2), "float16": (1e-3, 4e-3), "bfloat16": (2e-3, 1.5e-2)}
 
 
 class Wrong(Exception):
-    """A layer computes something else than the reference."""
+    """The output or a gradient of a layer differs from the reference."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """In float64, the operands of products rounded."""
+    """Parameters in float64, after rounding the operands of products."""
 
     ih: Tensor
     hh: Tensor
@@ -38,7 +38,7 @@ class Weights:
 
 
 def low_type(precision: str) -> torch.dtype:
-    """The type operands of products are rounded to before they are multiplied."""
+    """Return the dtype that operands are rounded to before a product."""
     return torch.float32 if precision == "tf32" else getattr(torch, precision)
 
 
@@ -55,7 +55,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
 def each_step(
     x: Tensor, y: Tensor, c: Tensor, weights: Weights, reset_gate: str, low: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The state the threshold sees, and the gates, every step from ``y`` and ``c`` of the one before; zero at first."""
+    """Return the states before the threshold and the gates, each step from ``y`` and ``c`` of the step before."""
     H = y.shape[-1]
     before = torch.zeros_like(c[:1])
     c, y = torch.cat([before, c[:-1]]).double(), torch.cat([before, y[:-1]]).double()
@@ -71,7 +71,7 @@ def each_step(
 
 
 def check_forward(y: Tensor, c: Tensor, exact: Tensor, theta: Tensor, precision: str) -> dict[str, float]:
-    """Errors of states ``c`` and events ``y`` against the exact states; raises where they are more than rounding."""
+    """Return the errors of states ``c`` and events ``y``; raise :class:`Wrong` if they exceed the rounding error."""
     tolerance = TOLERANCE[precision][0]
     error = (c.double() - exact).abs().max().item()
     tie = (exact - theta).abs() <= tolerance
@@ -84,13 +84,13 @@ def check_forward(y: Tensor, c: Tensor, exact: Tensor, theta: Tensor, precision:
 
 
 def check_layer(layer: egru.EGRU, x: Tensor, precision: str, gradients: bool) -> dict[str, float]:
-    """Errors of one layer that clears by output, from a state at rest, on ``x`` of shape ``(T, B, I)``."""
+    """Return the errors of a layer with reset "output" on ``x`` of shape ``(T, B, I)``, starting from zero."""
     low, records = low_type(precision), []
     set_tf32(precision)
-    forget = layer.observe(records.append)
+    remove = layer.observe(records.append)
     with autocast(x.device.type, precision):
         layer(x)
-    forget()
+    remove()
     (record,) = records
     y, c, theta = record.y, record.c, record.theta
     ih, hh, bias_ih, bias_hh = (
@@ -104,17 +104,17 @@ def check_layer(layer: egru.EGRU, x: Tensor, precision: str, gradients: bool) ->
         return errors
     grad = torch.randn_like(y)
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    found = torch.autograd.grad(y, [*(layer.get_parameter(f"{name}_l0") for name in names), theta], grad)
+    actual = torch.autograd.grad(y, [*(layer.get_parameter(f"{name}_l0") for name in names), theta], grad)
     with torch.no_grad():
         rest = EventState(torch.zeros_like(exact[0]), torch.zeros_like(exact[0]))
-        wanted = functional.egru_backward(
+        reference = functional.egru_backward(
             grad.double(), None, (None, None), x.to(low).double(), rest, weights.ih, weights.hh, weights.theta,
             functional.Sequence(y.double(), c.double(), rest, gates), reset=layer.reset, reset_gate=layer.reset_gate,
             surrogate=layer.surrogate, input_gradient=False,
         )  # fmt: skip
-    expected = (wanted.weight_ih, wanted.weight_hh, wanted.bias, wanted.bias_hh, wanted.theta)
-    for name, value, target in zip((*names, "theta"), found, expected, strict=True):
+    expected = (reference.weight_ih, reference.weight_hh, reference.bias, reference.bias_hh, reference.theta)
+    for name, value, target in zip((*names, "theta"), actual, expected, strict=True):
         errors[name] = ((value.double() - target).norm() / target.norm()).item()
         if not errors[name] < TOLERANCE[precision][1]:
-            raise Wrong(f"gradient of {name} is off by {errors[name]:.2g}")
+            raise Wrong(f"gradient of {name} off by {errors[name]:.2g}")
     return errors

@@ -1,0 +1,281 @@
+"""The options of the ``egru`` command."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import egru
+from egru.bench import BENCHMARKS
+from egru.cli import commands
+from egru.cli.exit_codes import MEANINGS
+from egru.types import WEIGHT_FORMATS
+
+SWEEP_EXAMPLE = """\
+example of SPACE.py:
+
+    def search(trial):
+        return {
+            "hidden": trial.suggest_int("hidden", 32, 256, log=True),
+            "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2, log=True),
+            "threshold.mean": trial.suggest_float("threshold", -4, 0),
+        }
+
+    egru sweep smnist --search space.py --workers 4 --trials 40
+    egru sweep smnist --search space.py --objectives quality,macs
+
+`egru train RECIPE --help` lists the fields. Trials whose worker was killed are repeated.
+"""
+
+_RUN_OR_NAME = "folder of a run or an export, or name of a pretrained model (smnist)"
+_NEW_FOLDER = "new folder; `egru evaluate FOLDER` reads it like a run"
+_SMOKE = "small network, few data and epochs: takes less than a minute on a CPU"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the ``egru`` command. Each command sets ``run``, the function that runs it."""
+    parser = argparse.ArgumentParser(
+        "egru",
+        description=egru.__doc__,
+        epilog="exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in MEANINGS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"egru {egru.__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    _add_train(subparsers)
+    _add_evaluate(subparsers)
+    _add_report(subparsers)
+    _add_export(subparsers)
+    _add_quieten(subparsers)
+    _add_sweep(subparsers)
+    _add_list(subparsers)
+    _add_reproduce(subparsers)
+    _add_bench(subparsers)
+    _add_doctor(subparsers)
+    _add_info(subparsers)
+    return parser
+
+
+def _add_command(
+    subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], help: str, description: str, **options: Any
+) -> argparse.ArgumentParser:
+    command = subparsers.add_parser(name, help=help, description=description, **options)
+    command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    command.set_defaults(run=run, takes_extra=False, parser=command)
+    return command
+
+
+def _add_train(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "train",
+        commands.train,
+        "train a recipe, or resume a run",
+        "Train a recipe in a new run folder, or resume a run. Every field of the recipe's config is an option: "
+        "`egru train RECIPE --help` lists them.",
+        usage="egru train RECIPE [--smoke] [--out FOLDER] [--minutes M] [--FIELD VALUE ...]\n"
+        "       egru train --resume RUN [--minutes M]",
+        add_help=False,
+    )
+    command.add_argument("recipe", nargs="?", metavar="RECIPE", help="name of a recipe, see `egru list`")
+    command.add_argument("--smoke", action="store_true", help=_SMOKE)
+    command.add_argument("--out", metavar="FOLDER", help="run folder to create (default: runs/RECIPE-TIME)")
+    command.add_argument("--resume", metavar="RUN", help="resume the run in this folder, with its settings")
+    command.add_argument(
+        "--minutes",
+        type=float,
+        metavar="M",
+        help="stop at the end of the epoch in which M minutes have passed; --resume continues",
+    )
+    command.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this help, or the fields")
+    command.set_defaults(takes_extra=True)
+
+
+def _add_evaluate(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "evaluate",
+        commands.evaluate,
+        "score a run or a pretrained model",
+        "Score the best epoch of a run, or a pretrained model, and print its activity. Requires the data set that it "
+        "was trained on, under EGRU_DATA.",
+    )
+    command.add_argument("source", metavar="RUN", help=_RUN_OR_NAME)
+    command.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
+    _add_device(command)
+
+
+def _add_report(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "report",
+        commands.report,
+        "write the report page of one run or several",
+        "Write an HTML page with the curves, settings and events of one run, or of several runs side by side.",
+    )
+    command.add_argument("folders", nargs="+", metavar="RUN", help="folder of a run")
+    command.add_argument(
+        "--out", metavar="FOLDER", help="folder for the page (default: RUN/report; for several runs: report)"
+    )
+
+
+def _add_export(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "export",
+        commands.export,
+        "write the best weights of a run as small files",
+        "Write the weights of the best epoch, in one or more files, and the records of a run to a new folder, "
+        "without the training state.",
+    )
+    command.add_argument("folder", metavar="RUN", help="folder of a run")
+    command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
+    _add_weights(command)
+    command.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file (default: 16)")
+
+
+def _add_quieten(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "quieten",
+        commands.quieten,
+        "raise the thresholds of a run for fewer events, without training",
+        "Raise the thresholds of a run layer by layer while the validation loss allows it, and export the network. "
+        "Nothing is trained. The test split is scored once, at the end.",
+    )
+    command.add_argument("source", metavar="RUN", help=_RUN_OR_NAME)
+    command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
+    command.add_argument(
+        "--floor",
+        type=float,
+        nargs="+",
+        default=(),
+        metavar="F",
+        help="raise lower thresholds to F, one for all layers or one per layer (default: search)",
+    )
+    command.add_argument(
+        "--within",
+        type=float,
+        default=1e-3,
+        metavar="NATS",
+        help="the search accepts this much above the lowest validation loss (default: 0.001)",
+    )
+    _add_weights(command)
+    _add_device(command)
+
+
+def _add_sweep(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "sweep",
+        commands.sweep,
+        "search the fields of a recipe with Optuna",
+        "Search the fields of a recipe with Optuna. Every trial is a run. The same command resumes a sweep.",
+        usage="egru sweep RECIPE --search SPACE.py [--trials N] [--workers N] [--storage STORAGE] [--FIELD VALUE ...]",
+        epilog=SWEEP_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = command.add_argument
+    add("recipe", metavar="RECIPE", help="name of a recipe, see `egru list`; its fields are options here too")
+    add("--search", metavar="SPACE.py", required=True, help="Python file that defines search(trial) -> dict of fields")
+    add(
+        "--trials",
+        type=int,
+        default=20,
+        metavar="N",
+        help="trials in the study at the end (default: 20)",
+    )
+    add("--workers", type=int, default=1, metavar="N", help="parallel trials on this machine (default: 1)")
+    add(
+        "--storage",
+        metavar="STORAGE",
+        help="journal file, or postgresql://USER@HOST/DATABASE for several machines (default: FOLDER/journal.log)",
+    )
+    add("--study", metavar="NAME", help="name of the study in the storage (default: RECIPE)")
+    add("--out", metavar="FOLDER", help="folder for the runs (default: sweeps/STUDY)")
+    add(
+        "--objectives",
+        default="quality",
+        metavar="A[,B]",
+        help="quality, macs, backward-macs, all on validation; two give a Pareto front (default: quality)",
+    )
+    add(
+        "--pruner",
+        choices=("median", "hyperband", "none"),
+        help="stops bad trials early (default: median; none with several objectives)",
+    )
+    add("--devices", metavar="A[,B...]", help="devices that workers use in turn, such as cuda:0,cuda:1")
+    add("--smoke", action="store_true", help=_SMOKE)
+    command.set_defaults(takes_extra=True)
+
+
+def _add_list(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "list",
+        commands.list_recipes,
+        "list the recipes with the paper's numbers",
+        "List the recipes by table of the paper, each with the paper's numbers.",
+    )
+    command.add_argument("table", nargs="?", metavar="TABLE", help="list only this table (default: all)")
+
+
+def _add_reproduce(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "reproduce",
+        commands.reproduce,
+        "print the paper's tables with our results",
+        "Print a table of the paper with our results, each with its command and date. Without TABLE, list the tables.",
+    )
+    command.add_argument("table", nargs="?", metavar="TABLE", help="name of a table")
+    command.add_argument("--keep", metavar="RUN", help="add a finished run to our results (requires a checkout)")
+
+
+def _add_bench(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "bench",
+        commands.bench,
+        "measure speed and memory against dense rivals",
+        "Measure speed and memory against dense rivals. `egru bench cpu infer --help` shows the options of that "
+        "benchmark. Results are written to the working directory.",
+        usage="egru bench {cpu,gpu} [{infer,train}] [OPTIONS]",
+        add_help=False,
+    )
+    command.add_argument("device", nargs="?", choices=tuple(BENCHMARKS), help="device to measure")
+    command.add_argument(
+        "measured", nargs="?", choices=("infer", "train"), help="streaming inference or training (default: all)"
+    )
+    command.add_argument(
+        "-h", "--help", action="store_true", dest="wants_help", help="show this help, or that of the benchmark"
+    )
+    command.set_defaults(takes_extra=True)
+
+
+def _add_doctor(subparsers: Any) -> None:
+    _add_command(
+        subparsers,
+        "doctor",
+        commands.doctor,
+        "show what is installed, which kernels are used, which data sets are present",
+        "Show installed packages, the kernels in use and why, and which data sets are present under EGRU_DATA.",
+    )
+
+
+def _add_info(subparsers: Any) -> None:
+    _add_command(
+        subparsers, "info", commands.info, "show which kernels are used and why", "Show which kernels are used and why."
+    )
+
+
+def _add_weights(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--weights", choices=WEIGHT_FORMATS, default="bfloat16", help="number format of the weights (default: bfloat16)"
+    )
+
+
+def _add_device(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--device", metavar="DEVICE", help="run on this device in float32 (default: device and precision of the run)"
+    )
