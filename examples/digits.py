@@ -1,9 +1,10 @@
-"""First run: a GRU and an EGRU of the same size read handwritten digits one pixel at a time.
+"""Train a GRU and an EGRU of the same size to classify handwritten digits, one pixel per step.
 
-    python examples/digits.py            # about two minutes on two cores, then open report/digits/index.html
-    python examples/digits.py --device cuda --precision bfloat16     # the same on a GPU, products in bfloat16
+    python examples/digits.py            # about three minutes on two cores; then open report/digits/index.html
+    python examples/digits.py --device cuda --precision bfloat16     # on a GPU, with matrix products in bfloat16
 
-Both models have the same readout, optimiser, schedule and budget. Validation watches; the test split is used once.
+Both models have the same readout, optimiser, schedule and number of epochs. The validation split is evaluated after
+every epoch, the test split once, at the end.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from egru.report import Epoch, Raster, RunReport, print_table, write_report
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What the run does; every field is a command-line option."""
+    """Settings of the demo. Every field is a command-line option."""
 
     hidden: int = 128
     epochs: int = 100
@@ -37,16 +38,17 @@ class Config:
     trace: float = 200.0
     """Time constant of the output trace, in steps."""
     threshold: float = -4.0
-    """Mean of the unconstrained thresholds at the start: sigmoid(-4) is 0.02."""
+    """Mean of the initial unconstrained thresholds. A threshold is its sigmoid: sigmoid(-4) is 0.02."""
     zoneout: float = 0.1
     permuted: bool = False
     seed: int = 0
     device: str = "cpu"
     precision: str = "float32"
-    """Of products: "bfloat16" runs the models under autocast, with float32 parameters and states."""
+    """Precision of matrix products. With "bfloat16" the models run under autocast; parameters and states stay float32."""
     report: str = "report/digits"
 
     def autocast(self) -> torch.autocast:
+        """Return the autocast context for :attr:`precision`."""
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
@@ -54,7 +56,7 @@ CHOICES = {"precision": ("float32", "bfloat16")}
 
 
 class Classifier(nn.Module):
-    """Recurrent layer, output trace at the last step, linear readout."""
+    """A recurrent layer, an exponential trace of its outputs, and a linear readout of the last trace."""
 
     def __init__(self, rnn: nn.Module, hidden: int, trace: float, classes: int) -> None:
         super().__init__()
@@ -63,15 +65,15 @@ class Classifier(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.rnn(x)
-        # A weighted mean of the events, not their sum: small enough that units which hardly ever fire stay below the
-        # normalisation's floor instead of being blown up to the size of the others.
+        # Use a weighted mean of the events instead of their sum. The batch normalisation would otherwise scale rarely
+        # active units up to the size of the others; a mean keeps their variance below the normalisation's epsilon.
         gain = (1 - self.decay) / (1 - self.decay ** x.shape[1])
         trace = egru.exponential_trace(y, self.decay, gain=gain, last=True, batch_first=True)
         return self.readout(self.normalise(trace))
 
 
 def event_layer(config: Config) -> egru.EGRU:
-    """Settings that train on sequences of this length: a narrow, low surrogate, low thresholds, no clearing."""
+    """Return an EGRU with settings that train over 64 steps: narrow, low surrogate; low thresholds; no clearing."""
     layer = egru.EGRU(
         1,
         config.hidden,
@@ -82,7 +84,7 @@ def event_layer(config: Config) -> egru.EGRU:
         surrogate=egru.Surrogate(width=0.3, height=0.5),
         zoneout=config.zoneout,
     )
-    # Uniform-gate initialisation: update gates spread over (0, 1), so that memories of every length are there.
+    # Spread the initial update gates uniformly over (0, 1), so that units start with time constants of every length.
     with torch.no_grad():
         z = torch.empty(config.hidden).uniform_(1 / config.hidden, 1 - 1 / config.hidden)
         layer.get_parameter("bias_ih_l0")[config.hidden : 2 * config.hidden] = torch.logit(z)
@@ -90,7 +92,7 @@ def event_layer(config: Config) -> egru.EGRU:
     return layer
 
 
-def on_device(data: Classification, device: str) -> Classification:
+def move_to(data: Classification, device: str) -> Classification:
     splits = (Split(*(part.to(device) for part in split)) for split in (data.train, data.validation, data.test))
     return Classification(data.name, data.classes, *splits)
 
@@ -104,7 +106,7 @@ def accuracy(model: nn.Module, split: Split, config: Config) -> float:
 
 
 def train(model: nn.Module, data: Classification, config: Config, progress: Progress, task) -> list[Epoch]:
-    """Adam with one cycle of the learning rate and clipped gradients."""
+    """Train with Adam, a one-cycle learning rate and clipped gradients; return one record per epoch."""
     optimiser = torch.optim.Adam(model.parameters(), config.learning_rate)
     batches = math.ceil(len(data.train.y) / config.batch)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -133,6 +135,7 @@ def train(model: nn.Module, data: Classification, config: Config, progress: Prog
 
 
 def run(name: str, data: Classification, config: Config, progress: Progress) -> tuple[RunReport, Classifier]:
+    """Train and test one model; return its record and the model."""
     torch.manual_seed(config.seed)
     rnn = event_layer(config) if name == "EGRU" else nn.GRU(1, config.hidden, batch_first=True)
     model = Classifier(rnn, config.hidden, config.trace, data.classes).to(config.device)
@@ -147,7 +150,7 @@ def run(name: str, data: Classification, config: Config, progress: Progress) -> 
 
 @torch.no_grad()
 def raster(model: Classifier, split: Split, digit: int) -> Raster:
-    """The events of the first correctly read ``digit`` in ``split``, in float32."""
+    """Record the events while the model reads the first correctly classified ``digit`` of ``split``."""
     model.eval()
     rows = (model(split.x).argmax(-1) == split.y) & (split.y == digit)
     index = int(rows.nonzero()[0]) if rows.any() else int((split.y == digit).nonzero()[0])
@@ -164,7 +167,7 @@ def main(arguments: list[str] | None = None) -> Path:
     for field in dataclasses.fields(Config):
         option = "--" + field.name.replace("_", "-")
         if field.type is bool:
-            parser.add_argument(option, action="store_true", help="pixels in one fixed random order")
+            parser.add_argument(option, action="store_true", help="present the pixels in one fixed random order")
         else:
             parser.add_argument(
                 option,
@@ -174,11 +177,11 @@ def main(arguments: list[str] | None = None) -> Path:
                 help=f"default {field.default}",
             )
     config = Config(**vars(parser.parse_args(arguments)))
-    data = on_device(egru.data.digits(permuted=config.permuted), config.device)
+    data = move_to(egru.data.digits(permuted=config.permuted), config.device)
     console = Console()
     console.print(
-        f"{data.name}: {len(data.train.y)} sequences of {data.train.x.shape[1]} pixels to learn from, "
-        f"{len(data.test.y)} to test on; {config.hidden} units, {config.epochs} epochs, seed {config.seed}, "
+        f"{data.name}: {len(data.train.y)} training sequences of {data.train.x.shape[1]} pixels, "
+        f"{len(data.test.y)} test sequences; {config.hidden} units, {config.epochs} epochs, seed {config.seed}, "
         f"{config.precision} on {config.device}"
     )
     columns = (TextColumn("{task.description:5}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"),
@@ -189,7 +192,7 @@ def main(arguments: list[str] | None = None) -> Path:
     print_table([gru, event])
     page = write_report(
         Path(config.report),
-        "Digits, one pixel at a time",
+        "Digits, one pixel per step",
         [gru, event],
         [raster(model, data.validation, digit) for digit in (3, 8)],
         command=" ".join(["python examples/digits.py", *(sys.argv[1:] if arguments is None else arguments)]),
