@@ -44,7 +44,7 @@ class Config:
     seed: int = 0
     device: str = "cpu"
     precision: str = "float32"
-    """Precision of matrix products. With "bfloat16" the models run under autocast; parameters and states stay float32."""
+    """Precision of matrix products. With "bfloat16" the models run under autocast; parameters stay float32."""
     report: str = "report/digits"
 
     def autocast(self) -> torch.autocast:
