@@ -269,7 +269,7 @@ def test_persistent_backward_arguments(launches: Launches, inputs: int, reset_ga
     expected = {"weight_ih": result.weight_ih, "weight_hh": result.weight_hh, "bias_ih": result.bias_ih}
     expected |= {"bias_hh": result.bias_hh, "theta": result.theta}
     assert {name: gathered[name] for name in expected} == {name: t.data_ptr() for name, t in expected.items()}
-    sizes = {"H": 40, "HP": 40, "I": inputs, "IP": 8 if inputs > 1 else 0, "kinds": 2 if inputs > 1 else 3}
+    sizes = {"H": 40, "HP": 40, "I": inputs, "IP": 8 if inputs > 1 else 0, "quantities": 2 if inputs > 1 else 3}
     sizes |= {"parts": plan.waves * plan.groups * 8, "after": int(reset_gate == "after"), "sums": values["sums"]}
     assert {name: gathered[name] for name in sizes} == sizes
     assert (gathered["hh_z"] == 0) == (reset_gate == "after")

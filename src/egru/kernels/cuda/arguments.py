@@ -350,7 +350,7 @@ GATHER = ArgumentStruct(
         ("hh", "const float*"),  # (3 or 2, HP, HP + 8): V_z ("after" only), r, u; columns of sums and of inputs last
         ("hh_z", "const float*"),  # (HP, HP), "before" only
         ("ih", "const float*"),  # (3, HP, IP); null if there is nothing to gather
-        ("sums", "const float*"),  # (parts, kinds, HP): theta, a_z, a_z times the input
+        ("sums", "const float*"),  # (parts, quantities, HP): theta, a_z, a_z times the input
         ("weight_hh", "float*"),
         ("weight_ih", "float*"),
         ("bias_ih", "float*"),
@@ -360,7 +360,7 @@ GATHER = ArgumentStruct(
         ("HP", "int"),
         ("I", "int"),
         ("IP", "int"),
-        ("kinds", "int"),  # 3 if the input has one feature, else 2
+        ("quantities", "int"),  # 3 if the input has one feature, else 2
         ("parts", "int"),
         ("after", "int"),
     ],

@@ -1,8 +1,8 @@
 // Collects the gradients of weights, biases and theta from the products over time, in one launch.
 
-// A block takes whole rows, so that no element needs a division.
+// Each block copies whole rows, which avoids a division per element.
 extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, kinds = a.kinds;
+  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, quantities = a.quantities;
   for (int line = blockIdx.x; line < (a.ih ? 6 : 3) * H; line += gridDim.x) {
     const int gate = line / H % 3, row = line % H;
     const bool recurrent = line < 3 * H;
@@ -19,10 +19,10 @@ extern "C" __global__ void gather(const __grid_constant__ Gather a) {
   for (int unit = blockIdx.x * blockDim.x + threadIdx.x; unit < H; unit += gridDim.x * blockDim.x) {
     float theta = 0.f, z = 0.f, xz = 0.f;
     for (int p = 0; p < a.parts; p++) {
-      const float* s = a.sums + (i64)p * kinds * HP + unit;
+      const float* s = a.sums + (i64)p * quantities * HP + unit;
       theta += s[0];
       z += s[HP];
-      if (kinds == 3) xz += s[2 * HP];
+      if (quantities == 3) xz += s[2 * HP];
     }
     const float* r = a.hh + ((i64)first * HP + unit) * width + HP;
     const float* u = r + (i64)HP * width;
@@ -31,7 +31,7 @@ extern "C" __global__ void gather(const __grid_constant__ Gather a) {
     a.bias_ih[H + unit] = a.bias_hh[H + unit] = u[0];
     a.bias_ih[2 * H + unit] = z;
     a.bias_hh[2 * H + unit] = a.after ? a.hh[(i64)unit * width + HP] : z;
-    if (kinds == 3) {
+    if (quantities == 3) {
       a.weight_ih[unit] = r[1];
       a.weight_ih[H + unit] = u[1];
       a.weight_ih[2 * H + unit] = xz;

@@ -1,81 +1,89 @@
-// How a group of blocks works on its slice of the batch, step after step.
+// Division of work in the persistent kernels: groups, blocks and warps.
 //
-// A group is CPG blocks that together hold one copy of the recurrent weights, each the columns of UT tiles of 8 units, and
-// work on R rows of the batch. Each step multiplies what the whole group exchanged (y going forward, the gradients of
-// the pre-activations going backward) with the block's own columns. The exchange goes through global memory (in
-// practice L2): [2 parities][group][k / 8][row][8], which is already the layout the tensor cores read, so that a piece of
-// it is one contiguous bulk copy. Warps 0 to 7 (two warpgroups, alternate pieces
-// of k each) multiply and do the element-wise part. The third warpgroup waits for the group, feeds the ring, one thread
-// of each warp every fourth piece (one thread alone cannot issue fast enough), and fetches later inputs into L2.
+// A group is CPG blocks. Together they hold one copy of the recurrent weights and process R rows of the batch. Each block
+// holds the columns of UT tiles of 8 units. In each step a block multiplies the values that the whole group exchanged (y in
+// the forward pass, gradients of the pre-activations in the backward pass) with its columns.
+//
+// The exchange goes through global memory (in practice L2), in the layout [2 parities][group][k / 8][row][8]. The tensor
+// cores read this layout directly, so that a slice of KS k16-tiles is one contiguous bulk copy into one slot of a ring in
+// shared memory.
+//
+// Consumers (warps 0 to 7, two warpgroups) take alternate slices, multiply, and compute the element-wise part. Producers
+// (the third warpgroup) wait for the group and fill the ring. One thread of each producer warp copies every fourth slice,
+// because a single thread cannot issue copies fast enough. They also prefetch later inputs into L2.
+//
+// Constants defined by persistent.py: H units, HP = H rounded up to 8, KT = H in k16-tiles, RING slots, SCRATCH bytes for
+// adding the warpgroups' partial products. ALIAS: scratch shares memory with the ring. INLINE: the input has one feature,
+// and the kernel computes x W. KEEP: zoneout. RAGGED: sequences have lengths.
 
-constexpr int WORKERS = 256, THREADS = 384;  // the third warpgroup lends its registers to the others
-constexpr int FEEDERS = RING % 4 == 0 ? 4 : 2;
-static_assert(RING % 2 == 0, "a slot must always meet the same feeder and warpgroup: its parity tells one lap only");
-constexpr int SLOT = KS * R * 32;  // bytes of a piece: KS tiles of k16
+constexpr int CONSUMERS = 256, THREADS = 384;  // producers give registers to consumers
+constexpr int PRODUCERS = RING % 4 == 0 ? 4 : 2;
+static_assert(RING % 2 == 0, "each slot needs a fixed producer and consumer: its barriers' parity identifies one lap only");
+constexpr int SLOT = KS * R * 32;  // bytes of a slice: KS k16-tiles
 
-// Exchanges and weights are padded with zeros to whole pieces.
-__host__ __device__ constexpr int pieces(int tiles) { return (tiles + KS - 1) / KS; }
-__host__ __device__ constexpr int padded(int tiles) { return pieces(tiles) * KS; }
+// Exchanges and weights are padded with zeros to whole slices.
+__host__ __device__ constexpr int slices(int tiles) { return (tiles + KS - 1) / KS; }
+__host__ __device__ constexpr int padded(int tiles) { return slices(tiles) * KS; }
 
 struct Ring {
   u32 data, full, empty;  // addresses in shared memory
 };
 
-// The end of a kernel that ran out of patience: say so, and let copies in flight land before the block goes.
-__device__ __forceinline__ void fail(int* error) {
+// Sets the error flag after a timeout, then waits for copies in flight, which must finish before the block exits.
+__device__ __forceinline__ void report_timeout(int* error) {
   atomicExch_system(error, 1);
   for (int i = 0; i < 100; i++) __nanosleep(10000);
 }
 
-// Tells the group that this block's part of the next exchange is written. Called by all workers. One release covers
-// what the barrier before it ordered; the fence towards the copy engine is the reader's, in await.
+// Signals the group that this block has written its part of the next exchange. Called by all consumers. One release is
+// enough, since the barrier before it orders the other threads' writes. The reader fences the copy engine, in await.
 __device__ __forceinline__ void arrive(u32* counter) {
-  workers_sync();
+  sync_consumers();
   if (threadIdx.x == 0) asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
-__device__ __forceinline__ bool await(const u32* counter, u32 target, i64& patience) {
+__device__ __forceinline__ bool await(const u32* counter, u32 target, i64& timeout) {
   i64 start = clock64();
   for (;;) {
     u32 seen;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
     if (seen >= target) break;
-    if (clock64() - start > patience) {
-      patience = 0;
+    if (clock64() - start > timeout) {
+      timeout = 0;
       return false;
     }
   }
-  proxy_fence();  // the waiting thread only: a fence anywhere between the writes and the copies orders them
+  proxy_fence();  // in the waiting thread: any fence between the writes and the copies orders them
   return true;
 }
 
-// The third warpgroup, at each exchange of TILES k16-tiles: waits until the group has written it, then copies it into the
-// ring. False once the group has stalled.
+// Producers: waits until the group has written an exchange of TILES k16-tiles, then copies it into the ring. Returns false
+// after a timeout.
 template <int TILES>
-__device__ __forceinline__ bool feed(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
-                                     volatile int* stalled, i64& patience) {
-  const int feeder = __shfl_sync(~0u, (threadIdx.x - WORKERS) >> 5, 0);
-  if (threadIdx.x == WORKERS && !await(counter, target, patience)) *stalled = 1;
-  feeders_sync();
+__device__ __forceinline__ bool produce(const char* exchange, const u32* counter, u32 target, const Ring& ring, u32& it,
+                                        volatile int* stalled, i64& timeout) {
+  const int producer = __shfl_sync(~0u, (threadIdx.x - CONSUMERS) >> 5, 0);
+  if (threadIdx.x == CONSUMERS && !await(counter, target, timeout)) *stalled = 1;
+  sync_producers();
   if (*stalled) return false;
-  if (feeder < FEEDERS) {
-    u32 slot = (it + feeder) % RING, lap = (it + feeder) / RING;
-    for (int i = feeder; i < pieces(TILES); i += FEEDERS) {
-      barrier_wait(ring.empty + 8 * slot, (lap & 1) ^ 1, patience);
+  if (producer < PRODUCERS) {
+    u32 slot = (it + producer) % RING, lap = (it + producer) / RING;
+    for (int i = producer; i < slices(TILES); i += PRODUCERS) {
+      barrier_wait(ring.empty + 8 * slot, (lap & 1) ^ 1, timeout);
       if (elected()) {
         barrier_expect(ring.full + 8 * slot, SLOT);
         bulk_copy(ring.data + slot * SLOT, exchange + i * SLOT, SLOT, ring.full + 8 * slot);
       }
-      slot += FEEDERS;
+      slot += PRODUCERS;
       if (slot >= RING) slot -= RING, lap++;
     }
-    if (patience == 0) *stalled = 1;
+    if (timeout == 0) *stalled = 1;
   }
-  it += pieces(TILES);
+  it += slices(TILES);
   return true;
 }
 
-// Brings `bytes` from `p` on closer, for a step to come: inputs come from memory, and a step is short.
+// Prefetches `bytes` at `p` into L2 for a later step: loading inputs from memory takes longer than a step.
 __device__ __forceinline__ void prefetch_span(const void* p, int bytes) {
   for (int at = 0; at < bytes; at += 128) prefetch((const char*)p + at);
   prefetch((const char*)p + bytes - 1);
@@ -85,41 +93,41 @@ __device__ __forceinline__ void release(const Ring& ring, u32 slot) {
   if ((threadIdx.x & 31) == 0) barrier_arrive(ring.empty + 8 * slot);
 }
 
-// Where a worker stands: one row, and of each tile two neighbouring units.
-struct Place {
-  int wg, lane;      // warpgroup, thread in it
-  int group, block;  // group, and block of the group
-  int row, b;        // row of the group, and of the batch
-  int unit;          // first unit of tile 0
-  bool active;
+// The work of one consumer thread: one row, and two neighbouring units of each tile.
+struct Position {
+  int wg, lane;      // warpgroup, and thread in the warpgroup
+  int group, block;  // group, and block in the group
+  int row, b;        // row in the group, and in the batch
+  int unit;          // first unit in tile 0
+  bool active;       // false for rows beyond the batch, and for producers
 };
 
-__device__ __forceinline__ Place place(int b0, int B) {
-  Place p;
+__device__ __forceinline__ Position position(int b0, int B) {
+  Position p;
   int tid = threadIdx.x;
-  p.wg = __shfl_sync(~0u, tid >> 7, 0);  // the compiler then knows that warps agree on it
+  p.wg = __shfl_sync(~0u, tid >> 7, 0);  // shuffled, so that the compiler knows it is uniform in a warp
   p.lane = tid & 127;
   p.group = blockIdx.x / CPG;
   p.block = blockIdx.x % CPG;
   p.row = 16 * (p.lane >> 5) + ((tid & 31) >> 2) + 8 * p.wg;
   p.b = b0 + p.group * R + p.row;
   p.unit = p.block * UT * 8 + 2 * (tid & 3);
-  p.active = tid < WORKERS && p.row < R && p.b < B;
+  p.active = tid < CONSUMERS && p.row < R && p.b < B;
   return p;
 }
 
-// acc = exchanged rows x own columns, over this warpgroup's half of the pieces. Rows from R to 63 are garbage.
-// `aside(j)`, j < ASIDES, is work for the load and store units, done while the tensor cores are busy: right after the
-// step's exchange it would delay the barrier instead.
-template <int N, int TILES, int ASIDES, class Aside>
-__device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it, const Place& me,
-                                        i64& patience, Aside aside) {
+// acc = exchanged rows x the block's columns, over this warpgroup's half of the slices. Rows R to 63 are undefined.
+// `overlapped(j)`, j < OVERLAPS, loads and stores while the tensor cores are busy. Directly after the exchange it would
+// delay the group's barrier.
+template <int N, int TILES, int OVERLAPS, class Overlapped>
+__device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const Ring& ring, u32& it,
+                                        const Position& pos, i64& timeout, Overlapped overlapped) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
-  int i = (me.wg ^ it) & 1;
+  int i = (pos.wg ^ it) & 1;
   u32 slot = (it + i) % RING, lap = (it + i) / RING;
   auto start = [&]() {
-    barrier_wait(ring.full + 8 * slot, lap & 1, patience);
+    barrier_wait(ring.full + 8 * slot, lap & 1, timeout);
     u64 a = operand(ring.data + slot * SLOT, R * 16), b = operand(weights + i * KS * N * 32, N * 16);
     pin(acc);
     wgmma_fence();
@@ -135,48 +143,48 @@ __device__ __forceinline__ void product(float (&acc)[N / 2], u32 weights, const 
     if (slot >= RING) slot -= RING, lap++;
   };
 #pragma unroll
-  for (int j = 0; j < ASIDES; j++) {  // unrolled apart from the loop below, which stays short
-    if (2 * j + 1 < pieces(TILES) || i < pieces(TILES)) {
+  for (int j = 0; j < OVERLAPS; j++) {  // separate from the loop below, which is not unrolled
+    if (2 * j + 1 < slices(TILES) || i < slices(TILES)) {
       start();
-      aside(j);
+      overlapped(j);
       finish();
     } else {
-      aside(j);
+      overlapped(j);
     }
   }
-  while (i < pieces(TILES)) {
+  while (i < slices(TILES)) {
     start();
     finish();
   }
   pin(acc);
-  it += pieces(TILES);
+  it += slices(TILES);
 }
 
-// Adds the two warpgroups' halves. Of each 16 x 8 tile a thread held two rows; it keeps the one it owns from here on.
+// Adds the two warpgroups' partial products. A thread has two rows of each 16 x 8 tile and keeps the sum of its own row.
 template <int NT>
-__device__ __forceinline__ void combine(const float (&acc)[NT * 4], float (&own)[NT][2], float2* scratch, int wg, int lane) {
+__device__ __forceinline__ void combine(const float (&acc)[NT * 4], float (&out)[NT][2], float2* scratch, int wg, int lane) {
 #if ALIAS
-  workers_sync();  // scratch lies on the ring: the other warpgroup must be done with it
+  sync_consumers();  // scratch overlaps the ring, which the other warpgroup may still be reading
 #endif
 #pragma unroll
   for (int j = 0; j < NT; j++)
     scratch[(wg * NT + j) * 128 + lane] = wg ? make_float2(acc[4 * j], acc[4 * j + 1])
                                              : make_float2(acc[4 * j + 2], acc[4 * j + 3]);
-  workers_sync();
+  sync_consumers();
 #pragma unroll
   for (int j = 0; j < NT; j++) {
     float2 v = scratch[((1 - wg) * NT + j) * 128 + lane];
-    own[j][0] = v.x + (wg ? acc[4 * j + 2] : acc[4 * j]);
-    own[j][1] = v.y + (wg ? acc[4 * j + 3] : acc[4 * j + 1]);
+    out[j][0] = v.x + (wg ? acc[4 * j + 2] : acc[4 * j]);
+    out[j][1] = v.y + (wg ? acc[4 * j + 3] : acc[4 * j + 1]);
   }
 }
 
-// Writes two units of one row into an exchange, as low-precision operands.
+// Writes two units of one row, in low precision, into an exchange.
 __device__ __forceinline__ void exchange_store(char* exchange, int k, int row, u32 pair) {
   *(u32*)(exchange + ((i64)(k >> 3) * R + row) * 16 + (k & 7) * 2) = pair;
 }
 
-// Two neighbouring units of a (.., H) array: one access where H is even, else two.
+// Two neighbouring units of a (.., H) array: one access if H is even, else two.
 __device__ __forceinline__ float2 load_pair(const float* p, int unit) {
   float2 v = make_float2(0.f, 0.f);
 #if H % 2 == 0
@@ -213,7 +221,7 @@ __device__ __forceinline__ SavedPair saved_pair(const Reserve* reserve, i64 rows
   if (unit >= H) return pair;
   pair.ur = __ldcs((const uint2*)(reserve + row * width + unit));
   if (AFTER) pair.q = __ldcs((const u32*)(q_plane((Reserve*)reserve, rows, width) + row * width + unit));
-  if (unit + 1 == H) pair.ur.y = 0, pair.q &= 0xffff;  // what lies behind an odd last unit, nobody need have written
+  if (unit + 1 == H) pair.ur.y = 0, pair.q &= 0xffff;  // behind an odd last unit, memory is uninitialised
   return pair;
 }
 
@@ -228,12 +236,12 @@ __device__ __forceinline__ float2 load_keep(const Keep& k, i64 t, i64 b, int uni
   return v;
 }
 
-// Sets up the barriers of the ring and of the weights.
-__device__ __forceinline__ void set_up(const Ring& ring, u32 loaded) {
+// Initialises the barriers of the ring and of the weights.
+__device__ __forceinline__ void init_barriers(const Ring& ring, u32 loaded) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < RING; i++) {
       barrier_init(ring.full + 8 * i, 1);
-      barrier_init(ring.empty + 8 * i, 4);  // one arrival from each warp that read the piece
+      barrier_init(ring.empty + 8 * i, 4);  // one arrival per warp that reads the slice
     }
     barrier_init(loaded, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -1,4 +1,4 @@
-// How values are kept outside the arithmetic: operands of products, fp16 pairs, zoneout.
+// Conversions between float32 and the formats in memory: operands of products and pairs of fp16.
 
 #if LOW == 0
 __device__ __forceinline__ Operand to_operand(float x) { return x; }
@@ -25,7 +25,7 @@ __device__ __forceinline__ float from_operand(u32 bits) {
 #endif
 }
 __device__ __forceinline__ float rounded(float x) { return from_operand(to_operand(x)); }
-// Two operands, the first in the low half.
+// Packs two operands, the first in the low half.
 __device__ __forceinline__ u32 pack_low(float a, float b) {
   u32 d;
   asm("cvt.rn." LOW_TYPE "x2.f32 %0, %1, %2;" : "=r"(d) : "f"(b), "f"(a));
@@ -33,7 +33,7 @@ __device__ __forceinline__ u32 pack_low(float a, float b) {
 }
 #endif
 
-// The same in fp16 whatever LOW is, clamped to its range.
+// Packs two values as fp16 for any LOW, clamped to the range of fp16.
 __device__ __forceinline__ u32 pack_half(float a, float b) {
   u32 d;
   a = fminf(fmaxf(a, -65504.f), 65504.f);

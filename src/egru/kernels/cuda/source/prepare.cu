@@ -1,4 +1,4 @@
-// Arranging tensors around the recursion, one launch each where torch would need several.
+// Prepares the operands of a persistent kernel in one launch, where torch would need several.
 
 __device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
   return make_uint4(pack_low(v[0], v[1]), pack_low(v[2], v[3]), pack_low(v[4], v[5]), pack_low(v[6], v[7]));
@@ -8,7 +8,7 @@ __device__ __forceinline__ int padded(int chunks, int multiple) {
   return (chunks + multiple - 1) / multiple * multiple;
 }
 
-// Columns (tile, gate, unit); see pack.py. Neighbouring threads write neighbouring columns.
+// Columns are (tile, gate, unit); see pack.py. Neighbouring threads write neighbouring columns.
 __device__ __forceinline__ void pack_forward(const Pack& a) {
   const int chunks = padded(a.k_chunks, a.multiple), columns = a.tiles * 8;
   const i64 per_block = (i64)chunks * columns * 3, total = per_block * a.blocks;
@@ -45,22 +45,22 @@ __device__ __forceinline__ void pack_backward(const Pack& a) {
     int chunk = rest / columns;
     const int unit = block * columns + rest % columns;
     int gate;
-    bool real;
+    bool in_range;
     if (a.after) {
       gate = chunk / K;
-      real = gate < 3;
+      in_range = gate < 3;
     } else if (chunk < one) {
       gate = 2;
-      real = chunk < K;
+      in_range = chunk < K;
     } else {
       chunk -= one;
       gate = chunk / K;
-      real = gate < 2;
+      in_range = gate < 2;
     }
     float v[8];
     for (int j = 0; j < 8; j++) {
       const int k = chunk % K * 8 + j;
-      v[j] = real && unit < a.H && k < a.H ? a.weight[((i64)gate * a.H + k) * a.H + unit] : 0.f;
+      v[j] = in_range && unit < a.H && k < a.H ? a.weight[((i64)gate * a.H + k) * a.H + unit] : 0.f;
     }
     a.out[at] = pack8(v);
   }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void pack_backward(const Pack& a) {
 __device__ __forceinline__ void pad(const Pad& a) {
   const int width = a.columns_out / 8;
   const i64 total = (i64)a.blocks * a.rows_out * width;
-  if (a.rows == a.rows_out && a.columns == a.columns_out) {  // nothing to pad: no element needs a division
+  if (a.rows == a.rows_out && a.columns == a.columns_out) {  // no padding, so no division per element
     const float4* in = (const float4*)a.in;
 #pragma unroll 4
     for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < total; at += (i64)gridDim.x * blockDim.x) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void pad(const Pad& a) {
   }
 }
 
-// Everything a persistent kernel finds ready: packed weights, operands of products over time, a zeroed workspace.
+// Clears the workspace, packs the recurrent weights, and pads the operands of products over time.
 extern "C" __global__ void prepare(const __grid_constant__ Prepare a) {
   for (i64 at = blockIdx.x * (i64)blockDim.x + threadIdx.x; at < a.words; at += (i64)gridDim.x * blockDim.x)
     a.workspace[at] = make_uint4(0, 0, 0, 0);

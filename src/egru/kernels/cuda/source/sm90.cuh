@@ -1,10 +1,10 @@
-// Hopper's asynchronous machinery, as small functions: barriers in shared memory, bulk copies, warpgroup products.
-// `wgmma(acc, a, b)` itself is generated on the host, one overload for each width that a kernel uses.
+// Wrappers of Hopper's asynchronous instructions: barriers in shared memory, bulk copies, warpgroup products.
+// `wgmma(acc, a, b)` is generated on the host, with one overload per width that a kernel uses.
 
-// No wait in these kernels is unbounded. A thread starts with this many cycles of patience (some two seconds); once they
-// run out it waits no more, and walks through the rest of its steps with invalid data. Control flow never depends on it:
-// products of a warpgroup are only asynchronous in code that the compiler sees to be uniform.
-constexpr i64 PATIENCE = 4000000000LL;
+// Every wait is bounded. Each thread has a `timeout` in cycles (about two seconds), which is set to 0 when it expires. The
+// thread then waits no more and runs through its remaining steps with invalid data. Control flow never depends on it:
+// warpgroup products are asynchronous only in code that the compiler can prove to be uniform.
+constexpr i64 TIMEOUT = 4000000000LL;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -24,44 +24,44 @@ __device__ __forceinline__ bool barrier_try(u32 bar, u32 parity) {
       : "=r"(done) : "r"(bar), "r"(parity) : "memory");
   return done;
 }
-__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity, i64& patience) {
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity, i64& timeout) {
   if (barrier_try(bar, parity)) return;
   i64 start = clock64();
   while (!barrier_try(bar, parity))
-    if (clock64() - start > patience) {
-      patience = 0;
+    if (clock64() - start > timeout) {
+      timeout = 0;
       break;
     }
 }
 
-// Copies global to shared memory and reports to a barrier.
+// Copies from global to shared memory and signals a barrier.
 __device__ __forceinline__ void bulk_copy(u32 dst, const void* src, u32 bytes, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(dst),
                "l"(src), "r"(bytes), "r"(bar) : "memory");
 }
 
-// One thread of a converged warp: the compiler then issues copies without looping over threads.
+// True for one thread of a converged warp. With `elect`, the compiler issues copies without a loop over threads.
 __device__ __forceinline__ bool elected() {
   u32 yes;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(yes));
   return yes;
 }
 
-// Orders ordinary accesses before those of the copy engine and the tensor cores.
+// Orders ordinary memory accesses before those of the copy engine and the tensor cores.
 __device__ __forceinline__ void proxy_fence() {
   asm volatile("fence.proxy.async.global; fence.proxy.async.shared::cta;" ::: "memory");
 }
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 template <int COUNT>
-__device__ __forceinline__ void more_registers() {
+__device__ __forceinline__ void increase_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 template <int COUNT>
-__device__ __forceinline__ void fewer_registers() {
+__device__ __forceinline__ void decrease_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-__device__ __forceinline__ void workers_sync() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-__device__ __forceinline__ void feeders_sync() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
+__device__ __forceinline__ void sync_consumers() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+__device__ __forceinline__ void sync_producers() { asm volatile("bar.sync 2, 128;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -69,13 +69,14 @@ template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Keeps the compiler from touching accumulators across an asynchronous product.
+// Prevents the compiler from moving accumulators across an asynchronous product.
 template <int N>
 __device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
-// An operand in shared memory without swizzle: 8 rows x 16 bytes contiguous, `stride` bytes between groups of 8 in k.
+// Descriptor of an operand in shared memory without swizzle: 8 rows x 16 bytes contiguous, `stride` bytes between
+// groups of 8 in k.
 __device__ __forceinline__ u64 operand(u32 address, u32 stride) {
   return (u64)((address & 0x3ffff) >> 4) | ((u64)(stride >> 4) << 16) | ((u64)(128 >> 4) << 32);
 }

@@ -1,5 +1,5 @@
-// Short names of the types that arguments are made of.
-// LOW selects what operands of products are rounded to: 0 float32, 1 bf16, 2 fp16.
+// Types used in the argument structs.
+// LOW selects the type that operands of products are rounded to: 0 float32, 1 bf16, 2 fp16.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
