@@ -1,6 +1,6 @@
-"""CUDA C++ compiled at first use: NVRTC and the driver through ctypes, so that nothing but torch is needed.
+"""Compile CUDA C++ at first use and launch it. NVRTC and the driver are called through ctypes: only torch is required.
 
-Machine code is cached on disk, keyed by source, options and compiler version (``EGRU_CACHE_DIR`` overrides the place).
+Machine code is cached on disk by source, options and compiler version. ``EGRU_CACHE_DIR`` sets the folder.
 """
 
 import ctypes
@@ -21,8 +21,11 @@ class CudaError(RuntimeError):
 
 
 def cache_folder() -> pathlib.Path:
-    named = os.environ.get("EGRU_CACHE_DIR")
-    base = pathlib.Path(named) if named else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "egru"
+    """Return the folder of compiled kernels."""
+    configured = os.environ.get("EGRU_CACHE_DIR")
+    base = (
+        pathlib.Path(configured) if configured else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "egru"
+    )
     return base.expanduser() / "cuda"
 
 
@@ -42,7 +45,7 @@ def _nvrtc() -> ctypes.CDLL:
                 return ctypes.CDLL(folder + name)
             except OSError:
                 continue
-    raise CudaError(f"{names[0]} was not found: install torch with CUDA, or set CUDA_HOME")
+    raise CudaError(f"{names[0]} was not found; install torch with CUDA, or set CUDA_HOME")
 
 
 @functools.cache
@@ -50,18 +53,22 @@ def _driver() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        raise CudaError("libcuda.so.1 was not found: no NVIDIA driver on this machine") from error
+        raise CudaError("libcuda.so.1 was not found; install the NVIDIA driver") from error
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, call: str) -> None:
     if status:
         text = ctypes.c_char_p()
         _driver().cuGetErrorString(status, ctypes.byref(text))
-        raise CudaError(f"{what}: {(text.value or b'unknown error').decode()} ({status})")
+        raise CudaError(f"{call} failed: {(text.value or b'unknown error').decode()} ({status})")
 
 
 def compile_source(source: str, options: Sequence[str]) -> bytes:
-    """Machine code for ``source``; from the cache on disk where it is known."""
+    """Return the machine code of ``source``, from the cache on disk if possible.
+
+    Raises:
+        CudaError: If NVRTC is missing or cannot compile the source.
+    """
     nvrtc = _nvrtc()
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -79,14 +86,14 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise CudaError(f"NVRTC could not compile ({status}):\n{log.value.decode()}")
+            raise CudaError(f"NVRTC could not compile the kernel (status {status}):\n{log.value.decode()}")
         size = ctypes.c_size_t()
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         code = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, code)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    try:  # a cache that cannot be written costs time, not correctness
+    try:  # without a writable cache, kernels are compiled again in the next process
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(code.raw)
@@ -108,7 +115,15 @@ _Arguments = ctypes.c_char_p * 1
 
 
 class Function:
-    """One kernel, loaded on the current device, with its launch shape."""
+    """A kernel loaded on the current device.
+
+    Args:
+        code: Machine code from :func:`compile_source`.
+        name: Name of the kernel.
+        block: Threads per block.
+        shared: Bytes of dynamic shared memory per block.
+        cooperative: Whether all blocks must be resident at the same time.
+    """
 
     def __init__(self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False):
         driver = _driver()
@@ -129,8 +144,8 @@ class Function:
         self.block, self.shared = block, shared
 
     def __call__(self, grid: int, args: bytes) -> None:
-        """Launch on torch's current stream of the device. ``args`` is the kernel's one argument, a struct."""
-        # No Stream object and no ctypes structures: making them takes as long as the launch.
+        """Launch ``grid`` blocks on torch's current stream. ``args`` is the packed argument struct."""
+        # No Stream object and no ctypes structures: creating them takes as long as the launch.
         stream = torch._C._cuda_getCurrentRawStream(self._device)  # pyright: ignore[reportPrivateUsage]
         config = _CONFIG.pack(grid, 1, 1, self.block, 1, 1, self.shared, stream, *self._tail)
         status = self._launch(config, self._function, _Arguments(args), None)

@@ -1,7 +1,7 @@
-"""How a persistent kernel is laid over the chip: plain arithmetic, no device needed.
+"""Partition of a persistent kernel over the multiprocessors: plain arithmetic, no device needed.
 
-A *group* of blocks (one per multiprocessor) holds one copy of the recurrent weights and works on ``rows`` rows of the
-batch; the batch is split over as many groups as fit, and run in several *waves* where even that is too few.
+A *group* of blocks (one per multiprocessor) holds one copy of the recurrent weights and processes ``rows`` rows of the
+batch. The batch is split over as many groups as fit, and runs in several *waves* if that is not enough.
 """
 
 import dataclasses
@@ -10,25 +10,25 @@ from typing import Literal
 
 Direction = Literal["forward", "backward"]
 
-ROWS = (8, 16, 32, 48, 64)  # of a group; few, since each compiles its own kernel; 64 is one warpgroup product
-MAX_TILES = 5  # unit tiles of a block whose accumulators and state still fit the registers
+ROWS = (8, 16, 32, 48, 64)  # allowed rows per group; each compiles a kernel; 64 is one warpgroup product
+MAX_TILES = 5  # tiles per block, limited by the registers for accumulators and state
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """What a plan needs to know of a device."""
+    """Device properties that a plan depends on."""
 
     multiprocessors: int
-    shared_bytes: int  # that one block can ask for
+    shared_bytes: int  # the most that one block can use
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Shared memory of one block: the ring through which the exchange streams past the resident weights."""
+    """Shared memory of one block: resident weights, and the ring that the exchange streams through."""
 
     slot_tiles: int  # k16-tiles per slot
     slots: int
-    alias: bool  # the scratch for adding the warpgroups' halves lies on the ring
+    alias: bool  # the scratch for adding the warpgroups' partial products shares memory with the ring
     bytes: int
 
 
@@ -47,37 +47,44 @@ class Plan:
 
     @property
     def padded(self) -> int:
-        """Units rounded up to whole tiles."""
+        """Number of units, rounded up to whole tiles."""
         return ceil_to(self.units, 8)
 
     @property
     def k_tiles(self) -> int:
-        """k16-tiles of one gate's worth of units."""
+        """Number of k16-tiles of one gate."""
         return -(-self.units // 16)
 
     @property
     def grid(self) -> int:
+        """Number of blocks per launch."""
         return self.groups * self.blocks
 
     @property
     def microseconds(self) -> float:
-        """A rough price of one step, forward and backward: what plans are ranked by."""
+        """Estimated time of one step, forward and backward. Plans are ranked by it."""
         return self.waves * _price(self.units, self.rows, self.tiles, self.grid)
 
 
 def ceil_to(value: int, multiple: int) -> int:
+    """Round ``value`` up to a multiple of ``multiple``."""
     return -(-value // multiple) * multiple
 
 
 def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip) -> Layout | None:
-    """The best ring beside the resident weights, or None where none fits.
+    """Return the best ring that fits next to the resident weights, or None if none fits.
 
-    ``phases`` are the products of a step, (k16-tiles, columns). Short pieces cost the feeding and the multiplying
-    threads time; long ones, and few of them, leave little in flight; all are padded to whole pieces. The number of
-    slots is even: a slot must always meet the same of the two warpgroups.
+    Small slots cost producers and consumers time. A few large ones leave little in flight, and products are padded to
+    whole slots. The number of slots is even: each slot must always be read by the same of the two warpgroups.
+
+    Args:
+        rows: Rows of the batch per group.
+        phases: The products of a step, as (k16-tiles, columns).
+        constants: float32 values in shared memory.
+        chip: The device.
     """
     scratch = max(columns for _, columns in phases) // 8 * 2048
-    fixed = constants * 4 + 1024  # barriers, and the slack behind the ring that products read
+    fixed = constants * 4 + 1024  # barriers, and space behind the ring, which products with fewer than 64 rows read
     best: tuple[float, Layout] | None = None
     for slot_tiles in range(1, 17):
         slot = slot_tiles * rows * 32
@@ -90,10 +97,10 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
             cycles = 100.0 if alias else 0.0
             for tiles, columns in phases:
                 slices = -(-tiles // slot_tiles)
-                feeding = slices * 200 / (4 if slots % 4 == 0 else 2)
-                flowing = slices * slot / min(60, (slots - 2) * slot / 500)  # copies take some 500 cycles
+                producing = slices * 200 / (4 if slots % 4 == 0 else 2)
+                copying = slices * slot / min(60, (slots - 2) * slot / 500)  # a copy takes about 500 cycles
                 multiplying = slices / 2 * (350 + slot_tiles * max(columns / 2, 16 + columns / 4))
-                cycles += max(feeding, flowing, multiplying) + slot / 30
+                cycles += max(producing, copying, multiplying) + slot / 30
             used = weights + fixed + slots * slot + (0 if alias else scratch)
             if best is None or cycles < best[0]:
                 best = cycles, Layout(slot_tiles, slots, alias, used)
@@ -101,19 +108,19 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
 
 
 def _price(units: int, rows: int, tiles: int, grid: int) -> float:
-    """Fitted by eye to an H200: see docs/gpu-notes.md for what each term stands for."""
+    """Estimate the microseconds per step, fitted to an H200; docs/gpu-notes.md explains the limits."""
     k = -(-units // 16)
-    kilobytes = k * rows * 32 * 4 / 1000  # forward one gate block, backward three
-    ingress = kilobytes / 60  # a multiprocessor takes in some 60 KB a microsecond
-    shared_read = kilobytes * grid / 1000 / 6.5  # and L2 hands out some 6.5 MB
+    kilobytes = k * rows * 32 * 4 / 1000  # forward reads one gate block, backward three
+    ingress = kilobytes / 60  # a multiprocessor reads about 60 KB per microsecond
+    shared_read = kilobytes * grid / 1000 / 6.5  # L2 delivers about 6.5 MB per microsecond
     product = k * (max(12 * tiles, 16 + 6 * tiles) + 3 * max(4 * tiles, 16 + 2 * tiles)) / 1800
     return 5.0 + max(ingress, shared_read, product) + 0.7 * tiles
 
 
 def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> list[Plan]:
-    """Every sensible plan, cheapest first."""
+    """Return all feasible plans, cheapest first."""
     unit_tiles = -(-units // 8)
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for groups in range(1, chip.multiprocessors + 1):
         rows = next((rows for rows in ROWS if rows * groups >= batch), ROWS[-1])
         if groups > 1 and (groups - 1) * rows >= batch:
@@ -131,12 +138,12 @@ def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") ->
         if forward is None or backward is None:
             continue
         waves = -(-batch // (groups * rows))
-        found.append(Plan(units, groups, rows, tiles, blocks, waves, forward, backward))
-    return sorted(found, key=lambda plan: plan.microseconds)
+        plans.append(Plan(units, groups, rows, tiles, blocks, waves, forward, backward))
+    return sorted(plans, key=lambda plan: plan.microseconds)
 
 
 @functools.lru_cache(maxsize=256)
 def choose_plan(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> Plan | None:
-    """The cheapest plan, or None where the weights do not fit the chip."""
+    """Return the cheapest plan, or None if the weights do not fit into shared memory."""
     plans = candidates(units, batch, chip, reset_gate)
     return plans[0] if plans else None

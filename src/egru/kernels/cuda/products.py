@@ -1,4 +1,4 @@
-"""The large products around the recursion, over all time steps at once: cuBLAS, on padded and aligned operands."""
+"""Products over all time steps at once, computed by cuBLAS on padded and aligned operands."""
 
 import torch
 from torch import Tensor
@@ -11,17 +11,17 @@ OPERANDS = {"": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.floa
 
 
 def operand_type(problem: Problem) -> torch.dtype:
-    """The type that operands of products are rounded to."""
+    """Return the type that operands of products are rounded to."""
     return OPERANDS[problem.precision]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` accumulated and returned in float32."""
+    """Return ``a @ b``, accumulated in float32."""
     return torch.mm(a, b) if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
 
 
 def project(problem: Problem, padded: int) -> Tensor:
-    """``x W`` without bias, ``(T*B, 3*padded)``."""
+    """Return ``x W`` without bias, ``(T*B, 3*padded)``."""
     low = operand_type(problem)
     inputs = ceil_to(problem.input.shape[2], 8)
     weight = pack.pad_gates(problem.weight_ih, padded, inputs, low)
@@ -29,7 +29,10 @@ def project(problem: Problem, padded: int) -> Tensor:
 
 
 def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z: Tensor) -> Tensor:
-    """``dV`` from ``gates`` ``(T*B, 4*padded)``, whose blocks are: what multiplied V_z, a_r, a_u, a_z."""
+    """Return ``dV``, ``(3H, H)``.
+
+    ``gates`` is ``(T*B, 4*padded)`` with the blocks: gradient that multiplies V_z, a_r, a_u, a_z.
+    """
     H, HP = problem.theta.shape[0], gates.shape[1] // 4
     out = torch.empty_like(problem.weight_hh)
     blocks = out.view(3, H, H)
@@ -44,7 +47,7 @@ def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z
 
 
 def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
-    """``dW``, ``(3H, I)``."""
+    """Return ``dW``, ``(3H, I)``."""
     H, HP, inputs = problem.theta.shape[0], gates.shape[1] // 4, problem.input.shape[2]
     x = pack.pad_input(problem.input, ceil_to(inputs, 8), gates.dtype)
     result = product(gates[:, HP:].T, x).view(3, HP, -1)
@@ -52,7 +55,7 @@ def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
 
 
 def input_gradient(problem: Problem, gates: Tensor) -> Tensor:
-    """``dx``, ``(T, B, I)``."""
+    """Return ``dx``, ``(T, B, I)``."""
     T, B, inputs = problem.input.shape
     HP = gates.shape[1] // 4
     weight = pack.pad_gates(problem.weight_ih, HP, ceil_to(inputs, 8), gates.dtype)

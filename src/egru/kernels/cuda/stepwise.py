@@ -36,6 +36,7 @@ def _launch(function: driver.Function, threads: int, args: PackedArguments) -> N
 
 
 def forward(problem: Problem, save: bool) -> Forward:
+    """Run the sequence; ``save`` fills the reserve."""
     T, B, _ = problem.input.shape
     H, device = problem.theta.shape[0], problem.input.device
     HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
@@ -107,6 +108,7 @@ def backward(
     grad_y_last: Tensor | None,
     input_gradient: bool,
 ) -> Backward:
+    """Return the gradients, given those of the four outputs (None means zero)."""
     T, B, _ = problem.input.shape
     H, device = problem.theta.shape[0], problem.input.device
     HP, low, after = ceil_to(H, 8), products.operand_type(problem), problem.reset_gate == "after"
