@@ -33,6 +33,10 @@ Readout = Literal["trace", "mean", "last", "every"]
 WeightFormat = Literal["float32", "bfloat16", "int8"]
 """The number format that weights are stored in."""
 Split = Literal["train", "validation", "test"]
+LabelledData = Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"]
+"""The data sets of labelled sequences that an experiment can use."""
+TextData = Literal["ptb", "wikitext2"]
+"""The corpora that an experiment can use."""
 
 RESETS: tuple[Reset, ...] = get_args(Reset)
 RESET_GATES: tuple[ResetGate, ...] = get_args(ResetGate)

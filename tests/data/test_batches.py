@@ -3,7 +3,7 @@ import threading
 import pytest
 import torch
 
-from egru.data import Batches, Split, fits
+from egru.data import Batches, Split, fits_on_device
 
 
 def numbered(n=10):
@@ -11,7 +11,7 @@ def numbered(n=10):
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_every_row_once_in_order(resident):
+def test_batches_keep_the_order_of_the_split(resident):
     batches = Batches(numbered(), 4, resident=resident)
     assert len(batches) == 3
     seen = list(batches)
@@ -21,7 +21,7 @@ def test_every_row_once_in_order(resident):
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_new_order_every_time_from_the_generator_alone(resident):
+def test_shuffle_draws_a_new_order_from_the_generator(resident):
     def orders(seed):
         batches = Batches(
             numbered(50), 7, shuffle=True, generator=torch.Generator().manual_seed(seed), resident=resident
@@ -35,7 +35,7 @@ def test_a_new_order_every_time_from_the_generator_alone(resident):
     assert orders(4)[0] != first
 
 
-def test_prefetched_is_the_same_as_resident():
+def test_prefetched_and_resident_batches_are_equal():
     a, b = (
         Batches(numbered(33), 5, shuffle=True, generator=torch.Generator().manual_seed(0), resident=resident)
         for resident in (True, False)
@@ -45,7 +45,7 @@ def test_prefetched_is_the_same_as_resident():
         assert torch.equal(ya, yb)
 
 
-def test_decoded_batch_by_batch():
+def test_decode_is_applied_per_batch():
     calls = []
 
     def decode(x):
@@ -57,14 +57,14 @@ def test_decoded_batch_by_batch():
     assert seen[1][0][0].tolist() == [2.0, 2.0, 2.0]
 
 
-def test_nothing_is_copied_where_nothing_needs_to_be():
+def test_resident_batches_are_views():
     data = numbered()
     x, _ = next(iter(Batches(data, 4)))
     assert x.data_ptr() == data.x.data_ptr()
 
 
 class Broken:
-    """Rows that cannot be read after the first batch."""
+    """A tensor whose rows after the first batch cannot be read."""
 
     device = torch.device("cpu")
 
@@ -73,18 +73,18 @@ class Broken:
 
     def __getitem__(self, rows):
         if rows.start >= 4:
-            raise OSError("disk gone")
+            raise OSError("disk failure")
         return torch.zeros(4)
 
 
-def test_an_error_while_fetching_ahead_is_raised_where_it_matters():
+def test_prefetch_errors_are_raised_at_their_batch():
     batches = iter(Batches(Split(Broken(), torch.arange(10)), 4, resident=False))  # pyright: ignore[reportArgumentType]
     next(batches)
-    with pytest.raises(OSError, match="disk gone"):
+    with pytest.raises(OSError, match="disk failure"):
         next(batches)
 
 
-def test_leaving_early_leaves_no_thread():
+def test_closing_the_iterator_ends_the_thread():
     before = threading.active_count()
     batches = iter(Batches(numbered(), 2, resident=False))
     next(batches)
@@ -93,18 +93,18 @@ def test_leaving_early_leaves_no_thread():
     assert threading.active_count() == before
 
 
-def test_bad_arguments():
+def test_bad_arguments_raise():
     for size in (0, True, 2.0):
-        with pytest.raises(ValueError, match="size must be an int of at least 1"):
+        with pytest.raises(ValueError, match="size must be a positive int"):
             Batches(numbered(), size)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="10 rows and 3 labels"):
         Batches(Split(torch.zeros(10), torch.zeros(3)), 2)
-    assert fits(numbered(), "cpu")
+    assert fits_on_device(numbered(), "cpu")
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("resident", [None, False])
-def test_on_the_device(resident):
+def test_batches_on_a_gpu(resident):
     batches = Batches(numbered(50), 8, device="cuda", shuffle=True, resident=resident)
     seen = list(batches)
     assert all(x.is_cuda and y.is_cuda and (x[:, 0] == y).all() for x, y in seen)

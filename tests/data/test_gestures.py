@@ -8,7 +8,7 @@ import torch
 
 import egru
 from egru.data import gestures, unpack_frames
-from egru.data.root import DataCorrupt, DataMissing
+from egru.data.files import DataCorrupt, DataMissing
 
 
 def write(path, labels, **changes):
@@ -22,11 +22,11 @@ def write(path, labels, **changes):
 
 def publish(monkeypatch, folder, train, test):
     sums = write(folder / "train.npz", train), write(folder / "test.npz", test)
-    sources = tuple(s._replace(sha256=h) for s, h in zip(gestures.PACKED, sums, strict=True))
-    monkeypatch.setattr(gestures, "PACKED", sources)
+    sources = tuple(s._replace(sha256=h) for s, h in zip(gestures.FILES, sums, strict=True))
+    monkeypatch.setattr(gestures, "FILES", sources)
 
 
-TRAIN = [2, 0, 1, 2, 0, 1, 2, 1, 2, 0, 1]  # four sessions, one a gesture short
+TRAIN = [2, 0, 1, 2, 0, 1, 2, 1, 2, 0, 1]  # four sessions, one without a gesture
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def files(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_unpacking_is_numpys():
+def test_unpack_frames_matches_numpy():
     packed = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 5, 4), np.uint8))
     frames = unpack_frames(packed)
     assert frames.dtype == torch.float32
@@ -44,7 +44,7 @@ def test_unpacking_is_numpys():
     assert unpack_frames(packed, torch.float64).dtype == torch.float64
 
 
-def test_validation_takes_whole_sessions(files):
+def test_validation_split_consists_of_whole_sessions(files):
     assert gestures.sessions(torch.tensor(TRAIN)).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
     data = egru.data.dvs_gesture(files)
     assert data.train.y.tolist() == TRAIN[:6]
@@ -55,7 +55,7 @@ def test_validation_takes_whole_sessions(files):
     assert data.classes == 11
 
 
-def test_missing_and_damaged(files):
+def test_missing_and_damaged_files_raise(files):
     path = files / "dvs-gesture" / "test.npz"
     content = path.read_bytes()
     for damaged in (content[:-1], content[:100] + b"?" + content[101:], b""):
@@ -70,21 +70,24 @@ def test_missing_and_damaged(files):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"packed": np.zeros((2, 32, 2, 32, 3), np.uint8)}, r"expected uint8 \(N, 32, 2, 32, 4\)"),
-        ({"packed": np.zeros((2, 32, 2, 32, 4), np.float32)}, "packed is float32"),
+        (
+            {"packed": np.zeros((2, 32, 2, 32, 3), np.uint8)},
+            r"packed must be uint8 \(N, 32, 2, 32, 4\), got uint8 \(2, 32, 2, 32, 3\)",
+        ),
+        ({"packed": np.zeros((2, 32, 2, 32, 4), np.float32)}, "packed must be uint8 .* got float32"),
         ({"packed": np.array([None, None])}, "cannot be read"),
-        ({"label": np.array([1, 11], np.uint8)}, "label 11, expected 0 to 10"),
+        ({"label": np.array([1, 11], np.uint8)}, "labels must be 0 to 10, got 11"),
     ],
 )
-def test_wrong_content_with_the_right_checksum(files, monkeypatch, changes, message):
+def test_wrong_content_with_a_correct_checksum_raises(files, monkeypatch, changes, message):
     digest = write(files / "dvs-gesture" / "test.npz", [1, 0], **changes)
-    monkeypatch.setattr(gestures, "PACKED", (gestures.PACKED[0], gestures.PACKED[1]._replace(sha256=digest)))
+    monkeypatch.setattr(gestures, "FILES", (gestures.FILES[0], gestures.FILES[1]._replace(sha256=digest)))
     with pytest.raises(DataCorrupt, match=message):
         egru.data.dvs_gesture(files)
 
 
 class Recordings:
-    """Stands for tonic's data set: two subjects, three gestures each, 3.6 s of events that drift to the right."""
+    """A substitute for tonic's data set: two subjects with three gestures each, 3.6 s of events that move right."""
 
     train_filename, test_filename = "train.tar.gz", "test.tar.gz"
 
@@ -113,7 +116,7 @@ def recordings(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_recordings_prepared_as_in_the_paper(recordings):
+def test_raw_recordings_are_prepared_as_in_the_paper(recordings):
     data = egru.data.dvs_gesture_raw(recordings)
     assert [split.y.tolist() for split in (data.train, data.validation, data.test)] == [[2, 2, 0, 0, 1, 1]] * 3
     assert data.train.x.shape == (6, 68, 2, 32, 32)
@@ -126,7 +129,7 @@ def test_recordings_prepared_as_in_the_paper(recordings):
     assert rows.tolist() == [20 // 4, 20 // 4, 0, 0, 10 // 4, 10 // 4]
 
 
-def test_packing_and_loading_back(recordings, monkeypatch):
+def test_packed_recordings_can_be_loaded(recordings, monkeypatch):
     monkeypatch.setattr(gestures, "VALIDATION_SESSIONS", 1)
     folder = egru.data.pack_gestures(recordings)
     data = egru.data.dvs_gesture(recordings)
@@ -142,7 +145,7 @@ def test_packing_and_loading_back(recordings, monkeypatch):
         egru.data.dvs_gesture(recordings)
 
 
-def test_recordings_absent(recordings, monkeypatch):
+def test_missing_recordings_raise(recordings, monkeypatch):
     (recordings / "DVSGesture" / "test.tar.gz").unlink()
     for load in (egru.data.dvs_gesture_raw, egru.data.pack_gestures):
         with pytest.raises(DataMissing, match=r"test\.tar\.gz is not in .*DVSGesture.*save_to"):
@@ -156,7 +159,7 @@ def test_recordings_absent(recordings, monkeypatch):
 
 
 @pytest.mark.data
-def test_the_published_frames():
+def test_published_frames():
     data = egru.data.dvs_gesture()
     assert [len(split.y) for split in (data.train, data.validation, data.test)] == [923, 154, 264]
     assert data.validation.y.bincount().tolist() == [14] * 11
@@ -165,12 +168,12 @@ def test_the_published_frames():
 
 
 @pytest.mark.cuda
-def test_unpacking_on_the_device():
+def test_unpack_frames_on_a_gpu():
     packed = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 5, 4), np.uint8))
     assert torch.equal(unpack_frames(packed.cuda()).cpu(), unpack_frames(packed))
 
 
-def test_smoothing_is_a_mean_over_nine_pixels():
+def test_smooth_frames_averages_nine_pixels():
     frames = torch.rand(2, 3, 2, 5, 7)
     smooth = gestures.smooth_frames(frames)
     assert smooth.shape == frames.shape

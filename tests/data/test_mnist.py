@@ -8,7 +8,7 @@ import torch
 
 import egru
 from egru.data import mnist
-from egru.data.root import DataCorrupt, DataMissing
+from egru.data.files import DataCorrupt, DataMissing
 
 
 def idx(array):
@@ -17,7 +17,7 @@ def idx(array):
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    """Ten training and four test images of noise, under the published names, half of them gzipped."""
+    """Write ten training and four test images of noise under the published names, half of them gzipped."""
     rng = np.random.default_rng(0)
     arrays = {
         "train-images-idx3-ubyte": rng.integers(0, 256, (10, 28, 28), np.uint8),
@@ -29,15 +29,15 @@ def files(tmp_path, monkeypatch):
     folder.mkdir()
     for i, (name, array) in enumerate(arrays.items()):
         content = idx(array)
-        source = mnist.SOURCES[name]._replace(sha256=hashlib.sha256(content).hexdigest())
-        monkeypatch.setitem(mnist.SOURCES, name, source)
+        file = mnist.FILES[name]._replace(sha256=hashlib.sha256(content).hexdigest())
+        monkeypatch.setitem(mnist.FILES, name, file)
         path = folder / (name if i % 2 else name + ".gz")
         path.write_bytes(content if i % 2 else gzip.compress(content))
     monkeypatch.setattr(mnist, "VALIDATION", 3)
     return tmp_path, arrays
 
 
-def test_pixels_in_row_order(files):
+def test_pixels_are_in_row_order(files):
     root, arrays = files
     data = egru.data.sequential_mnist(root)
     images, labels = arrays["train-images-idx3-ubyte"], arrays["train-labels-idx1-ubyte"]
@@ -50,7 +50,7 @@ def test_pixels_in_row_order(files):
     assert data.name == "sequential MNIST"
 
 
-def test_a_quarter_of_the_steps(files):
+def test_side_14_averages_blocks_of_four_pixels(files):
     root, arrays = files
     data = egru.data.sequential_mnist(root, side=14)
     expected = arrays["t10k-images-idx3-ubyte"][1].reshape(14, 2, 14, 2).mean((1, 3)) / 255
@@ -59,7 +59,7 @@ def test_a_quarter_of_the_steps(files):
         egru.data.sequential_mnist(root, side=7)
 
 
-def test_one_permutation_for_all_images(files):
+def test_all_images_share_one_permutation(files):
     root, _ = files
     plain, permuted = (egru.data.sequential_mnist(root, permuted=p) for p in (False, True))
     order = torch.from_numpy(np.random.default_rng(0).permutation(784))
@@ -70,13 +70,13 @@ def test_one_permutation_for_all_images(files):
     assert not torch.equal(other.test.x, permuted.test.x)
 
 
-def test_files_found_by_the_environment(files, monkeypatch):
+def test_root_defaults_to_the_environment_variable(files, monkeypatch):
     monkeypatch.setenv("EGRU_DATA", str(files[0]))
     assert len(egru.data.sequential_mnist().test.y) == 4
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"])
-def test_a_missing_file_is_named(files, name):
+def test_missing_file_is_named(files, name):
     path = files[0] / "mnist" / name
     path.unlink()
     with pytest.raises(DataMissing) as error:
@@ -87,15 +87,17 @@ def test_a_missing_file_is_named(files, name):
     assert "\n" not in message
 
 
-def test_no_root_at_all(monkeypatch):
+def test_missing_root_raises(monkeypatch):
     monkeypatch.delenv("EGRU_DATA", raising=False)
-    with pytest.raises(FileNotFoundError, match=r"no data root is set.*train-images-idx3-ubyte.*EGRU_DATA"):
+    with pytest.raises(
+        FileNotFoundError, match=r"mnist/train-images-idx3-ubyte.gz is needed, but no data root is set.*EGRU_DATA"
+    ):
         egru.data.sequential_mnist()
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
-def test_a_damaged_file_is_refused(files, name, damage):
+def test_damaged_file_raises(files, name, damage):
     path = files[0] / "mnist" / name
     content = bytearray(path.read_bytes())
     content[-len(content) // 2] ^= 4
@@ -107,20 +109,20 @@ def test_a_damaged_file_is_refused(files, name, damage):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "starts with nothing"),
-        (b"\0\0\x09\x01\0\0\0\x01\0", "not an IDX file of bytes"),
-        (b"\0\0\x08\x03\0\0\0\x01", "rank 3 needs 16 bytes, the file has 8"),
-        (b"\0\0\x08\x01\0\0\0\x02\0", "promises 2 bytes of data, the file has 1"),
-        (b"\0\0\x08\x01\0\0\0\x02\0\0\0", "promises 2 bytes of data, the file has 3"),
+        (b"", "expected 000008 at the start, got ''"),
+        (b"\0\0\x09\x01\0\0\0\x01\0", "not an IDX file of unsigned bytes"),
+        (b"\0\0\x08\x03\0\0\0\x01", "rank 3 takes 16 bytes, but the file has 8"),
+        (b"\0\0\x08\x01\0\0\0\x02\0", "states 2 bytes of data, but the file has 1"),
+        (b"\0\0\x08\x01\0\0\0\x02\0\0\0", "states 2 bytes of data, but the file has 3"),
     ],
 )
-def test_bad_idx(content, message):
+def test_bad_idx_raises(content, message):
     with pytest.raises(ValueError, match=message):
         mnist.parse_idx(content)
 
 
 @pytest.mark.data
-def test_the_published_files():
+def test_published_files():
     data = egru.data.sequential_mnist(side=14)
     assert [len(split.y) for split in (data.train, data.validation, data.test)] == [55_000, 5_000, 10_000]
     assert data.train.y[:6].tolist() == [5, 0, 4, 1, 9, 2]

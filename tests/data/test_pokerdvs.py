@@ -1,4 +1,4 @@
-"""The loader, on the real files where they are and on none."""
+"""POKER-DVS: the published files if they are available, and errors if not."""
 
 import os
 from pathlib import Path
@@ -8,18 +8,18 @@ import torch
 
 from egru.data import DataCorrupt, DataMissing, pokerdvs
 
-HERE = Path(os.environ.get("EGRU_DATA", "data"))
-real = pytest.mark.skipif(
-    not (HERE / "pokerdvs" / "pips_train.tar.gz").is_file(), reason="needs POKER-DVS under EGRU_DATA"
+ROOT = Path(os.environ.get("EGRU_DATA", "data"))
+needs_files = pytest.mark.skipif(
+    not (ROOT / "pokerdvs" / "pips_train.tar.gz").is_file(), reason="requires POKER-DVS under EGRU_DATA"
 )
 
 
-@real
-def test_counts_and_ranges():
-    data = pokerdvs(HERE)
+@needs_files
+def test_published_files():
+    data = pokerdvs(ROOT)
     assert [len(part) for part in data] == [48, 20]
-    for part, each in zip(data, (12, 5), strict=True):
-        assert [sum(r.suit == suit for r in part) for suit in range(4)] == [each] * 4
+    for part, per_suit in zip(data, (12, 5), strict=True):
+        assert [sum(r.suit == suit for r in part) for suit in range(4)] == [per_suit] * 4
         for recording in part:
             assert int(recording.times[0]) == 0
             assert (recording.times.diff() >= 0).all()
@@ -28,7 +28,7 @@ def test_counts_and_ranges():
             assert recording.polarity.unique().tolist() == [0, 1]
 
 
-def test_absent_files_say_what_to_do(tmp_path, monkeypatch):
+def test_missing_files_raise(tmp_path, monkeypatch):
     with pytest.raises(DataMissing, match=r"pips_train.tar.gz is not in .*EGRU_DATA"):
         pokerdvs(tmp_path)
     monkeypatch.setenv("EGRU_DATA", str(tmp_path))
@@ -36,7 +36,7 @@ def test_absent_files_say_what_to_do(tmp_path, monkeypatch):
         pokerdvs()
 
 
-def test_damaged_files_are_refused(tmp_path):
+def test_damaged_files_raise(tmp_path):
     (tmp_path / "pokerdvs").mkdir()
     (tmp_path / "pokerdvs" / "pips_train.tar.gz").write_bytes(b"nothing")
     with pytest.raises(DataCorrupt, match=r"is not the published file"):

@@ -1,15 +1,16 @@
-"""Data sets: files in, tensors out."""
+"""Load data sets: files in, tensors out."""
 
 from egru.data.augment import augment, warp
-from egru.data.batches import Batches, fits
+from egru.data.batches import Batches, fits_on_device
+from egru.data.datasets import Classification, Split, Text
 from egru.data.digits import digits
-from egru.data.events import Events, denoise, dvs_clips, event_frames, gesture_frames, read_events, time_slices
+from egru.data.dvs_clips import dvs_clips
+from egru.data.event_camera import Events, denoise, event_frames, gesture_frames, read_events, time_slices
+from egru.data.files import DataCorrupt, DataMissing, data_root
 from egru.data.gestures import dvs_gesture, dvs_gesture_raw, pack_gestures, unpack_frames
 from egru.data.mnist import sequential_mnist
 from egru.data.pokerdvs import Recording, Recordings, pokerdvs
-from egru.data.root import DataCorrupt, DataMissing, data_root
-from egru.data.sets import Classification, Split, Text, batchify
-from egru.data.text import penn_treebank, wikitext2
+from egru.data.text import batchify, penn_treebank, wikitext2
 
 __all__ = [
     "Batches",
@@ -30,7 +31,7 @@ __all__ = [
     "dvs_gesture",
     "dvs_gesture_raw",
     "event_frames",
-    "fits",
+    "fits_on_device",
     "gesture_frames",
     "pack_gestures",
     "penn_treebank",

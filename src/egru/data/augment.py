@@ -1,4 +1,4 @@
-"""Crop, translation and rotation of batches of frames, on their device, one draw per recording."""
+"""Random crops, translations and rotations of frames, one per recording, on the device of the frames."""
 
 import math
 
@@ -15,25 +15,34 @@ def warp(
     crop: Tensor | None = None,
     centre: Tensor | None = None,
 ) -> Tensor:
-    """Move every row of ``frames`` ``(B, ..., S, S)`` its own way, all its frames alike; nearest pixel, zeros outside.
+    """Rotate, translate and crop each row of a batch; all frames of a row move alike.
+
+    Values are taken from the nearest pixel, and are zero outside the frame.
 
     Args:
-        rotate: degrees, anticlockwise as the image is seen, ``(B,)``.
-        translate: pixels to the right and down, ``(B, 2)``.
-        crop: side of the square that is cut out and stretched over the whole frame, as a share of it, ``(B,)``.
-        centre: of that square, right and down of the middle, in halves of the frame, ``(B, 2)``.
+        frames: Square frames, ``(B, ..., S, S)``, floating-point.
+        rotate: Degrees, anticlockwise, ``(B,)``.
+        translate: Pixels to the right and down, ``(B, 2)``.
+        crop: Side of a square that is enlarged to the whole frame, as a fraction of ``S``, ``(B,)``.
+        centre: Centre of that square: right and down from the middle of the frame, in units of ``S / 2``, ``(B, 2)``.
+
+    Returns:
+        Frames of the same shape and dtype.
+
+    Raises:
+        ValueError: If ``frames`` has another shape or dtype.
     """
     B, S = frames.shape[0], frames.shape[-1]
     if frames.dim() < 4 or frames.shape[-2] != S or not frames.is_floating_point():
         raise ValueError(
-            f"warp: frames must be floating (B, ..., S, S) with square frames, got {frames.dtype} {tuple(frames.shape)}"
+            f"warp: frames must be floating-point of shape (B, ..., S, S), got {frames.dtype} {tuple(frames.shape)}"
         )
-    kind = {"device": frames.device, "dtype": torch.float32}
-    angle = torch.zeros(B, **kind) if rotate is None else torch.deg2rad(rotate.to(**kind))
-    shift = torch.zeros(B, 2, **kind) if translate is None else translate.to(**kind) * (2 / S)
-    scale = torch.ones(B, **kind) if crop is None else crop.to(**kind)
-    middle = torch.zeros(B, 2, **kind) if centre is None else centre.to(**kind)
-    # A pixel of the result at o is read at scale * R (o - shift) + middle, in [-1, 1] with y downwards.
+    options = {"device": frames.device, "dtype": torch.float32}
+    angle = torch.zeros(B, **options) if rotate is None else torch.deg2rad(rotate.to(**options))
+    shift = torch.zeros(B, 2, **options) if translate is None else translate.to(**options) * (2 / S)
+    scale = torch.ones(B, **options) if crop is None else crop.to(**options)
+    middle = torch.zeros(B, 2, **options) if centre is None else centre.to(**options)
+    # The pixel o of the result comes from scale * R (o - shift) + middle, in [-1, 1] with y pointing down.
     cos, sin = scale * torch.cos(angle), scale * torch.sin(angle)
     R = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
     offset = middle - (R @ shift[..., None])[..., 0]
@@ -50,22 +59,34 @@ def augment(
     rotate: float = 15.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Random draws for :func:`warp`, uniform per row: a square of at least ``crop`` of the side anywhere in the frame,
-    up to ``translate`` pixels each way, up to ``rotate`` degrees either way.
+    """Apply :func:`warp` with uniform random parameters, one draw per row.
+
+    Args:
+        frames: Square frames, ``(B, ..., S, S)``, floating-point.
+        crop: Minimum side of the cropped square, as a fraction of ``S``. The square lies inside the frame.
+        translate: Maximum translation in pixels, in each direction.
+        rotate: Maximum rotation in degrees, in each direction.
+        generator: Random generator on the device of ``frames``. If None, the default generator of torch.
+
+    Returns:
+        Frames of the same shape and dtype.
+
+    Raises:
+        ValueError: If an option is out of range.
     """
     if not 0 < crop <= 1:
-        raise ValueError(f"augment: crop must be a share of the side, 0 < crop <= 1; got {crop!r}")
+        raise ValueError(f"augment: crop must be a fraction, 0 < crop <= 1; got {crop!r}")
     for name, value in (("translate", translate), ("rotate", rotate)):
         if not (value >= 0 and math.isfinite(value)):
             raise ValueError(f"augment: {name} must be finite and not negative, got {value!r}")
     B = frames.shape[0]
     draw = torch.rand(6, B, generator=generator, device=frames.device, dtype=torch.float32)
     side = 1 - (1 - crop) * draw[0]
-    both = 2 * draw[1:] - 1
+    signed = 2 * draw[1:] - 1
     return warp(
         frames,
-        rotate=rotate * both[0],
-        translate=translate * both[1:3].t(),
+        rotate=rotate * signed[0],
+        translate=translate * signed[1:3].t(),
         crop=side,
-        centre=((1 - side) * both[3:5]).t(),
+        centre=((1 - side) * signed[3:5]).t(),
     )

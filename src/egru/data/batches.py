@@ -1,4 +1,4 @@
-"""Batches: from a data set that lives on the training device, or fetched ahead from the host where it does not fit."""
+"""Iterate over batches: from a split on the training device, or prefetched from the host if it does not fit."""
 
 import collections
 import itertools
@@ -8,39 +8,50 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from egru.data.sets import Split
+from egru.data.datasets import Split
 
-_SHARE = 0.5
-"""Of the free device memory, what a data set may take."""
-_AHEAD = 2
-"""Batches gathered before they are asked for."""
+_MAX_MEMORY_FRACTION = 0.5
+"""Maximum fraction of the free device memory that a split may take."""
+_PREFETCH = 2
+"""Number of batches gathered in advance."""
 
 
-def fits(split: Split, device: torch.device | str) -> bool:
-    """Whether ``split`` may live on ``device``: it is there already, or takes less than half of what is free."""
+def fits_on_device(split: Split, device: torch.device | str) -> bool:
+    """Return whether a split may be kept on a device.
+
+    True if the device is a CPU, the split is on a GPU already, or it takes at most half of the free memory.
+    """
     device = torch.device(device)
     if device.type != "cuda" or split.x.device.type == "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
-    return sum(part.numel() * part.element_size() for part in split) <= _SHARE * free
+    return sum(tensor.numel() * tensor.element_size() for tensor in split) <= _MAX_MEMORY_FRACTION * free
 
 
 class Batches:
-    """Iterates over ``(x, y)`` batches of ``split`` on ``device``, every row once, the last batch smaller if need be.
+    """Iterate over ``(x, y)`` batches of a split on a device. The last batch may be smaller.
 
     Args:
-        split: the data, on any device.
-        size: rows in a batch.
-        device: where batches are wanted.
-        shuffle: a new order at every iteration, drawn on the CPU from ``generator`` (torch's own if None); otherwise
-            the order of the split.
-        decode: applied to ``x`` of a batch on its device, as in :class:`~egru.data.Classification`; augmentation goes
-            here too.
-        resident: keep the whole split on the device, or gather batches on the host in a thread, two ahead. None
-            decides by :func:`fits`.
-        part: ``(i, n)``: only the i-th of n parts of every batch, for processes that share it; of a batch with fewer
-            rows than that, the last parts are its first row.
-        order: draws the order of a shuffle, given the number of rows; :func:`torch.randperm` if None.
+        split: The data, on any device.
+        size: Number of rows per batch.
+        device: Device of the batches.
+        shuffle: If True, draw a new order for every iteration, on the CPU. If False, keep the order of the split.
+        generator: Random generator of the shuffle. If None, the default generator of torch.
+        decode: Function applied to ``x`` of each batch on its device, such as ``Classification.decode`` or an
+            augmentation.
+        resident: If True, keep the split on the device. If False, gather batches on the host in a thread, two in
+            advance. If None, :func:`fits_on_device` decides.
+        part: ``(i, n)`` to yield only the i-th of n parts of every shuffled batch, for n processes that share it. If a
+            batch has fewer than n rows, the remaining parts repeat its first row.
+        order: Function that draws the order of a shuffle from the number of rows. If None, :func:`torch.randperm`.
+
+    Raises:
+        ValueError: If ``size`` is not a positive int, or ``x`` and ``y`` are empty or differ in length.
+
+    Example:
+        >>> split = Split(torch.rand(10, 28, 1), torch.arange(10))
+        >>> [len(y) for x, y in Batches(split, 4)]
+        [4, 4, 2]
     """
 
     def __init__(
@@ -57,14 +68,15 @@ class Batches:
         order: Callable[[int], Tensor] | None = None,
     ) -> None:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"Batches: size must be an int of at least 1, got {size!r}")
+            raise ValueError(f"Batches: size must be a positive int, got {size!r}")
         if len(split.x) != len(split.y) or not len(split.y):
             raise ValueError(
-                f"Batches: split has {len(split.x)} rows and {len(split.y)} labels; as many, and some, needed"
+                f"Batches: x and y must be non-empty and of equal length, got {len(split.x)} rows and "
+                f"{len(split.y)} labels"
             )
         self.device = torch.device(device)
-        self.resident = fits(split, self.device) if resident is None else resident
-        self.split = Split(*(part.to(self.device) for part in split)) if self.resident else split
+        self.resident = fits_on_device(split, self.device) if resident is None else resident
+        self.split = Split(*(tensor.to(self.device) for tensor in split)) if self.resident else split
         self.size, self.shuffle, self.generator, self.decode = size, shuffle, generator, decode
         self.part, self.order = part, order
 
@@ -75,28 +87,28 @@ class Batches:
         n = len(self.split.y)
         if self.shuffle:
             order = torch.randperm(n, generator=self.generator) if self.order is None else self.order(n)
-            rows: Iterator[Tensor | slice] = map(self._own, order.to(self.split.x.device).split(self.size))
+            rows: Iterator[Tensor | slice] = map(self._select_part, order.to(self.split.x.device).split(self.size))
         else:
-            rows = (slice(at, at + self.size) for at in range(0, n, self.size))
-        for x, y in map(self._gather, rows) if self.resident else self._ahead(rows):
+            rows = (slice(start, start + self.size) for start in range(0, n, self.size))
+        for x, y in map(self._gather, rows) if self.resident else self._prefetch(rows):
             yield (x if self.decode is None else self.decode(x)), y
 
-    def _own(self, rows: Tensor) -> Tensor:
+    def _select_part(self, rows: Tensor) -> Tensor:
         index, parts = self.part
-        own = rows.tensor_split(parts)[index] if parts > 1 else rows
-        return own if len(own) else rows[:1]
+        part = rows.tensor_split(parts)[index] if parts > 1 else rows
+        return part if len(part) else rows[:1]
 
     def _gather(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         return self.split.x[rows], self.split.y[rows]
 
-    def _pinned(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+    def _gather_pinned(self, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         x, y = self._gather(rows)
         return (x.pin_memory(), y.pin_memory()) if self.device.type == "cuda" and x.device.type == "cpu" else (x, y)
 
-    def _ahead(self, rows: Iterator[Tensor | slice]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _prefetch(self, rows: Iterator[Tensor | slice]) -> Iterator[tuple[Tensor, Tensor]]:
         with ThreadPoolExecutor(1, "egru-batches") as pool:
-            waiting = collections.deque(pool.submit(self._pinned, r) for r in itertools.islice(rows, _AHEAD))
-            while waiting:
-                x, y = waiting.popleft().result()
-                waiting.extend(pool.submit(self._pinned, r) for r in itertools.islice(rows, 1))
+            pending = collections.deque(pool.submit(self._gather_pinned, r) for r in itertools.islice(rows, _PREFETCH))
+            while pending:
+                x, y = pending.popleft().result()
+                pending.extend(pool.submit(self._gather_pinned, r) for r in itertools.islice(rows, 1))
                 yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

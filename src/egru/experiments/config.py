@@ -8,6 +8,7 @@ from typing import Any, Literal
 from egru.events import Surrogate
 from egru.layers import Threshold
 from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
+from egru.types import LabelledData, TextData
 
 EVENT_CELLS = ("egru", "elstm", "ernn")
 
@@ -74,7 +75,7 @@ class Network:
 class ClassifierConfig(Network, ClassifierTraining):
     """A classifier of sequences, its data and its training."""
 
-    data: Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"] = "digits"
+    data: LabelledData = "digits"
     root: str | None = None
     """Where the data lie; none: EGRU_DATA says."""
     side: int | None = None
@@ -130,7 +131,7 @@ class ClassifierConfig(Network, ClassifierTraining):
 class LanguageConfig(Network, LanguageTraining):
     """A word-level language model, its text and its training."""
 
-    data: Literal["ptb", "wikitext2"] = "ptb"
+    data: TextData = "ptb"
     root: str | None = None
     """Where the data lie; none: EGRU_DATA says."""
     limit: int | None = None
