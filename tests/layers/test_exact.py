@@ -6,12 +6,11 @@ import torch
 import egru
 from egru import functional
 from egru.events import EventState
-from egru.layers.threshold import KINDS
-from egru.types import RESET_GATES, RESETS
+from egru.types import RESET_GATES, RESETS, THRESHOLD_KINDS
 from tests.helpers import worst
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", THRESHOLD_KINDS)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -43,8 +43,8 @@ def test_inside_a_model_too():
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (nn.GRU(3, 6), r"weight_ih_l0 has shape \(18, 3\), this EGRU needs \(15, 3\)"),
-        (nn.GRU(4, 5), r"weight_ih_l0 has shape \(15, 4\), this EGRU needs \(15, 3\)"),
+        (nn.GRU(3, 6), r"weight_ih_l0 has shape \(18, 3\), this EGRU requires \(15, 3\)"),
+        (nn.GRU(4, 5), r"weight_ih_l0 has shape \(15, 4\), this EGRU requires \(15, 3\)"),
         (nn.GRU(3, 5, 2), "Unexpected key.*weight_ih_l1"),
         (nn.GRU(3, 5, bias=False), "Missing key.*bias_ih_l0"),
         (nn.LSTM(3, 5), r"weight_ih_l0 has shape \(20, 3\)"),

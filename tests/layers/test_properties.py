@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import egru
-from egru.layers.threshold import KINDS
-from egru.types import RESETS
+from egru.types import RESETS, THRESHOLD_KINDS
 from tests.helpers import worst
 
 sizes = st.integers(1, 7)
@@ -24,7 +23,7 @@ def layers(draw, dtypes=(torch.float64, torch.float32)):
         reset=draw(st.sampled_from(RESETS)),
         reset_gate=draw(st.sampled_from(("before", "after"))),
         threshold=egru.Threshold(
-            draw(st.sampled_from(KINDS)), per_unit=draw(st.booleans()), trainable=draw(st.booleans())
+            draw(st.sampled_from(THRESHOLD_KINDS)), per_unit=draw(st.booleans()), trainable=draw(st.booleans())
         ),
         surrogate=egru.Surrogate(draw(st.floats(0.01, 3)), draw(st.floats(0, 2)), draw(st.booleans())),
         reset_scale=draw(st.floats(0, 1.5)),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from egru.continuous.inputs import InputEvents
 from egru.continuous.problem import TIE, Problem
-from egru.layers.checks import same_kind
+from egru.layers.checks import same_dtype_and_device
 
 
 def positive(owner: str, name: str, value: Any) -> float:
@@ -39,7 +39,7 @@ def input_events(owner: str, events: Any, channels: int, horizon: float, like: T
         )
     times, channel, values, offsets = events
     for name, x in (("input.times", times), ("input.values", values)):
-        same_kind(owner, name, x, like)
+        same_dtype_and_device(owner, name, x, like)
     for name, x in (("input.channels", channel), ("input.offsets", offsets)):
         if x.dtype != torch.int64 or x.device != like.device:
             raise TypeError(f"{owner}: {name} must be int64 on {like.device}, got {x.dtype} on {x.device}")
@@ -94,7 +94,7 @@ def readout_times(owner: str, times: Any, horizon: float, like: Tensor) -> Tenso
         return like.new_zeros(0)
     if not isinstance(times, Tensor):
         times = torch.as_tensor(times, dtype=like.dtype, device=like.device)
-    same_kind(owner, "readout_times", times, like)
+    same_dtype_and_device(owner, "readout_times", times, like)
     if times.dim() != 1:
         raise ValueError(f"{owner}: readout_times must be (readouts,), got shape {tuple(times.shape)}")
     if times.requires_grad:

@@ -11,7 +11,7 @@ from egru.continuous import checks, engines
 from egru.continuous.inputs import InputEvents
 from egru.continuous.operation import run
 from egru.continuous.problem import Counters, Options, Problem, RunningLoss
-from egru.layers.checks import choice, instance, positive_int, same_kind
+from egru.layers.checks import choice, instance, positive_int, same_dtype_and_device
 from egru.layers.threshold import Threshold
 
 
@@ -269,7 +269,7 @@ class ContinuousEGRU(nn.Module):
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"{me}: state.{name} must be a tensor of shape {shape}, got {got}")
-            same_kind(me, f"state.{name}", value, self.V)
+            same_dtype_and_device(me, f"state.{name}", value, self.V)
         if not bool(torch.isfinite(state.trace).all()):
             raise ValueError(f"{me}: all of state.trace must be finite")
         return state

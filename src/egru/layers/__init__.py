@@ -2,7 +2,7 @@
 
 from egru.layers.egru import EGRU, EGRUCell
 from egru.layers.introspect import event_directions, event_layers, labelled_modules, record
-from egru.layers.others import ELSTM, ERNN
+from egru.layers.lstm_elman import ELSTM, ERNN
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Direction, Record, Weights
 from egru.layers.threshold import Threshold

@@ -1,16 +1,24 @@
-"""Errors that name the argument, what it got, and what is accepted."""
+"""Validation of arguments, with errors that name the argument, the value received and what is accepted.
+
+The first two parameters of most functions are ``owner``, the name of the class or function that was called, and
+``name``, the name of its argument.
+"""
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from egru.events import EventState
 
+Name = TypeVar("Name", bound=str)
+Instance = TypeVar("Instance")
+
 
 def positive_int(owner: str, name: str, value: Any) -> int:
+    """Return ``value`` if it is an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{owner}: {name} must be an int, got {type(value).__name__} {value!r}")
     if value < 1:
@@ -18,26 +26,31 @@ def positive_int(owner: str, name: str, value: Any) -> int:
     return value
 
 
-def probability(owner: str, name: str, value: Any, *, one: bool = False) -> float:
-    accepted = "0 <= p <= 1" if one else "0 <= p < 1"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < 1 or (one and value == 1)):
+def probability(owner: str, name: str, value: Any, *, include_one: bool = False) -> float:
+    """Return ``value`` as a float if it lies in [0, 1), or in [0, 1] with ``include_one``."""
+    accepted = "0 <= p <= 1" if include_one else "0 <= p < 1"
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (0 <= value < 1 or (include_one and value == 1)):
         raise ValueError(f"{owner}: {name} must be a probability, {accepted}; got {value!r}")
     return float(value)
 
 
-def choice(owner: str, name: str, value: Any, accepted: Sequence[str]) -> str:
+def choice(owner: str, name: str, value: Any, accepted: Sequence[Name]) -> Name:
+    """Return ``value`` if it is one of the accepted strings."""
     if value not in accepted:
         raise ValueError(f"{owner}: {name} must be one of {', '.join(accepted)}; got {value!r}")
     return value
 
 
-def instance(owner: str, name: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise TypeError(f"{owner}: {name} must be an egru.{kind.__name__}, got {type(value).__name__} {value!r}")
+def instance(owner: str, name: str, value: Any, expected: type[Instance]) -> Instance:
+    """Return ``value`` if it is an instance of the class ``expected``."""
+    if not isinstance(value, expected):
+        raise TypeError(f"{owner}: {name} must be an egru.{expected.__name__}, got {type(value).__name__} {value!r}")
     return value
 
 
 def scale(owner: str, name: str, value: Any) -> float:
+    """Return ``value``, a number or a tensor with one element, as a finite float of at least 0."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -47,7 +60,8 @@ def scale(owner: str, name: str, value: Any) -> float:
     return float(value)
 
 
-def bound(owner: str, name: str, value: Any) -> float | None:
+def positive_or_none(owner: str, name: str, value: Any) -> float | None:
+    """Return ``value`` if it is None or a finite number above 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None or (number and 0 < value < math.inf):
         return value
@@ -55,7 +69,16 @@ def bound(owner: str, name: str, value: Any) -> float | None:
 
 
 def sequence_input(owner: str, x: Any, features: int, like: Tensor, dims: tuple[int, ...], layout: str) -> None:
-    """Check an input tensor against the layer's parameters."""
+    """Check the input of a layer.
+
+    Args:
+        owner: name of the layer's class.
+        x: input to check.
+        features: expected size of the last dimension.
+        like: parameter whose dtype and device the input must have.
+        dims: accepted numbers of dimensions.
+        layout: accepted shapes in words, for the error.
+    """
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: input must be a Tensor or PackedSequence, got {type(x).__name__}")
     if x.dim() not in dims:
@@ -63,14 +86,17 @@ def sequence_input(owner: str, x: Any, features: int, like: Tensor, dims: tuple[
     if x.shape[-1] != features:
         raise ValueError(f"{owner}: input has {x.shape[-1]} features (shape {tuple(x.shape)}), expected {features}")
     if 0 in x.shape:
-        raise ValueError(f"{owner}: input is empty, shape {tuple(x.shape)}; at least one step and one row are needed")
-    same_kind(owner, "input", x, like)
+        raise ValueError(
+            f"{owner}: input is empty, shape {tuple(x.shape)}; it must have at least one step and one sequence"
+        )
+    same_dtype_and_device(owner, "input", x, like)
 
 
-def same_kind(owner: str, name: str, x: Tensor, like: Tensor) -> None:
+def same_dtype_and_device(owner: str, name: str, x: Tensor, like: Tensor) -> None:
+    """Check that ``x`` has the dtype and device of ``like``; under autocast any floating dtype is accepted."""
     if x.device != like.device:
         raise ValueError(
-            f"{owner}: {name} is on {x.device}, the parameters on {like.device}; move one with .to(device)"
+            f"{owner}: {name} is on {x.device}, the parameters are on {like.device}; move one with .to(device)"
         )
     autocast = torch.is_autocast_enabled(x.device.type)
     if x.dtype != like.dtype and not (autocast and x.is_floating_point()):
@@ -78,16 +104,16 @@ def same_kind(owner: str, name: str, x: Tensor, like: Tensor) -> None:
 
 
 def event_state(owner: str, state: Any, shape: tuple[int, ...], like: Tensor) -> EventState:
-    """Check a carried state: both halves, right shape, type and device."""
+    """Return ``state`` if both halves have this shape and the dtype and device of ``like``."""
     if not isinstance(state, tuple) or len(state) != 2:
         raise TypeError(
-            f"{owner}: state must be egru.EventState(c, y), got {type(state).__name__}; "
-            "an event layer carries its internal state and its last events, always both"
+            f"{owner}: state must be egru.EventState(c, y), the internal state and the last events, "
+            f"got {type(state).__name__}"
         )
     for name, half in zip(("state.c", "state.y"), state, strict=True):
         if not isinstance(half, Tensor):
             raise TypeError(f"{owner}: {name} must be a Tensor, got {type(half).__name__}")
         if tuple(half.shape) != shape:
             raise ValueError(f"{owner}: {name} has shape {tuple(half.shape)}, expected {shape}")
-        same_kind(owner, name, half, like)
+        same_dtype_and_device(owner, name, half, like)
     return EventState(*state)

@@ -1,17 +1,24 @@
-"""Dropout that fits recurrent layers."""
+"""Dropout and zoneout for recurrent layers."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MODES = ("variational", "plain")
+from egru.types import DropoutMode
 
 
-def sequence_dropout(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
-    """Dropout on ``x`` of shape ``(T, B, features)``.
+def sequence_dropout(x: Tensor, p: float, mode: DropoutMode, training: bool) -> Tensor:
+    """Apply dropout to a sequence.
 
-    ``"variational"``: one mask per batch row and feature, shared over time. ``"plain"``: independent at every step, as
-    in ``torch.nn.GRU``.
+    Args:
+        x: sequence, ``(T, B, features)``.
+        p: probability that an element is set to zero.
+        mode: ``"variational"`` draws one mask per sequence and applies it at every step; ``"plain"`` draws a mask per
+            step, as ``torch.nn.GRU`` does.
+        training: if False, ``x`` is returned unchanged.
+
+    Returns:
+        The sequence with dropped elements, the others scaled by ``1 / (1 - p)``.
     """
     if not training or p == 0:
         return x
@@ -21,7 +28,18 @@ def sequence_dropout(x: Tensor, p: float, mode: str, training: bool) -> Tensor:
 
 
 def zoneout_keep(c: Tensor, steps: int, p: float, training: bool) -> Tensor | None:
-    """The share of the old state each unit keeps: a 0/1 mask per step in training, ``p`` itself in evaluation."""
+    """Return the fraction of its previous state that each unit keeps under zoneout.
+
+    Args:
+        c: a state, ``(B, H)``, for shape, dtype and device.
+        steps: number of steps ``T``.
+        p: probability that a unit keeps its state.
+        training: whether to draw masks.
+
+    Returns:
+        In training a mask of zeros and ones, ``(T, B, H)``; in evaluation the expected value ``p``, ``(1, 1, 1)``;
+        None if ``p`` is 0.
+    """
     if p == 0:
         return None
     if training:

@@ -1,4 +1,4 @@
-"""The event-based GRU, over sequences and as a cell."""
+"""The event-based GRU, as a layer and as a cell."""
 
 from typing import Any
 
@@ -8,69 +8,31 @@ from torch import Tensor, nn
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, begin_sequence, run_sequence
 from egru.layers import checks
-from egru.layers.stack import EventRNN
+from egru.layers.stack import EventRNN, base_arguments
 from egru.layers.structure import Direction, Weights
 from egru.layers.threshold import Threshold
-from egru.types import BACKENDS, RESET_GATES, RESETS
+from egru.types import BACKENDS, RESET_GATES, RESETS, Backend, DropoutMode, Reset, ResetGate
 
 
 class _EventGRU(EventRNN):
-    """What the layer and the cell share: the GRU's options, and one layer in one direction."""
+    """The part that :class:`EGRU` and :class:`EGRUCell` share: options of the GRU, and one direction."""
 
     gates = 3
     resets = RESETS
+    reset_gate: ResetGate
+    backend: Backend
+    lean: bool
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        *,
-        reset: str = "output",
-        reset_gate: str = "before",
-        threshold: Threshold | None = None,
-        surrogate: Surrogate | None = None,
-        reset_scale: float | Tensor = 1.0,
-        dropconnect: float = 0.0,
-        zoneout: float = 0.0,
-        dropout_mode: str = "variational",
-        backend: str = "auto",
-        lean: bool = False,
-        recurrent_clip: float | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            reset=reset,
-            threshold=threshold,
-            surrogate=surrogate,
-            reset_scale=reset_scale,
-            dropconnect=dropconnect,
-            zoneout=zoneout,
-            dropout_mode=dropout_mode,
-            recurrent_clip=recurrent_clip,
-            device=device,
-            dtype=dtype,
-        )
-        self.reset_gate = checks.choice(type(self).__name__, "reset_gate", reset_gate, RESET_GATES)
-        self.backend = checks.choice(type(self).__name__, "backend", backend, BACKENDS)
+    def _set_gru_options(self, reset_gate: ResetGate, backend: Backend, lean: bool) -> None:
+        owner = type(self).__name__
+        self.reset_gate = checks.choice(owner, "reset_gate", reset_gate, RESET_GATES)
+        self.backend = checks.choice(owner, "backend", backend, BACKENDS)
         self.lean = bool(lean)
 
     def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
         per_unit = self.reset_scale.dim() and self.reset != "none"
         if per_unit or (self.recurrent_clip and torch.is_grad_enabled()):
-            return None  # no kernel that starts early runs it
+            return None  # kernels that can start early do not support these
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
     def run_direction(
@@ -108,58 +70,148 @@ class _EventGRU(EventRNN):
 
 
 class EGRU(_EventGRU):
-    r"""Event-based gated recurrent unit: ``torch.nn.GRU`` whose units speak only when they have something to say.
+    r"""Event-based gated recurrent unit, with the calling convention of ``torch.nn.GRU``.
 
-    A unit emits its state when that crosses a trainable threshold, and is cleared afterwards (paper, Eqs. 1 and 2)::
+    A unit whose state ``c`` exceeds its trainable threshold ``theta`` emits the state as an event ``y`` and is cleared
+    at the next step (paper, Eqs. 1 and 2)::
 
         u_t = sigmoid(x_t W_u + y_{t-1} V_u + b_u)            e_t = [c_t > theta]
         r_t = sigmoid(x_t W_r + y_{t-1} V_r + b_r)            y_t = c_t * e_t
-        z_t = tanh(x_t W_z + (r_t * y_{t-1}) V_z + b_z)       c_t = u_t*z_t + (1 - u_t)*c_{t-1} - y_{t-1}
+        z_t = tanh(x_t W_z + (r_t * y_{t-1}) V_z + b_z)
+        c_t = u_t * z_t + (1 - u_t) * c_{t-1} - y_{t-1}
 
-    Parameters carry ``torch.nn.GRU``'s names, shapes and gate order, plus ``threshold_l{k}[_reverse]`` (unconstrained;
-    :meth:`thresholds` gives the values in force). A GRU's state dict loads unchanged and leaves thresholds alone.
+    Units without an event output zero, and the backward pass skips units far from their thresholds.
+
+    Parameters have the names, shapes and gate order of ``torch.nn.GRU``, plus ``threshold_l{k}[_reverse]``. The
+    update-gate rows compute torch's gate, which is ``1 - u``. Threshold parameters are unconstrained;
+    :meth:`thresholds` returns the thresholds. The state dict of a GRU loads unchanged and keeps the thresholds.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.GRU``.
-        reset: how a unit is cleared after an event: "output" (paper), "threshold" (EvNN), "hard", "none". Over
-            hundreds of steps "none" is the one whose gradients do not explode: another model, its gradient as exact.
-        reset_gate: "before" the recurrent product (paper) or "after" it (torch, cuDNN, EvNN).
-        threshold: parametrisation and start of the thresholds.
-        surrogate: the backward pass of the step function; its ``bounded`` keeps gradients small at the price of
-            exactness.
-        reset_scale: multiplies the cleared amount; kept as the buffer ``reset_scale``, so that it can be scheduled. The
-            buffer may also hold one number a unit, layers and directions one after the other (not in the CUDA kernels:
-            plain torch runs it).
-        dropconnect: probability that a recurrent weight is dropped in training, one mask per call.
-        zoneout: probability that a unit keeps its old state at a step; the expected mix in evaluation.
-        dropout_mode: "variational" (one mask per sequence, as in the paper) or "plain" (as in torch).
-        backend: "auto" takes the fastest kernel that can run a call; see :func:`egru.kernels.info`.
-        lean: save no gates for the backward pass and compute them again there: less memory, more time, same numbers.
-        recurrent_clip: bound on every element of the gradient that goes from a step to the state before it; None: no
-            bound. The gradient is then not exact. Trains on the reference backend, which is slow; evaluation is as
-            fast as without.
+        input_size (int): number of input features ``I``.
+        hidden_size (int): number of units ``H`` per layer and direction.
+        num_layers (int): number of stacked layers. Default: 1.
+        bias (bool): whether the layers have ``bias_ih`` and ``bias_hh``. Default: True.
+        batch_first (bool): if True, sequences are ``(B, T, features)`` instead of ``(T, B, features)``. Does not
+            apply to the state. Default: False.
+        dropout (float): dropout probability between layers. Default: 0.
+        bidirectional (bool): if True, every layer also runs backwards in time. Default: False.
+        reset (Reset): how a unit is cleared after an event: ``"output"`` (paper), ``"threshold"`` (EvNN), ``"hard"``
+            or ``"none"``; see :data:`egru.types.Reset`. Over hundreds of steps, gradients may explode unless it is
+            ``"none"``. Default: ``"output"``.
+        reset_gate (ResetGate): whether the reset gate is applied ``"before"`` the recurrent product (paper) or
+            ``"after"`` it (torch, cuDNN, EvNN). Default: ``"before"``.
+        threshold (Threshold): parametrisation and initial values of the thresholds. If None, ``Threshold()``.
+        surrogate (Surrogate): gradient of the step function. If None, ``Surrogate()``, the paper's.
+        reset_scale (float or Tensor): factor of the amount that is cleared, at least 0. Stored as the buffer
+            ``reset_scale``, so that it can be scheduled. The buffer may also hold one value per unit, with the
+            directions concatenated; CUDA kernels do not support this, and plain torch runs instead. Default: 1.
+        dropconnect (float): probability that a recurrent weight is set to zero in training, with one mask per call.
+            Default: 0.
+        zoneout (float): probability that a unit keeps its previous state at a step of training. Evaluation uses the
+            expected value. Default: 0.
+        dropout_mode (DropoutMode): ``"variational"`` (paper) draws one dropout mask per sequence, ``"plain"`` (torch)
+            one per step. Default: ``"variational"``.
+        backend (Backend): kernel that runs the layer. ``"auto"`` selects the fastest that supports the call; see
+            :func:`egru.kernels.info`. Default: ``"auto"``.
+        lean (bool): if True, recompute the gates in the backward pass instead of saving them. This saves memory, takes
+            more time and gives the same results. Default: False.
+        recurrent_clip (float): bound on each element of the gradient that flows from a step to the previous state. If
+            None, no bound. With a bound, gradients are not exact and training runs on the slow reference backend;
+            inference does not change. Default: None.
+        device (torch.device or str): device of the parameters. If None, torch's default.
+        dtype (torch.dtype): floating dtype of the parameters. If None, torch's default.
+
+    Inputs:
+        - **input**: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
+        - **state** (EventState): state from an earlier call, to continue its sequence. If None, zeros.
+
+    Returns:
+        - **y**: events of the last layer, arranged like the input, with ``num_directions * H`` features.
+        - **state** (EventState): ``c`` and ``y`` after the last step, each ``(num_layers * num_directions, B, H)``.
+
+    Raises:
+        TypeError: if an argument has the wrong type.
+        ValueError: if an argument is out of range.
+
+    Example:
+        >>> import torch, egru
+        >>> layer = egru.EGRU(input_size=4, hidden_size=8)
+        >>> x = torch.randn(20, 3, 4)  # (time, batch, features)
+        >>> y, state = layer(x)
+        >>> y.shape, state.c.shape
+        (torch.Size([20, 3, 8]), torch.Size([1, 3, 8]))
+        >>> y, state = layer(x, state)  # continue the sequence
     """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        reset: Reset = "output",
+        reset_gate: ResetGate = "before",
+        threshold: Threshold | None = None,
+        surrogate: Surrogate | None = None,
+        reset_scale: float | Tensor = 1.0,
+        dropconnect: float = 0.0,
+        zoneout: float = 0.0,
+        dropout_mode: DropoutMode = "variational",
+        backend: Backend = "auto",
+        lean: bool = False,
+        recurrent_clip: float | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(**base_arguments(locals()))
+        self._set_gru_options(reset_gate, backend, lean)
 
     @classmethod
     def from_gru(cls, gru: nn.GRU, **options: Any) -> "EGRU":
-        """An event layer with the weights of a trained ``torch.nn.GRU`` and ``options`` as in the constructor.
+        """Build an event layer with the weights of a ``torch.nn.GRU``.
 
-        With ``reset="none"``, ``reset_gate="after"`` and a threshold below every state it computes the same function;
-        raise the thresholds from there to make it sparse.
+        With ``reset="none"``, ``reset_gate="after"`` and thresholds below every state, the layer computes the same
+        function as the GRU. Raising the thresholds makes it sparse.
+
+        Args:
+            gru: trained layer.
+            options: arguments of :class:`EGRU`; sizes, device and dtype default to those of ``gru``.
+
+        Returns:
+            The event layer, with a copy of the weights.
+
+        Raises:
+            TypeError: if ``gru`` is not a ``torch.nn.GRU``.
+
+        Example:
+            >>> import torch, egru
+            >>> gru = torch.nn.GRU(4, 8)
+            >>> always = egru.Threshold.constant(-10.0)  # every unit emits an event at every step
+            >>> layer = egru.EGRU.from_gru(gru, reset="none", reset_gate="after", threshold=always)
+            >>> x = torch.randn(5, 1, 4)
+            >>> torch.allclose(layer(x)[0], gru(x)[0], atol=1e-6)
+            True
         """
         if not isinstance(gru, nn.GRU):
             raise TypeError(f"EGRU.from_gru: expected a torch.nn.GRU, got {type(gru).__name__}")
         weight = gru.get_parameter("weight_hh_l0")
-        shape = {
+        sizes = {
             n: getattr(gru, n)
             for n in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
         }
-        layer = cls(**{**shape, "device": weight.device, "dtype": weight.dtype, **options})
+        layer = cls(**{**sizes, "device": weight.device, "dtype": weight.dtype, **options})
         layer.load_state_dict(gru.state_dict())
         return layer
 
     def to_gru(self) -> nn.GRU:
-        """The ``torch.nn.GRU`` with these weights. It computes another function: it has no events."""
+        """Return a ``torch.nn.GRU`` with a copy of these weights.
+
+        The GRU emits its state at every step, so its outputs differ from those of this layer.
+        """
         weight = self._first_weight
         gru = nn.GRU(
             self.input_size,
@@ -177,9 +229,31 @@ class EGRU(_EventGRU):
 
 
 class EGRUCell(_EventGRU):
-    """One step of :class:`EGRU`, with ``torch.nn.GRUCell``'s parameter names plus ``threshold``.
+    """One step of :class:`EGRU`, with the calling convention of ``torch.nn.GRUCell``.
 
-    ``state = cell(x, state)``; the output of the step is ``state.y``. Arguments as in :class:`EGRU`.
+    Parameters have the names of ``torch.nn.GRUCell``, plus ``threshold``.
+
+    Args:
+        input_size (int): number of input features ``I``.
+        hidden_size (int): number of units ``H``.
+        bias (bool): whether the cell has ``bias_ih`` and ``bias_hh``. Default: True.
+        reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout, backend, lean, recurrent_clip,
+            device, dtype: as in :class:`EGRU`.
+
+    Inputs:
+        - **input**: ``(B, I)``, or ``(I,)`` unbatched.
+        - **state** (EventState): state returned by the previous step. If None, zeros.
+
+    Returns:
+        The new state, both halves ``(B, H)`` or ``(H,)``; ``state.y`` is the output of the step.
+
+    Example:
+        >>> import torch, egru
+        >>> cell, state = egru.EGRUCell(4, 8), None
+        >>> for x in torch.randn(20, 3, 4):
+        ...     state = cell(x, state)
+        >>> state.y.shape
+        torch.Size([3, 8])
     """
 
     def __init__(
@@ -188,67 +262,53 @@ class EGRUCell(_EventGRU):
         hidden_size: int,
         bias: bool = True,
         *,
-        reset: str = "output",
-        reset_gate: str = "before",
+        reset: Reset = "output",
+        reset_gate: ResetGate = "before",
         threshold: Threshold | None = None,
         surrogate: Surrogate | None = None,
         reset_scale: float | Tensor = 1.0,
         dropconnect: float = 0.0,
         zoneout: float = 0.0,
-        backend: str = "auto",
+        backend: Backend = "auto",
         lean: bool = False,
         recurrent_clip: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            bias=bias,
-            reset=reset,
-            reset_gate=reset_gate,
-            threshold=threshold,
-            surrogate=surrogate,
-            reset_scale=reset_scale,
-            dropconnect=dropconnect,
-            zoneout=zoneout,
-            backend=backend,
-            lean=lean,
-            recurrent_clip=recurrent_clip,
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(**base_arguments(locals()))
+        self._set_gru_options(reset_gate, backend, lean)
 
     def _build_directions(self) -> tuple[Direction, ...]:
         return (Direction("cell", 0, 0, False, self.input_size, ""),)
 
     def zero_state(self, batch: int | None = None) -> EventState:
+        """Return the initial state, all zeros: both halves ``(batch, H)``, or ``(H,)`` if ``batch`` is None."""
         c, y = super().zero_state(batch)
         return EventState(c[0], y[0])
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input: Tensor, state: EventState | None = None
     ) -> EventState:
-        """One step on ``input`` of shape ``(B, I)`` or ``(I,)``; the state has shape ``(B, H)`` or ``(H,)``."""
-        me, weight = type(self).__name__, self._first_weight
-        checks.sequence_input(me, input, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
-        rows = input.shape[:-1]
+        """Run one step; see the class for arguments and result."""
+        owner, weight = type(self).__name__, self._first_weight
+        checks.sequence_input(owner, input, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
+        batch = input.shape[:-1]
         if state is None:
-            state = self.zero_state(*rows)
-        state = checks.event_state(me, state, (*rows, self.hidden_size), weight)
-        if not rows:
+            state = self.zero_state(*batch)
+        state = checks.event_state(owner, state, (*batch, self.hidden_size), weight)
+        if not batch:
             input, state = input[None], EventState(state.c[None], state.y[None])
         _, (c, y) = self._run(input[None], EventState(state.c[None], state.y[None]), None)
-        return EventState(c[0], y[0]) if rows else EventState(c[0, 0], y[0, 0])
+        return EventState(c[0], y[0]) if batch else EventState(c[0, 0], y[0, 0])
 
 
-_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def _autocast_precision(x: Tensor) -> str:
-    """The name of the type autocast asks products to be rounded to, or ""."""
+    """Return the name of the dtype that autocast rounds products to, or an empty string without autocast."""
     device = x.device.type
     if not torch.is_autocast_enabled(device):
         return ""
     dtype = torch.get_autocast_dtype(device)
-    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
+    return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Thresholds: how an unconstrained parameter becomes one, and how it starts."""
+"""Parametrisation and initialisation of thresholds."""
 
 import dataclasses
 import math
@@ -6,40 +6,61 @@ import math
 import torch
 from torch import Tensor
 
-KINDS = ("sigmoid", "abs", "clamp", "identity")
+from egru.types import THRESHOLD_KINDS, ThresholdKind
+
 _DEFAULT_MEAN = {"sigmoid": 0.0, "abs": 0.0, "clamp": 0.5, "identity": 0.0}
 _DEFAULT_STD = {"sigmoid": 1.0, "abs": 1.0, "clamp": 0.0, "identity": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Threshold:
-    r"""How a layer's thresholds are parametrised and initialised.
+    r"""Parametrisation and initialisation of a layer's thresholds.
 
-    ========== ==================== ===================================== =============================
-    kind       threshold            the parameter starts as               used by
-    ========== ==================== ===================================== =============================
-    sigmoid    ``1/(1+exp(-tau))``  ``N(mean, std*sqrt(2))``, 0 and 1      the paper: sMNIST, language
-    abs        ``|tau|``            ``N(mean, std*sqrt(2))``, 0 and 1      the paper: DVS gestures
-    clamp      ``tau`` in [0, 1]    ``Beta(3m/(1-m), 3)``, mean m, 0.5     EvNN
-    identity   ``tau``              ``N(mean, std*sqrt(2))``, 0 and 0      fixed values, limits, tests
-    ========== ==================== ===================================== =============================
+    A layer trains an unconstrained parameter ``tau``, and ``kind`` maps it to the threshold ``theta``. The parameter
+    is initialised from ``N(mean, std * sqrt(2))``, where the second argument is the standard deviation, or for
+    ``"clamp"`` from a Beta distribution with the given mean.
+
+    ========== =================== ============ =========== ============================
+    kind       threshold           default mean default std used by
+    ========== =================== ============ =========== ============================
+    sigmoid    ``1/(1+exp(-tau))`` 0            1           the paper: sMNIST, language
+    abs        ``|tau|``           0            1           the paper: DVS gestures
+    clamp      ``tau`` in [0, 1]   0.5          fixed       EvNN
+    identity   ``tau``             0            0           fixed thresholds, limits, tests
+    ========== =================== ============ =========== ============================
+
+    Thresholds usually train best in a separate optimiser group without weight decay.
 
     Args:
-        kind: one of the four.
-        mean, std: of the initial distribution; None takes the defaults above. ``clamp`` has no ``std``.
-        per_unit: one threshold per unit, or one for the whole layer (the paper's ablation "scalar").
-        trainable: whether the parameter learns. Give thresholds their own optimiser group without weight decay.
+        kind: mapping from parameter to threshold, one of the table. Default: ``"sigmoid"``.
+        mean: mean of the initial distribution. If None, the default of the table. ``"clamp"`` requires
+            ``0 < mean < 1`` and draws from ``Beta(3 * mean / (1 - mean), 3)``.
+        std: spread of the initial distribution. If None, the default of the table. Not accepted with ``"clamp"``.
+        per_unit: whether every unit has a threshold. If False, the layer has one threshold (the paper's "scalar"
+            ablation). Default: True.
+        trainable: whether the parameter requires gradients. Default: True.
+
+    Raises:
+        ValueError: if ``kind`` is unknown, or ``mean`` or ``std`` do not fit it.
+
+    Example:
+        >>> import egru
+        >>> layer = egru.EGRU(4, 8, threshold=egru.Threshold("abs", mean=1.0, std=0.1))
+        >>> layer.thresholds()["l0"].shape
+        torch.Size([8])
+        >>> egru.EGRU(4, 2, threshold=egru.Threshold.constant(0.3)).thresholds()["l0"]
+        tensor([0.3000, 0.3000])
     """
 
-    kind: str = "sigmoid"
+    kind: ThresholdKind = "sigmoid"
     mean: float | None = None
     std: float | None = None
     per_unit: bool = True
     trainable: bool = True
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"Threshold: kind must be one of {', '.join(KINDS)}; got {self.kind!r}")
+        if self.kind not in THRESHOLD_KINDS:
+            raise ValueError(f"Threshold: kind must be one of {', '.join(THRESHOLD_KINDS)}; got {self.kind!r}")
         for field in ("mean", "std"):
             value = getattr(self, field)
             if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
@@ -48,22 +69,27 @@ class Threshold:
             raise ValueError(f"Threshold: std must not be negative, got {self.std!r}")
         if self.kind == "clamp":
             if self.std is not None:
-                raise ValueError(f"Threshold: kind='clamp' takes no std (its Beta has one shape), got {self.std!r}")
+                raise ValueError(f"Threshold: std is not supported with kind='clamp', got {self.std!r}")
             if self.mean is not None and not 0 < self.mean < 1:
-                raise ValueError(f"Threshold: kind='clamp' needs 0 < mean < 1, got {self.mean!r}")
+                raise ValueError(f"Threshold: kind='clamp' requires 0 < mean < 1, got {self.mean!r}")
 
     @classmethod
     def constant(cls, value: float, *, trainable: bool = False) -> "Threshold":
-        """The same threshold for every unit, fixed unless ``trainable``."""
+        """Return a configuration in which all thresholds start at ``value``.
+
+        Args:
+            value: the threshold.
+            trainable: whether it is trained. Default: False.
+        """
         return cls("identity", mean=value, std=0.0, trainable=trainable)
 
     def size(self, hidden_size: int) -> int:
-        """Number of parameters for a layer of ``hidden_size`` units."""
+        """Return the number of threshold parameters of a layer with ``hidden_size`` units."""
         return hidden_size if self.per_unit else 1
 
     @torch.no_grad()
     def initialise_(self, parameter: Tensor) -> None:
-        """Fill ``parameter`` with fresh unconstrained values."""
+        """Fill ``parameter`` with new initial values, in place."""
         mean = _DEFAULT_MEAN[self.kind] if self.mean is None else self.mean
         if self.kind == "clamp":
             beta = torch.distributions.Beta(3 * mean / (1 - mean), 3.0, validate_args=False)
@@ -73,16 +99,28 @@ class Threshold:
             parameter.normal_(mean, std * math.sqrt(2))
 
     def check_floor(self, floor: float) -> None:
-        """Refuse what no threshold of this kind can be."""
-        highest = {"sigmoid": "below 1", "clamp": "at most 1"}.get(self.kind)
-        fits = 0 <= floor < math.inf and (highest is None or floor < 1 or (floor == 1 and self.kind == "clamp"))
+        """Check that a threshold of this kind can take the value ``floor``.
+
+        Raises:
+            ValueError: if it cannot.
+        """
+        upper = {"sigmoid": "below 1", "clamp": "at most 1"}.get(self.kind)
+        fits = 0 <= floor < math.inf and (upper is None or floor < 1 or (floor == 1 and self.kind == "clamp"))
         if not fits:
-            limits = f"at least 0{' and ' + highest if highest else ''}"
+            limits = f"at least 0{' and ' + upper if upper else ''}"
             raise ValueError(f"Threshold: floor must be {limits} with kind={self.kind!r}, got {floor!r}")
 
     @torch.no_grad()
     def raise_(self, parameter: Tensor, floor: float) -> None:
-        """Lift thresholds below ``floor`` to it; the others stay."""
+        """Raise thresholds below ``floor`` to it, in place; the others do not change.
+
+        Args:
+            parameter: unconstrained parameter.
+            floor: smallest threshold afterwards.
+
+        Raises:
+            ValueError: if a threshold of this kind cannot take the value ``floor``.
+        """
         self.check_floor(floor)
         match self.kind:
             case "sigmoid":
@@ -93,7 +131,7 @@ class Threshold:
                 parameter.clamp_(min=floor)
 
     def constrain(self, parameter: Tensor, hidden_size: int) -> Tensor:
-        """The thresholds themselves, ``(hidden_size,)``, differentiable."""
+        """Return the thresholds, ``(hidden_size,)``, as a differentiable function of the parameter."""
         match self.kind:
             case "sigmoid":
                 theta = torch.sigmoid(parameter)

@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.layers import checks
-from egru.layers.dropout import MODES, sequence_dropout
+from egru.layers.dropout import sequence_dropout
 from egru.models.stack import RecurrentStack, StackOutput
+from egru.types import DROPOUT_MODES
 
 
 class LanguageModel(RecurrentStack):
@@ -51,7 +52,7 @@ class LanguageModel(RecurrentStack):
         checks.positive_int(me, "num_layers", num_layers)
         self.word_dropout = checks.probability(me, "word_dropout", word_dropout)
         self.embedding_dropout = checks.probability(me, "embedding_dropout", embedding_dropout)
-        self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, MODES)
+        self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, DROPOUT_MODES)
         if cell == "dense_indrnn":
             if num_layers != 1:
                 raise ValueError(f"{me}: cell='dense_indrnn' is one deep layer, num_layers=1; got {num_layers}")

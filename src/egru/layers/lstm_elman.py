@@ -1,0 +1,123 @@
+"""Event-based LSTM and Elman layers."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from egru.events import EventState
+from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
+from egru.kernels.call import check_finite, check_result
+from egru.layers.stack import EventRNN
+from egru.layers.structure import Weights
+from egru.types import RESETS
+
+
+class _AutogradEventRNN(EventRNN):
+    """An event layer that runs as a loop of torch operations, differentiated by autograd."""
+
+    def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
+        """Compute the new state before events are emitted; ``p`` is the input product of the step."""
+        raise NotImplementedError
+
+    def run_direction(
+        self,
+        x: Tensor,
+        state: EventState,
+        weights: Weights,
+        keep: Tensor | None = None,
+        lengths: Tensor | None = None,
+        started: object = None,
+    ) -> tuple[Tensor, Tensor, EventState]:
+        check_values = not torch.compiler.is_compiling()  # a compiled graph cannot raise
+        if check_values:
+            check_finite(x, *state, weights.theta)
+        result = event_sequence(
+            lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
+            F.linear(x, weights.ih, weights.bias_ih).to(state.c.dtype),  # autocast rounds products, never the state
+            state,
+            weights.theta,
+            reset=self.reset,
+            surrogate=self.surrogate,
+            reset_scale=weights.reset_scale,
+            keep=keep,
+            lengths=lengths,
+            recurrent_clip=self.recurrent_clip or 0.0,
+        )
+        if check_values:
+            check_result(result.state.c)
+        return result.y, result.c, result.state
+
+
+class ELSTM(_AutogradEventRNN):
+    r"""Event-based LSTM.
+
+    A unit whose memory cell ``c`` exceeds its threshold emits ``o * tanh(c)``, then clears ``c``::
+
+        i, f, o = sigmoid(x_t W_* + y_{t-1} V_* + b_*)        e_t = [c_t > theta]
+        g_t = tanh(x_t W_g + y_{t-1} V_g + b_g)               y_t = o_t * tanh(c_t) * e_t
+        c_t = f_t * c_{t-1} + i_t * g_t - y_{t-1}
+
+    Parameters have the names, shapes and gate order (i, f, g, o) of ``torch.nn.LSTM``, plus the thresholds
+    ``threshold_l{k}``; the state dict of an LSTM loads unchanged. With ``reset="none"`` and thresholds below every
+    state, the layer computes the same function as ``torch.nn.LSTM``. There is no compiled kernel for this cell.
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.LSTM``.
+        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: as
+            in :class:`egru.EGRU`.
+
+    Returns:
+        ``y, state``, as :class:`egru.EGRU` does. The state is ``EventState(c, y)``; ``y`` takes the place of torch's
+        ``h``.
+
+    Example:
+        >>> import torch, egru
+        >>> layer = egru.ELSTM(4, 8)
+        >>> y, state = layer(torch.randn(20, 3, 4))
+        >>> y.shape
+        torch.Size([20, 3, 8])
+    """
+
+    gates = 4
+    resets = RESETS
+    emits_state = False
+
+    def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
+        return lstm_update(p, y, memory, hh, bias_hh)
+
+
+class ERNN(_AutogradEventRNN):
+    r"""Event-based Elman network.
+
+    A unit whose state ``c`` exceeds its threshold emits it::
+
+        c_t = tanh(x_t W + y_{t-1} V + b) - y_{t-1}           e_t = [c_t > theta]
+                                                              y_t = c_t * e_t
+
+    Parameters have the names and shapes of ``torch.nn.RNN``, plus the thresholds ``threshold_l{k}``; the state dict of
+    an RNN loads unchanged. With ``reset="none"`` and thresholds below every state, the layer computes the same function
+    as ``torch.nn.RNN``. There is no compiled kernel for this cell.
+
+    Args:
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.RNN``.
+        reset: ``"output"`` or ``"none"``. The other resets clear a memory that is carried to the next step, and an
+            Elman unit has none.
+        threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: as in
+            :class:`egru.EGRU`.
+
+    Returns:
+        ``y, state``, as :class:`egru.EGRU` does.
+
+    Example:
+        >>> import torch, egru
+        >>> layer = egru.ERNN(4, 8, reset="none")
+        >>> y, state = layer(torch.randn(20, 3, 4))
+        >>> y.shape
+        torch.Size([20, 3, 8])
+    """
+
+    gates = 1
+    resets = ("output", "none")
+
+    def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
+        return elman_update(p, y, memory, hh, bias_hh)
