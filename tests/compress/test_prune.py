@@ -142,5 +142,5 @@ def test_errors_say_what_to_do():
         prune(torch.nn.Linear(2, 2), activity)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="event layers"):
         prune(SequenceClassifier(3, 12, 4, cell="gru"), activity)
-    with pytest.raises(ValueError, match=r"EGRU.select: needs one layer in one direction, got num_layers=2"):
+    with pytest.raises(ValueError, match=r"EGRU.select: requires one layer in one direction, got num_layers=2"):
         egru.EGRU(2, 3, 2).select(torch.tensor([0]))

@@ -63,8 +63,8 @@ def test_fixed_thresholds_stay():
         ({"kind": "relu"}, "kind must be one of sigmoid, abs, clamp, identity; got 'relu'"),
         ({"mean": float("inf")}, "mean must be a finite number or None, got inf"),
         ({"std": -1.0}, "std must not be negative, got -1.0"),
-        ({"kind": "clamp", "std": 1.0}, "takes no std"),
-        ({"kind": "clamp", "mean": 1.0}, "needs 0 < mean < 1, got 1.0"),
+        ({"kind": "clamp", "std": 1.0}, "std is not supported with kind='clamp', got 1.0"),
+        ({"kind": "clamp", "mean": 1.0}, "requires 0 < mean < 1, got 1.0"),
     ],
 )
 def test_bad_thresholds(arguments, message):

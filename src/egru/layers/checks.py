@@ -6,7 +6,7 @@ The first two parameters of most functions are ``owner``, the name of the class 
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -105,15 +105,16 @@ def same_dtype_and_device(owner: str, name: str, x: Tensor, like: Tensor) -> Non
 
 def event_state(owner: str, state: Any, shape: tuple[int, ...], like: Tensor) -> EventState:
     """Return ``state`` if both halves have this shape and the dtype and device of ``like``."""
-    if not isinstance(state, tuple) or len(state) != 2:
+    received = type(state).__name__
+    halves = cast(tuple[Any, ...], state if isinstance(state, tuple) else ())
+    if len(halves) != 2:
         raise TypeError(
-            f"{owner}: state must be egru.EventState(c, y), the internal state and the last events, "
-            f"got {type(state).__name__}"
+            f"{owner}: state must be egru.EventState(c, y), the internal state and the last events, got {received}"
         )
-    for name, half in zip(("state.c", "state.y"), state, strict=True):
+    for name, half in zip(("state.c", "state.y"), halves, strict=True):
         if not isinstance(half, Tensor):
             raise TypeError(f"{owner}: {name} must be a Tensor, got {type(half).__name__}")
         if tuple(half.shape) != shape:
             raise ValueError(f"{owner}: {name} has shape {tuple(half.shape)}, expected {shape}")
         same_dtype_and_device(owner, name, half, like)
-    return EventState(*state)
+    return EventState(*halves)

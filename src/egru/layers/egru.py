@@ -196,14 +196,13 @@ class EGRU(_EventGRU):
             >>> torch.allclose(layer(x)[0], gru(x)[0], atol=1e-6)
             True
         """
-        if not isinstance(gru, nn.GRU):
+        if not isinstance(gru, nn.GRU):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"EGRU.from_gru: expected a torch.nn.GRU, got {type(gru).__name__}")
         weight = gru.get_parameter("weight_hh_l0")
-        sizes = {
-            n: getattr(gru, n)
-            for n in ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        }
-        layer = cls(**{**sizes, "device": weight.device, "dtype": weight.dtype, **options})
+        shared = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+        arguments = {name: getattr(gru, name) for name in shared}
+        arguments |= {"device": weight.device, "dtype": weight.dtype}
+        layer = cls(**arguments | options)
         layer.load_state_dict(gru.state_dict())
         return layer
 

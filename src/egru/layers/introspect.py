@@ -1,7 +1,8 @@
 """Finding, labelling and recording the event layers of a model."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import cast
 
 from torch import nn
 
@@ -21,7 +22,7 @@ def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     Yields:
         Pairs of label and module, in the order of ``model.named_modules()``.
     """
-    for name, module in model.named_modules():
+    for name, module in cast(Iterable[tuple[str, nn.Module]], model.named_modules()):
         parts = [part for part in name.split(".") if part not in ("", "_orig_mod")]
         yield ".".join(parts) or type(module).__name__.lower(), module
 
@@ -64,7 +65,7 @@ def event_directions(model: nn.Module) -> Iterator[tuple[str, EventRNN, Directio
 
 
 @contextlib.contextmanager
-def record(model: nn.Module) -> Iterator[list[Record]]:
+def record(model: nn.Module) -> Generator[list[Record], None, None]:
     """Record the forward passes of all event layers of a model.
 
     Args:

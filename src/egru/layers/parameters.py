@@ -88,7 +88,7 @@ class EventParameters(nn.Module):
         self.reset_scale.fill_(self._initial_reset_scale)
         for name, parameter in self.named_parameters(recurse=False):
             if name.startswith("weight"):
-                for block in parameter.data.split(self.hidden_size):
+                for block in torch.split(parameter.data, self.hidden_size):
                     nn.init.xavier_uniform_(block)
             elif name.startswith("bias"):
                 nn.init.uniform_(parameter, -bound, bound)
@@ -175,12 +175,12 @@ class EventParameters(nn.Module):
         Raises:
             ValueError: if the layer has several layers or directions.
         """
-        if len(self._directions) > 1:
+        if self.num_layers * self.num_directions > 1:
             raise ValueError(
                 f"{type(self).__name__}.select: requires one layer in one direction, "
                 f"got num_layers={self.num_layers}, bidirectional={self.bidirectional}"
             )
-        (direction,), H = self._directions, self.hidden_size
+        direction, H = self._directions[0], self.hidden_size
         units = units.to(self._first_weight.device)
         inputs = torch.arange(self.input_size, device=units.device) if inputs is None else inputs.to(units.device)
         rows = (H * torch.arange(self.gates, device=units.device)[:, None] + units).flatten()
@@ -228,6 +228,8 @@ class EventParameters(nn.Module):
             return
         if scale.shape != self.reset_scale.shape:
             self.reset_scale = self.reset_scale.new_empty(scale.shape)
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs)
+        super()._load_from_state_dict(  # pyright: ignore[reportUnknownMemberType]
+            state_dict, prefix, local_metadata, strict, [], unexpected_keys, error_msgs
+        )
         self._rest = torch.zeros_like(self._first_weight[0])  # layers built on the meta device have no values yet
         missing_keys.extend(prefix + name for name in missing)

@@ -48,8 +48,8 @@ class Threshold:
         >>> layer = egru.EGRU(4, 8, threshold=egru.Threshold("abs", mean=1.0, std=0.1))
         >>> layer.thresholds()["l0"].shape
         torch.Size([8])
-        >>> egru.EGRU(4, 2, threshold=egru.Threshold.constant(0.3)).thresholds()["l0"]
-        tensor([0.3000, 0.3000])
+        >>> egru.EGRU(4, 2, threshold=egru.Threshold.constant(0.25)).thresholds()["l0"].tolist()
+        [0.25, 0.25]
     """
 
     kind: ThresholdKind = "sigmoid"
