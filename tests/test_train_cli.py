@@ -197,7 +197,7 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
         (["train", "digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
         (["train", "digits", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
         (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
-        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout must be left out with cell gru"),
+        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout is not supported with cell gru, got 0.1"),
         (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
         (["evaluate", "nowhere"], 1, "nowhere is neither the folder of a run nor a pretrained model (smnist)"),
         (["evaluate", "smnist"], 2, "EGRU_DATA"),
@@ -238,8 +238,8 @@ def test_list_shows_every_recipe_with_its_number(capsys):
     lines = out.splitlines()
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(RECIPES)
     assert "Sequential MNIST (Table 2 and supplement of the paper):" in lines
-    assert "[98.3 %, 72.1 % silent" in out
-    assert egru(capsys, "list", "frames")[1].count("\n") == 3
+    assert "[accuracy 98.3 %, activity sparsity 72.1 %" in out
+    assert egru(capsys, "list", "frames")[1].count("\n") == 4
     assert egru(capsys, "list", "nothing")[2].startswith("egru: unknown table 'nothing'; the tables are digits")
 
 

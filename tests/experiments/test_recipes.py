@@ -1,6 +1,6 @@
-"""Every recipe in small, against the loss curve stored when it was last changed.
+"""Recipes: loss curves of their smoke versions against stored ones, settings, and options that are refused.
 
-``EGRU_WRITE_CURVES=1 pytest tests/recipes`` stores the curves anew, of the recipes whose data are there.
+``EGRU_WRITE_CURVES=1 pytest tests/experiments`` stores new curves for the recipes whose data sets are available.
 """
 
 import json
@@ -18,27 +18,28 @@ from egru.events import Surrogate
 from egru.experiments import RECIPES, ClassifierConfig, LanguageConfig, build, find, load_data, smoke
 from egru.experiments.build import Shape, build_classifier
 from egru.experiments.config import config_record, read_config
+from egru.experiments.registry import add
 from egru.runs import train
 from egru.training import Run, learning_rate_factor
 
 CURVES = Path(__file__).with_name("curves.json")
-HEADS = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
+FAST = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
 
 
 @pytest.fixture(autouse=True)
 def single_precision(ground):
     torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)  # filling every fresh tensor costs more than these models
+    torch.use_deterministic_algorithms(False)  # filling every new tensor takes longer than these models
 
 
 def marked(name):
     config = RECIPES[name].make()
     marks = [] if config.data.endswith("digits") else [pytest.mark.data]
-    return pytest.param(name, marks=[*marks, *([] if name in HEADS else [pytest.mark.slow])])
+    return pytest.param(name, marks=[*marks, *([] if name in FAST else [pytest.mark.slow])])
 
 
 @pytest.mark.parametrize("name", [marked(name) for name in RECIPES])
-def test_the_smoke_form_keeps_its_curve(name, tmp_path):
+def test_smoke_version_follows_the_stored_loss_curve(name, tmp_path):
     train(name, smoke(RECIPES[name].make()), tmp_path / "run")
     lines = Run.open(tmp_path / "run").metrics()
     assert sum(line["seconds"] for line in lines) < 60
@@ -48,16 +49,18 @@ def test_the_smoke_form_keeps_its_curve(name, tmp_path):
         curves[name] = [round(loss, 6) for loss in losses]
         text = ",\n".join(f"  {json.dumps(key)}: {json.dumps(curves[key])}" for key in RECIPES if key in curves)
         CURVES.write_text(f"{{\n{text}\n}}\n")
-    assert losses == pytest.approx(curves[name], rel=0.02)  # other machines round differently, and events amplify it
+    assert losses == pytest.approx(
+        curves[name], rel=0.02
+    )  # machines round differently, and events amplify the difference
     assert (tmp_path / "run" / "report" / "index.html").exists()
 
 
-def test_every_recipe_has_a_curve():
+def test_every_recipe_has_a_stored_curve():
     assert set(json.loads(CURVES.read_text())) == set(RECIPES)
 
 
-def test_the_recipe_of_evnn_is_evnns():
-    """The command of its benchmarks/lm/README.md for Penn Treebank, and what its train.py makes of it."""
+def test_evnn_recipe_has_the_settings_of_evnn():
+    """Values of the command in EvNN's benchmarks/lm/README.md for Penn Treebank, and of its train.py."""
     config = find("ptb-evnn").make()
     assert isinstance(config, LanguageConfig)
     assert (config.hidden, config.embedding, config.layers) == (1350, 750, 3)
@@ -73,23 +76,31 @@ def test_the_recipe_of_evnn_is_evnns():
     assert factors == pytest.approx([1, 1, 0.5, 0])
 
 
-def test_names_and_numbers():
+def test_recipes_have_the_numbers_of_the_paper_and_a_summary():
     assert find("smnist").paper.accuracy == 98.3
-    assert str(find("ptb-egru-2000").paper).startswith("perplexity 57.0, 84.8 % silent")
+    assert str(find("ptb-egru-2000").paper).startswith("perplexity 57.0, activity sparsity 84.8 %")
     assert len(RECIPES) > 60
     assert all(recipe.summary for recipe in RECIPES.values())
+
+
+def test_unknown_recipe_suggests_similar_names():
     with pytest.raises(ValueError, match="unknown recipe 'smnits'; did you mean smnist"):
         find("smnits")
 
 
+def test_recipe_names_are_unique():
+    with pytest.raises(ValueError, match="recipe 'smnist' exists already"):
+        add("smnist", find("smnist").make, find("smnist").paper, "twice")
+
+
 @pytest.mark.parametrize("name", list(RECIPES))
-def test_configs_survive_json(name):
+def test_config_round_trips_through_json(name):
     config = RECIPES[name].make()
     assert read_config(json.loads(json.dumps(config_record(name, config)))) == (name, config)
 
 
 def parameters(name: str, inputs: int, classes: int) -> int:
-    """Of a classifier recipe at full size, on data of this shape."""
+    """Count the parameters of a classifier recipe at full size."""
     config = RECIPES[name].make()
     assert isinstance(config, ClassifierConfig)
     frame = (2, 32, 32) if inputs == 2048 else (inputs,)
@@ -111,7 +122,7 @@ def parameters(name: str, inputs: int, classes: int) -> int:
         ("dvs-cnn-egru-795-da", 2048, 11, 4.8),
     ],
 )
-def test_sizes_are_the_papers(name, inputs, classes, millions):
+def test_number_of_parameters_is_that_of_the_paper(name, inputs, classes, millions):
     assert parameters(name, inputs, classes) / 1e6 == pytest.approx(millions, rel=0.03)
 
 
@@ -125,7 +136,7 @@ def test_sizes_are_the_papers(name, inputs, classes, millions):
     ],
 )
 def test_baselines_have_their_authors_settings(name, settings):
-    """docs/training.md says where each value comes from."""
+    """docs/training.md names the source of each value."""
     if "cornn" in name:
         settings |= {"hidden": 256, "epochs": 120, "batch": 120, "readout": "last", "optimiser": "adam", "clip": None}
         settings |= {"schedule": "step", "step_epochs": 100, "step_factor": 0.1}
@@ -138,22 +149,22 @@ def test_baselines_have_their_authors_settings(name, settings):
 
 
 @pytest.mark.parametrize("frame", [(1,), (2, 4, 4)])
-def test_input_dropout_is_an_option_of_pixels_and_frames(frame):
+def test_input_dropout_applies_to_pixels_and_frames(frame):
     model = build_classifier(ClassifierConfig(input_dropout=0.3), Shape(frame, 2, 2))
     assert model.input_dropout == 0.3
 
 
-def test_centring_takes_the_mean_of_the_training_frames():
+def test_centre_subtracts_the_mean_training_frame():
     config = ClassifierConfig(data="digits", hidden=4, centre=True)
-    whole: Any = load_data(config)
-    model, _ = build(config, whole)
-    assert torch.allclose(model.get_buffer("mean"), whole.train.x.mean((0, 1)))
-    with pytest.raises(ValueError, match="centre is for layers that read the frames themselves"):
+    data: Any = load_data(config)
+    model, _ = build(config, data)
+    assert torch.allclose(model.get_buffer("mean"), data.train.x.mean((0, 1)))
+    with pytest.raises(ValueError, match="centre is not supported with convolutional"):
         ClassifierConfig(data="dvs", centre=True, convolutional=True)
 
 
 @pytest.mark.parametrize("name", ["digits", "digits-gru"])
-def test_the_gates_are_spread(name):
+def test_uniform_gates_are_uniform(name):
     config = replace(RECIPES[name].make(), uniform_gates=True)
     model, _ = build(config, load_data(config))
     bias = model.get_parameter("layer0.bias_ih_l0")[128:256] + model.get_parameter("layer0.bias_hh_l0")[128:256]
@@ -161,7 +172,7 @@ def test_the_gates_are_spread(name):
     assert (gates - torch.linspace(0, 1, 128)).abs().max() < 0.15
 
 
-def test_memories_are_spread_in_their_logarithm():
+def test_longest_memory_spreads_time_constants_log_uniformly():
     config = ClassifierConfig(data="digits", hidden=256, longest_memory=64.0)
     model, _ = build(config, load_data(config))
     bias = model.get_parameter("layer0.bias_ih_l0")[256:512] + model.get_parameter("layer0.bias_hh_l0")[256:512]
@@ -169,7 +180,7 @@ def test_memories_are_spread_in_their_logarithm():
     assert (steps.log() / torch.tensor(64.0).log() - torch.linspace(0, 1, 256)).abs().max() < 0.12
 
 
-def test_input_weights_are_scaled():
+def test_input_scale_multiplies_only_the_first_input_weights():
     config = ClassifierConfig(data="digits", hidden=8)
     plain, scaled = (build(replace(config, input_scale=s), load_data(config))[0].state_dict() for s in (1.0, 3.0))
     for name, value in scaled.items():
@@ -177,45 +188,45 @@ def test_input_weights_are_scaled():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
-        ({"side": 14}, "side must be left out with data digits, got 14"),
+        ({"side": 14}, "side must be None with data digits, got 14"),
         ({"data": "smnist", "side": 16}, "side must be 28 or 14 with data smnist, got 16"),
-        ({"augment": True}, "for frames"),
-        ({"cell": "gru", "zoneout": 0.1}, "zoneout must be left out with cell gru"),
-        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect must be left out with cell cornn"),
-        ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip must be left out with cell gru"),
-        ({"cell": "cornn", "uniform_gates": True}, "uniform_gates needs cell egru"),
-        ({"cell": "cornn", "longest_memory": 9.0}, "longest_memory needs cell egru"),
-        ({"cell": "cornn", "input_scale": 2.0}, "input_scale needs cell egru"),
-        ({"longest_memory": 1.0}, "longest_memory must be above 1 step, or none; got 1.0"),
+        ({"augment": True}, "convolutional, augment and smooth require frames .*got data digits"),
+        ({"cell": "gru", "zoneout": 0.1}, "zoneout is not supported with cell gru, got 0.1"),
+        ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect is not supported with cell cornn, got 0.1"),
+        ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip is not supported with cell gru, got 0.1"),
+        ({"cell": "cornn", "uniform_gates": True}, "uniform_gates requires cell egru"),
+        ({"cell": "cornn", "longest_memory": 9.0}, "longest_memory requires cell egru"),
+        ({"cell": "cornn", "input_scale": 2.0}, "input_scale requires cell egru"),
+        ({"longest_memory": 1.0}, "longest_memory must be greater than 1 step, or None; got 1.0"),
         ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
         ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),
         ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
         ({"trace": 0.0}, "trace must be positive and at most 1e15 steps, got 0.0"),
         ({"trace": 1e17, "normalise": True}, "trace must be positive and at most 1e15 steps, got 1e[+]17"),
-        ({"limit": -1000}, "limit must be at least 1, or none; got -1000"),
-        ({"hidden": 1, "uniform_gates": True}, "hidden must be at least 2 to spread update gates over, got 1"),
-        ({"dropout": 0.5}, "dropout must be left out with one layer.* got 0.5"),
+        ({"limit": -1000}, "limit must be at least 1, or None; got -1000"),
+        ({"hidden": 1, "uniform_gates": True}, "hidden must be at least 2 with uniform_gates or longest_memory, got 1"),
+        ({"dropout": 0.5}, "dropout acts between layers and must be 0 with one layer, got 0.5"),
         pytest.param(
             {"device": "cuda"},
-            "device must be cpu where torch sees no CUDA device, got 'cuda'",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+            "device must be cpu because torch finds no CUDA device, got 'cuda'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="requires a machine without a CUDA device"),
         ),
     ],
 )
-def test_settings_that_do_not_go_together(changes, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
+def test_options_that_do_not_fit_together_are_refused(changes, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
         train("digits", ClassifierConfig(**{"hidden": 4, "epochs": 1, "limit": 8, **changes}), tmp_path / "run")
 
 
-def test_a_limit_of_words_is_checked():
-    with pytest.raises(ValueError, match="limit must be at least 1, or none; got 0"):
+def test_limit_of_words_is_checked():
+    with pytest.raises(ValueError, match="limit must be at least 1, or None; got 0"):
         LanguageConfig(limit=0)
 
 
-def test_a_run_starts_and_goes_on_with_torch_and_safetensors_alone(tmp_path):
-    """As on a machine where nothing can be installed; only the figures as files are then left out."""
+def test_train_resume_and_export_require_only_torch_and_safetensors(tmp_path):
+    """Without the optional packages, only the figures are not written as files."""
     code = f"""
 import sys, dataclasses
 for name in ("tyro", "rich", "matplotlib", "tonic", "scipy"):
@@ -239,9 +250,9 @@ for minutes in (1e-9, None):
         print(pause)
 print(len(runs.export(folder, folder.parent / "small", "int8", 1 << 20)))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
     assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
     assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

@@ -49,7 +49,10 @@ def test_aliases_have_the_config_of_their_recipe():
 
 def test_recipes_without_a_result_show_their_command():
     text = "\n".join(format_table("ptb", []))
-    assert "ptb-egru-1350  paper  ppl 57.2    79.7 %    46.3 %         33M       9.9M  58.7 in the supplement" in text
+    assert (
+        "ptb-egru-1350  paper  ppl 57.2    79.7 %    46.3 %         33M       9.9M  perplexity 58.7 in the supplement"
+        in text
+    )
     assert text.count("not run") == len(TABLES["ptb"].recipes())
     assert "egru train ptb-egru-1350" in text
     assert not any("ptb-evnn  paper" in line for line in text.splitlines())  # not in the paper

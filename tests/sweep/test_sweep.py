@@ -283,7 +283,7 @@ def test_what_every_trial_would_run_into_ends_the_sweep(tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where the device named is not there")
 def test_workers_get_their_device(tmp_path):
-    with pytest.raises(RunError, match=r"torch sees no CUDA device, got 'cuda:1'"):
+    with pytest.raises(RunError, match=r"torch finds no CUDA device, got 'cuda:1'"):
         sweep(settings(tmp_path, devices=("cuda:1",)))
 
 

@@ -112,7 +112,7 @@ def _torch_int8(gru: nn.GRU, x: Tensor) -> Rival:
 
 
 def _session(model: Any) -> Any:
-    import onnxruntime
+    import onnxruntime  # pyright: ignore[reportMissingImports]
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -132,7 +132,7 @@ def _blocks(weight: np.ndarray, H: int) -> np.ndarray:
 
 
 def _model(nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: dict[str, np.ndarray]) -> Any:
-    from onnx import helper, numpy_helper
+    from onnx import helper, numpy_helper  # pyright: ignore[reportMissingImports]
 
     graph = helper.make_graph(
         nodes, "gru", inputs, outputs, [numpy_helper.from_array(v, name) for name, v in constants.items()]
@@ -144,7 +144,7 @@ class _Bound:
     """A step with bound buffers, between which the state alternates: the fastest call, without copies."""
 
     def __init__(self, session: Any, x: list[np.ndarray], state_shape: tuple[int, ...], names: tuple[str, str, str]):
-        import onnxruntime
+        import onnxruntime  # pyright: ignore[reportMissingImports]
 
         value = onnxruntime.OrtValue.ortvalue_from_numpy
         self.session, self.x_name = session, names[0]
@@ -167,7 +167,7 @@ class _Bound:
 
 
 def _onnx(gru: nn.GRU, x: Tensor) -> Rival:
-    from onnx import TensorProto, helper
+    from onnx import TensorProto, helper  # pyright: ignore[reportMissingImports]
 
     inputs, H = gru.input_size, gru.hidden_size
     w, r, b_w, b_r = (_blocks(p, H) for p in _numpy(gru))
@@ -186,8 +186,8 @@ def _onnx(gru: nn.GRU, x: Tensor) -> Rival:
 
 def _onnx_int8(gru: nn.GRU, x: Tensor) -> Rival:
     """One step as a graph with two dynamically quantised products, since ONNX Runtime has no quantised GRU."""
-    from onnx import TensorProto, helper, save
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnx import TensorProto, helper, save  # pyright: ignore[reportMissingImports]
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # pyright: ignore[reportMissingImports]
 
     inputs, H = gru.input_size, gru.hidden_size
     w, r, b_w, b_r = _numpy(gru)

@@ -15,6 +15,7 @@ from torch import Tensor
 import egru
 from egru import functional
 from egru.events import EventState
+from egru.types import ResetGate
 
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16")
 # Maximum absolute error of the state and relative error of gradients, as in tests/kernels/test_cuda.py. TF32 rounds
@@ -53,7 +54,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
 
 
 def each_step(
-    x: Tensor, y: Tensor, c: Tensor, weights: Weights, reset_gate: str, low: torch.dtype
+    x: Tensor, y: Tensor, c: Tensor, weights: Weights, reset_gate: ResetGate, low: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the states before the threshold and the gates, each step from ``y`` and ``c`` of the step before."""
     H = y.shape[-1]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import egru
 from egru.bench import gpu_check
 from egru.events import Surrogate
+from egru.types import ResetGate
 
 SURROGATE = Surrogate(width=0.5, height=0.3, bounded=True)
 CUDNN = {"gru": nn.GRU, "lstm": nn.LSTM}
@@ -85,7 +86,8 @@ class Contestant:
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 saved[storage.data_ptr()] = (storage.nbytes(), f"{'x'.join(map(str, tensor.shape))} {dtype}")
 
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda _: None):
+        unpack: Any = lambda _: None  # noqa: E731  # not called without a backward pass
+        with torch.autograd.graph.saved_tensors_hooks(save, unpack):
             self.forward(True)
         listed = [f"{description}, {size} bytes" for size, description in sorted(saved.values(), reverse=True)]
         return {"held": held, "peak": peak, "output": output, "saved": listed}
@@ -96,7 +98,7 @@ def aligned(size: int) -> int:
     return size if size == 1 else -(-size // 64) * 64
 
 
-def make_egru(inputs: int, H: int, reset_gate: str, lean: bool = False) -> egru.EGRU:
+def make_egru(inputs: int, H: int, reset_gate: ResetGate, lean: bool = False) -> egru.EGRU:
     torch.manual_seed(0)
     return egru.EGRU(inputs, H, reset_gate=reset_gate, surrogate=SURROGATE, lean=lean, device="cuda")
 

@@ -32,11 +32,12 @@ from egru import compiled
 from egru.bench import make_parser
 from egru.bench.evnn import find_evnn
 from egru.kernels import Problem, get, info, run_sequence
+from egru.types import ResetGate
 
 SIZES = {590: (200, 1), 1350: (35, 1350)}
 """Steps and inputs by number of units: sequential MNIST and Penn Treebank in the paper."""
 BATCHES = (16, 64, 128)
-GATES = ("after", "before")
+GATES: tuple[ResetGate, ...] = ("after", "before")
 SPARSITIES = ((0.2, 0.5), (1.0, 1.0))
 """Activity and share of open units: as in the paper, and fully dense."""
 
@@ -49,7 +50,7 @@ class Setting:
     steps: int
     inputs: int
     batch: int
-    gate: str
+    gate: ResetGate
     activity: float
     open: float
     input_gradient: bool = False
@@ -81,7 +82,7 @@ def make_layer(setting: Setting, x: Tensor) -> tuple[egru.EGRU, dict[str, float]
         theta, width = -100.0, 1e6  # below every state, and a window that contains them all
         c = states_at(theta)
     else:
-        low, high = -1.0, 1.0
+        low, high, theta = -1.0, 1.0, 0.0
         for _ in range(14):
             theta = (low + high) / 2
             low, high = (theta, high) if (states_at(theta) > theta).float().mean() > setting.activity else (low, theta)
@@ -109,14 +110,27 @@ def make_layer(setting: Setting, x: Tensor) -> tuple[egru.EGRU, dict[str, float]
     return calibrated, reached
 
 
-def problem_of(layer: egru.EGRU, x: Tensor, **changes: Any) -> Problem:
+def problem_of(layer: egru.EGRU, x: Tensor, lean: bool = False) -> Problem:
     """Return the sequence operation that ``layer(x)`` runs."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     c, y = layer.zero_state(x.shape[1])
     return Problem(
-        x, c[0], y[0], *(layer.get_parameter(name) for name in names), layer.thresholds()["l0"],
-        layer.reset_scale, None, None, layer.reset, layer.reset_gate, layer.surrogate, "", **changes,
-    )  # fmt: skip
+        input=x,
+        c0=c[0],
+        y0=y[0],
+        weight_ih=layer.get_parameter("weight_ih_l0"),
+        weight_hh=layer.get_parameter("weight_hh_l0"),
+        bias_ih=layer.get_parameter("bias_ih_l0"),
+        bias_hh=layer.get_parameter("bias_hh_l0"),
+        theta=layer.thresholds()["l0"],
+        reset_scale=layer.reset_scale,
+        keep=None,
+        lengths=None,
+        reset=layer.reset,
+        reset_gate=layer.reset_gate,
+        surrogate=layer.surrogate,
+        precision="",
+        lean=lean,
+    )
 
 
 # ---- correctness first -----------------------------------------------------------------------------------------------
@@ -133,8 +147,8 @@ def check(layer: egru.EGRU, x: Tensor) -> float:
     results = []
     for name in ("reference", "cpu"):
         forward = get(name).forward(problem, True)
-        grads = [torch.ones_like(out) for out in forward[:4]]
-        backward = get(name).backward(problem, forward.y, forward.c, forward.reserve, *grads, True)
+        y, c, c_last, y_last = (torch.ones_like(output) for output in forward[:4])
+        backward = get(name).backward(problem, forward.y, forward.c, forward.reserve, y, c, c_last, y_last, True)
         results.append([*forward[:4], *backward])
     return max(((a - b).abs().max() / a.abs().max().clamp_min(1e-30)).item() for a, b in zip(*results, strict=True))
 
@@ -234,7 +248,7 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
 
 
-def memory_rows(hidden: int, batch: int, gate: str) -> dict[str, Any]:
+def memory_rows(hidden: int, batch: int, gate: ResetGate) -> dict[str, Any]:
     """Measure each contestant in a separate process, so that none reuses the freed memory of another."""
     steps, inputs = SIZES[hidden]
     setting = Setting(hidden, steps, inputs, batch, gate, 0.2, 0.5)

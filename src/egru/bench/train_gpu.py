@@ -24,6 +24,7 @@ import torch
 from egru.bench import gpu_check, make_parser
 from egru.bench.evnn import find_evnn
 from egru.bench.gpu_contestants import CUDNN, Contestant, cudnn, make_egru
+from egru.types import ResetGate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +48,7 @@ ROWS = {
         Row("single", 256, 1, 1350, 1350, train=False),
     )
 }
-GATES = ("after", "before")
+GATES: tuple[ResetGate, ...] = ("after", "before")
 
 
 def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, Any], dict[str, str]]:

@@ -146,6 +146,7 @@ def list_recipes(options: argparse.Namespace) -> int:
         print(f"{table.title}:")
         for name in table.recipes(aliases=True):
             print(f"  {name:{width}}  {RECIPES[name].summary} [{RECIPES[name].paper}]")
+        print()
     return 0
 
 

@@ -1,4 +1,8 @@
-"""The paper's experiments: functions that return a config, each with the paper's number beside it."""
+"""The paper's experiments: recipes (functions that return a config), the paper's numbers and our results.
+
+To add a recipe, write a function that returns a config in one of ``images.py``, ``gestures.py`` and ``language.py`` and
+register it there. To train it: :func:`egru.runs.train`.
+"""
 
 from egru.experiments import gestures, images, language
 from egru.experiments.build import build, load_data, smoke

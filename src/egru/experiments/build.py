@@ -1,4 +1,4 @@
-"""From a config to what it describes: data, model, task."""
+"""Build what a config describes: data set, model and task."""
 
 import dataclasses
 import functools
@@ -18,7 +18,11 @@ from egru.training import ClassifierTask, LanguageTask, Task
 
 
 def load_data(config: Config) -> data.Classification | data.Text:
-    """The data set, as much of it as the config wants."""
+    """Load the data set of a config, with its limit, size and smoothing applied.
+
+    Raises:
+        FileNotFoundError: If the data set is not available.
+    """
     limit = config.limit
     if isinstance(config, LanguageConfig):
         text = {"ptb": data.penn_treebank, "wikitext2": data.wikitext2}[config.data](config.root)
@@ -45,9 +49,20 @@ def _smoothed(decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -
 
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:
-    """Model and task, from the config's seed: the same every time."""
+    """Build the model and the task of a config. Seeds torch, so that the initial weights are reproducible.
+
+    Args:
+        config: The network and its training.
+        data_set: The data set, from :func:`load_data`.
+
+    Returns:
+        The model on the config's device, and the task that computes its loss and scores.
+
+    Raises:
+        ValueError: If the config's options do not fit together, or its device is not available.
+    """
     if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu where torch sees no CUDA device, got {config.device!r}")
+        raise ValueError(f"device must be cpu because torch finds no CUDA device, got {config.device!r}")
     torch.manual_seed(config.seed)
     if isinstance(config, LanguageConfig):
         assert isinstance(data_set, data.Text)
@@ -81,7 +96,7 @@ def _language_model(config: LanguageConfig, vocabulary: int) -> nn.Module:
 
 
 class Shape(NamedTuple):
-    """What a classifier must know of its data."""
+    """The shape of a data set: frame of one step, steps per sequence, number of classes."""
 
     frame: tuple[int, ...]
     steps: int
@@ -95,7 +110,7 @@ def _shape(data_set: data.Classification) -> Shape:
 
 
 def build_classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifier:
-    """As it is before training, but for what :func:`build` sets from the data and the config's seed."""
+    """Build a classifier. :func:`build` also sets what depends on the training data and initial gates."""
     decay = math.exp(-1 / config.trace)
     options = {
         "num_layers": config.layers,
@@ -118,19 +133,19 @@ def build_classifier(config: ClassifierConfig, shape: Shape) -> SequenceClassifi
 
 
 def _mean_frame(data_set: data.Classification) -> torch.Tensor:
-    """Of the training split, flat; a few sequences at a time, since frames may be packed."""
+    """Return the flat mean frame of the training split. Decodes 64 sequences at a time to save memory."""
     decode = data_set.decode or (lambda x: x)
-    pieces = data_set.train.x.split(64)
-    total = sum(decode(piece).flatten(2).sum((0, 1), dtype=torch.float64) for piece in pieces)
+    chunks = data_set.train.x.split(64)
+    total = sum(decode(chunk).flatten(2).sum((0, 1), dtype=torch.float64) for chunk in chunks)
     return total / math.prod(data_set.train.x.shape[:2])  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()
 def _spread_gates(model: nn.Module, longest: float | None) -> None:
-    """Update-gate biases such that, at rest, the gates are uniform over (0, 1), or memories log-uniform to longest."""
+    """Initialise update-gate biases: gates uniform over (0, 1), or time constants log-uniform from 1 to ``longest``."""
     for layer in _gated_layers(model, "uniform_gates" if longest is None else "longest_memory"):
         H = layer.hidden_size
-        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)  # what is kept of a state in a step: torch's z
+        gates = torch.empty(H).uniform_(1 / H, 1 - 1 / H)  # the share of the state that a step keeps: torch's z
         if longest is not None:
             gates = (1 - longest**-gates).clamp_min(1 / H)
         for i in range(layer.num_layers):
@@ -144,22 +159,23 @@ def _scale_input(model: nn.Module, scale: float) -> None:
 
 
 def _gated_layers(model: nn.Module, option: str) -> list[EGRU | nn.GRU]:
-    """Both have their gates in one order."""
+    """Return the layers with an update gate. EGRU and nn.GRU store their gates in the same order."""
     layers = [module for module in model.modules() if isinstance(module, EGRU | nn.GRU)]
     if not layers:
-        raise ValueError(f"{option} needs cell egru or gru")
+        raise ValueError(f"{option} requires cell egru or gru")
     return layers
 
 
 def smoke(config: Config) -> Config:
-    """The same recipe in small: under a minute on a CPU, to see that everything works, not that it learns."""
-    short: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
+    """Return a small version of a config that runs in less than a minute on a CPU. It tests the code, not learning."""
+    changes: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
     if config.optimiser != "ntavsgd":
-        short["learning_rate"] = max(config.learning_rate, 5e-3)  # so that something moves in so few steps
+        changes["learning_rate"] = max(config.learning_rate, 5e-3)  # large enough for a few steps
     if isinstance(config, LanguageConfig):
-        few = {"limit": 1_600, "batch": 8, "evaluation_batch": 8}
-        small = {"hidden": 8} if config.cell == "dense_indrnn" else {"embedding": min(config.embedding, 32)}
-        return dataclasses.replace(config, **short | few | small | {"bptt": min(config.bptt, 20)})
-    if config.convolutional:
-        return dataclasses.replace(config, **short | {"epochs": 2, "limit": 12, "batch": 4, "evaluation_batch": 12})
-    return dataclasses.replace(config, **short, limit=120, batch=20, evaluation_batch=120)
+        changes |= {"limit": 1_600, "batch": 8, "evaluation_batch": 8, "bptt": min(config.bptt, 20)}
+        changes |= {"hidden": 8} if config.cell == "dense_indrnn" else {"embedding": min(config.embedding, 32)}
+    elif config.convolutional:
+        changes |= {"epochs": 2, "limit": 12, "batch": 4, "evaluation_batch": 12}
+    else:
+        changes |= {"limit": 120, "batch": 20, "evaluation_batch": 120}
+    return dataclasses.replace(config, **changes)

@@ -1,53 +1,64 @@
-"""What a recipe returns: one flat dataclass with the data, the network and its training. A field is an option."""
+"""The config of a recipe: one flat dataclass with the data set, the network and its training.
+
+Every field is an option of `egru train`, and its docstring is the help text.
+"""
 
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from egru.events import Surrogate
 from egru.layers import Threshold
 from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
-from egru.types import LabelledData, TextData
+from egru.types import EVENT_CELLS, Cell, DropoutMode, LabelledData, Readout, Reset, ResetGate, TextData
 
-EVENT_CELLS = ("egru", "elstm", "ernn")
+_SIDES = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """The recurrent layers."""
+    """The recurrent layers of a network."""
 
     hidden: int = 128
-    """Units in a layer; of a densely connected IndRNN, its growth."""
+    """Units per layer. For a densely connected IndRNN, units added per layer."""
     layers: int = 1
-    cell: Literal["egru", "elstm", "ernn", "gru", "lstm", "cornn", "indrnn", "dense_indrnn"] = "egru"
+    """Number of recurrent layers."""
+    cell: Cell = "egru"
+    """The recurrent layer."""
     dropout: float = 0.0
-    """On what layers but the last put out; one mask a sequence."""
+    """Dropout on the outputs of all layers but the last, with one mask per sequence."""
     output_dropout: float = 0.0
-    """On what the last layer puts out."""
+    """Dropout on the outputs of the last layer."""
     dropconnect: float = 0.0
-    """On recurrent weights (event cells, gru, lstm)."""
+    """DropConnect on the recurrent weights (event cells, gru, lstm)."""
     zoneout: float = 0.0
-    """On states (event cells)."""
+    """Zoneout on the states (event cells)."""
     recurrent_clip: float | None = None
-    """Bound on every element of the gradient from a step to the state before it (event cells; slow: no kernel)."""
-    reset: Literal["output", "threshold", "hard", "none"] = "output"
-    """How an event clears a state (event cells)."""
-    reset_gate: Literal["before", "after"] = "before"
-    """Before or after the recurrent product (egru)."""
+    """Bound on each element of the gradient from a state to the one before it (event cells; slow). If None, none."""
+    reset: Reset = "output"
+    """How an event resets the state (event cells)."""
+    reset_gate: ResetGate = "before"
+    """Whether the reset gate acts before or after the recurrent product (egru)."""
     threshold: Threshold = dataclasses.field(default_factory=Threshold)
+    """Initial thresholds (event cells)."""
     surrogate: Surrogate = dataclasses.field(default_factory=Surrogate)
+    """Surrogate derivative of an event (event cells)."""
     oscillators: tuple[float, float, float] = (0.042, 2.7, 4.7)
     """Time step, stiffness and damping (cornn)."""
     start_from: str | None = None
-    """Folder of a run or an export, or a pretrained model's name, whose weights are the start; none: random ones."""
+    """Initialise the weights from this run or export folder, or pretrained model. If None, initialise at random."""
     threshold_floor: tuple[float, ...] = ()
-    """Lift thresholds below it at the start: one number, or one a layer (with reset threshold slow on a GPU)."""
+    """Raise lower initial thresholds to this value: one value for all layers, or one per layer."""
 
     def layer_options(self) -> dict[str, Any]:
-        """What every layer is called with, beside its sizes."""
+        """Return the keyword arguments of a layer, other than its sizes.
+
+        Raises:
+            ValueError: If an option is set that the cell does not support.
+        """
         if self.dropout and self.layers == 1:
-            raise ValueError(f"dropout must be left out with one layer: the last has none; got {self.dropout}")
+            raise ValueError(f"dropout acts between layers and must be 0 with one layer, got {self.dropout}")
         if self.cell in EVENT_CELLS:
             options: dict[str, Any] = {
                 "dropconnect": self.dropconnect,
@@ -65,43 +76,42 @@ class Network:
 
     def _refuse(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name):
-                raise ValueError(
-                    f"{name} must be left out with cell {self.cell}, which has none; got {getattr(self, name)!r}"
-                )
+            if value := getattr(self, name):
+                raise ValueError(f"{name} is not supported with cell {self.cell}, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(Network, ClassifierTraining):
-    """A classifier of sequences, its data and its training."""
+    """A classifier of sequences: its data set, network and training."""
 
     data: LabelledData = "digits"
+    """The data set."""
     root: str | None = None
-    """Where the data lie; none: EGRU_DATA says."""
+    """Folder of the data sets. If None, the value of EGRU_DATA."""
     side: int | None = None
-    """Pixels along an image's side: 28 or 14 (smnist, psmnist), 32 or 128 (dvs-raw); none: the first."""
+    """Height and width of an image in pixels: 28 or 14 (smnist, psmnist), 32 or 128 (dvs-raw). If None, the first."""
     limit: int | None = None
-    """Use only the first so many sequences of each split."""
-    readout: Literal["trace", "mean", "last", "every"] = "trace"
-    """every: a loss at every step in training, the mean of the steps' probabilities in evaluation."""
+    """Use only this many sequences of each split. If None, all."""
+    readout: Readout = "trace"
+    """Outputs that the classifier reads: an exponential trace, the mean, the last, or every one with a loss per step."""
     smooth: bool = False
-    """Take every pixel together with its eight neighbours (dvs)."""
+    """Add its eight neighbours to every pixel (dvs)."""
     centre: bool = False
-    """Subtract the mean of the training frames from every frame."""
+    """Subtract the mean training frame from every frame."""
     input_dropout: float = 0.0
-    """On what the first layer reads: pixels, or the convolutional head's features; one mask a sequence."""
+    """Dropout on the inputs of the first layer, pixels or convolutional features, with one mask per sequence."""
     trace: float = 10.0
     """Time constant of the trace, in steps."""
     normalise: bool = False
-    """Batch normalisation of what the readout sees; the trace is then a weighted mean."""
+    """Apply batch normalisation before the readout, and make the trace a weighted mean."""
     uniform_gates: bool = False
-    """Start with update gates spread over (0, 1): memories of every length (egru, gru)."""
+    """Initialise update gates uniformly over (0, 1), which spreads the time constants (egru, gru)."""
     longest_memory: float | None = None
-    """Start with update gates 1/t, t spread evenly in its logarithm from 1 to so many steps (egru, gru)."""
+    """Initialise update gates to 1/t, with t log-uniform from 1 to this many steps (egru, gru). If None, off."""
     input_scale: float = 1.0
-    """Multiplies the first layer's input weights at the start (egru, gru)."""
+    """Factor on the initial input weights of the first layer (egru, gru)."""
     convolutional: bool = False
-    """Put the paper's convolutional head before the layers (dvs)."""
+    """Use the paper's convolutional network before the recurrent layers (dvs)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,42 +119,44 @@ class ClassifierConfig(Network, ClassifierTraining):
         if not 0 < self.trace <= 1e15:
             raise ValueError(f"trace must be positive and at most 1e15 steps, got {self.trace}")
         if self.hidden < 2 and (self.uniform_gates or self.longest_memory is not None):
-            raise ValueError(f"hidden must be at least 2 to spread update gates over, got {self.hidden}")
-        sides = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}.get(self.data, ())
+            raise ValueError(f"hidden must be at least 2 with uniform_gates or longest_memory, got {self.hidden}")
+        sides = _SIDES.get(self.data, ())
         if self.side is not None and self.side not in sides:
-            accepted = " or ".join(map(str, sides)) or "left out"
+            accepted = " or ".join(map(str, sides)) or "None"
             raise ValueError(f"side must be {accepted} with data {self.data}, got {self.side}")
         if self.uniform_gates and self.longest_memory is not None:
-            raise ValueError("uniform_gates and longest_memory both set the update gates: leave one out")
+            raise ValueError("uniform_gates and longest_memory both set the update gates; choose one")
         if self.longest_memory is not None and not self.longest_memory > 1:
-            raise ValueError(f"longest_memory must be above 1 step, or none; got {self.longest_memory}")
+            raise ValueError(f"longest_memory must be greater than 1 step, or None; got {self.longest_memory}")
         if not self.input_scale > 0:
             raise ValueError(f"input_scale must be positive, got {self.input_scale}")
         if self.centre and self.convolutional:
-            raise ValueError("centre is for layers that read the frames themselves: leave it out with convolutional")
+            raise ValueError("centre is not supported with convolutional, where the layers do not read the frames")
         if (self.convolutional or self.augment or self.smooth) and not self.data.startswith("dvs"):
             names = "convolutional, augment and smooth"
-            raise ValueError(f"{names} are for frames (data dvs or dvs-raw), got data {self.data}")
+            raise ValueError(f"{names} require frames (data dvs or dvs-raw), got data {self.data}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageConfig(Network, LanguageTraining):
-    """A word-level language model, its text and its training."""
+    """A word-level language model: its data set, network and training."""
 
     data: TextData = "ptb"
+    """The data set."""
     root: str | None = None
-    """Where the data lie; none: EGRU_DATA says."""
+    """Folder of the data sets. If None, the value of EGRU_DATA."""
     limit: int | None = None
-    """Use only the first so many words of each split."""
+    """Use only this many words of each split. If None, all."""
     embedding: int = 400
-    """Size of a word's vector, and of the last layer."""
+    """Size of the word vectors and of the last layer."""
     word_dropout: float = 0.0
-    """On whole words."""
+    """Dropout of whole words."""
     embedding_dropout: float = 0.0
-    """On the words' vectors."""
-    dropout_mode: Literal["variational", "plain"] = "variational"
-    """Of all dropout but that on words: one mask a sequence, or anew at every step."""
+    """Dropout on the word vectors."""
+    dropout_mode: DropoutMode = "variational"
+    """One dropout mask per sequence (variational) or per step (plain). Does not apply to word_dropout."""
     layers: int = 3
+    """Number of recurrent layers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,39 +165,50 @@ class LanguageConfig(Network, LanguageTraining):
 
 def _check_limit(limit: int | None) -> None:
     if limit is not None and limit < 1:
-        raise ValueError(f"limit must be at least 1, or none; got {limit}")
+        raise ValueError(f"limit must be at least 1, or None; got {limit}")
 
 
 Config = ClassifierConfig | LanguageConfig
 
 
 def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
-    """``config`` with some fields changed, by name; a dot leads into a field that has fields: ``threshold.mean``."""
-    plain = to_plain(config)
+    """Return a copy of ``config`` with some fields changed.
+
+    Args:
+        config: The config to copy.
+        fields: New values by field name. A dot selects a field of a field: ``"threshold.mean"``.
+
+    Raises:
+        ValueError: If there is no such field, or the values are not valid.
+
+    Example:
+        >>> with_fields(config, {"hidden": 64, "threshold.mean": -3.0})
+    """
+    values = to_plain(config)
     for name, value in fields.items():
-        *path, last = name.split(".")
-        inner = plain
-        for part in path:
-            inner = inner.get(part) if isinstance(inner, dict) else None
-        if not isinstance(inner, dict) or last not in inner:
-            near = difflib.get_close_matches(name, _names(to_plain(config)), 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
+        *parents, last = name.split(".")
+        target = values
+        for parent in parents:
+            target = target.get(parent) if isinstance(target, dict) else None
+        if not isinstance(target, dict) or last not in target:
+            similar = difflib.get_close_matches(name, _field_names(to_plain(config)), 3)
+            hint = f"; did you mean {', '.join(similar)}?" if similar else ""
             raise ValueError(f"{type(config).__name__}: unknown field {name!r}{hint}")
-        inner[last] = value
-    return from_plain(type(config), plain)
+        target[last] = value
+    return from_plain(type(config), values)
 
 
-def _names(plain: Mapping[str, Any], before: str = "") -> list[str]:
-    inner = [name for key, value in plain.items() if isinstance(value, dict) for name in _names(value, f"{key}.")]
-    return [before + name for name in (*plain, *inner)]
+def _field_names(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    nested = [n for key, value in values.items() if isinstance(value, dict) for n in _field_names(value, f"{key}.")]
+    return [prefix + name for name in (*values, *nested)]
 
 
 def config_record(recipe: str, config: Config) -> dict[str, Any]:
-    """What a run's config.json holds."""
+    """Return the content of a run's ``config.json``."""
     return {"recipe": recipe, "kind": type(config).__name__, "config": to_plain(config)}
 
 
-def read_config(plain: dict[str, Any]) -> tuple[str, Config]:
-    """The recipe's name and the config that :func:`config_record` wrote down."""
-    kinds = {kind.__name__: kind for kind in (ClassifierConfig, LanguageConfig)}
-    return plain["recipe"], from_plain(kinds[plain["kind"]], plain["config"])
+def read_config(record: dict[str, Any]) -> tuple[str, Config]:
+    """Return the name of the recipe and the config that :func:`config_record` stored."""
+    classes = {cls.__name__: cls for cls in (ClassifierConfig, LanguageConfig)}
+    return record["recipe"], from_plain(classes[record["kind"]], record["config"])

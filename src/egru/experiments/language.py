@@ -1,4 +1,4 @@
-"""Word-level language models on Penn Treebank and WikiText-2 (paper, Table 3, supplement, thresholds, epsilon)."""
+"""Word-level language models on Penn Treebank and WikiText-2 (Table 3 of the paper, its supplement and studies)."""
 
 from dataclasses import replace
 from functools import partial
@@ -7,6 +7,7 @@ from egru.events import Surrogate
 from egru.experiments.config import LanguageConfig
 from egru.experiments.registry import Paper, add
 from egru.layers import Threshold
+from egru.types import TextData
 
 _PAPER = {
     1350: {
@@ -38,13 +39,14 @@ _PAPER = {
         "threshold": Threshold("sigmoid", mean=-3.496, std=0.0),
     },
 }
-"""By number of units. The spread of the initial thresholds is not given; 0 is the best of the paper's grid."""
+"""The paper's settings by number of units. It does not give the standard deviation of the initial thresholds; 0 is
+the best value of its grid."""
 
 
-def egru(data: str = "ptb", hidden: int = 1350) -> LanguageConfig:
-    """The paper's EGRU: Adam without momentum, a constant learning rate and then a cosine to a tenth."""
+def egru(data: TextData = "ptb", hidden: int = 1350) -> LanguageConfig:
+    """Return the paper's EGRU: Adam without momentum, a constant learning rate, then a cosine to a tenth of it."""
     return LanguageConfig(
-        data=data,  # pyright: ignore[reportArgumentType]
+        data=data,
         hidden=hidden,
         epochs=2500,
         betas=(0.0, 0.999),
@@ -56,10 +58,10 @@ def egru(data: str = "ptb", hidden: int = 1350) -> LanguageConfig:
     )
 
 
-def gru(data: str = "ptb") -> LanguageConfig:
-    """The paper's GRU 1350; epochs as for the EGRU, the paper names none."""
+def gru(data: TextData = "ptb") -> LanguageConfig:
+    """Return the paper's GRU 1350. The paper does not name the epochs; we use those of the EGRU."""
     return LanguageConfig(
-        data=data,  # pyright: ignore[reportArgumentType]
+        data=data,
         cell="gru",
         hidden=1350,
         embedding=563,
@@ -81,12 +83,14 @@ def gru(data: str = "ptb") -> LanguageConfig:
     )
 
 
-def awd_lstm(data: str = "ptb") -> LanguageConfig:
-    """AWD-LSTM 1150 with the settings of its authors' code (Merity et al., 2018; docs/training.md)."""
-    own = {"ptb": {"epochs": 500, "batch": 20, "dropout": 0.25, "embedding_dropout": 0.4}}
-    other = {"epochs": 750, "batch": 80, "dropout": 0.2, "embedding_dropout": 0.65}
+def awd_lstm(data: TextData = "ptb") -> LanguageConfig:
+    """Return an AWD-LSTM 1150 with the settings of its authors' code (Merity et al., 2018; docs/training.md)."""
+    settings = {
+        "ptb": {"epochs": 500, "batch": 20, "dropout": 0.25, "embedding_dropout": 0.4},
+        "wikitext2": {"epochs": 750, "batch": 80, "dropout": 0.2, "embedding_dropout": 0.65},
+    }
     return LanguageConfig(
-        data=data,  # pyright: ignore[reportArgumentType]
+        data=data,
         cell="lstm",
         hidden=1150,
         embedding=400,
@@ -100,12 +104,12 @@ def awd_lstm(data: str = "ptb") -> LanguageConfig:
         word_dropout=0.1,
         activity_decay=2.0,
         temporal_decay=1.0,
-        **own.get(data, other),
+        **settings[data],
     )
 
 
 def indrnn() -> LanguageConfig:
-    """Densely connected IndRNN (Li et al., 2019); optimiser, dropout and the kind of normalisation are ours."""
+    """Return a densely connected IndRNN (Li et al., 2019). Optimiser, dropout and normalisation are our choice."""
     return LanguageConfig(
         data="ptb",
         cell="dense_indrnn",
@@ -125,13 +129,13 @@ def indrnn() -> LanguageConfig:
     )
 
 
-def evnn(data: str = "ptb") -> LanguageConfig:
-    """EvNN's retuned recipe: AdamW, low fixed thresholds, a narrow and high surrogate, a cosine to zero.
+def evnn(data: TextData = "ptb") -> LanguageConfig:
+    """Return EvNN's recipe: AdamW, low fixed thresholds, a narrow and high surrogate, a cosine to zero.
 
-    Value by value from its ``benchmarks/lm``; docs/training.md says where our code differs.
+    All values are from EvNN's ``benchmarks/lm``. docs/training.md lists the differences between its code and ours.
     """
     return LanguageConfig(
-        data=data,  # pyright: ignore[reportArgumentType]
+        data=data,
         hidden=1350,
         embedding=750,
         epochs=1000,
@@ -160,49 +164,54 @@ def evnn(data: str = "ptb") -> LanguageConfig:
 
 
 def evnn_gru() -> LanguageConfig:
-    """The GRU beside it: everything the same but the layers."""
+    """Return a GRU with the training of :func:`evnn`."""
     return replace(evnn(), cell="gru")
 
 
-_1350 = Paper(None, 57.2, 79.7, 46.3, "33M", "9.9M", "58.7 in the supplement")
+_1350 = Paper(None, 57.2, 79.7, 46.3, "33M", "9.9M", "perplexity 58.7 in the supplement")
 _WIKI_1350 = Paper(None, 70.6, 76.8, 44.2, "51M", "17.5M")
-add("ptb", egru, _1350, "EGRU 1350 on Penn Treebank, the paper's settings; the same as ptb-egru-1350")
-add("ptb-egru-1350", egru, _1350, "EGRU 1350 on Penn Treebank")
+add("ptb", egru, _1350, "same as ptb-egru-1350")
+add("ptb-egru-1350", egru, _1350, "EGRU 1350")
 add(
     "ptb-egru-2000",
     partial(egru, "ptb", 2000),
-    Paper(None, 57.0, 84.8, 42.9, "55M", "12.7M", "58.8 in the supplement"),
-    "EGRU 2000 on Penn Treebank",
+    Paper(None, 57.0, 84.8, 42.9, "55M", "12.7M", "perplexity 58.8 in the supplement"),
+    "EGRU 2000",
 )
-add("ptb-gru-1350", gru, Paper(None, 66.3, None, None, "28M", "27.6M"), "GRU 1350 on Penn Treebank")
-add("ptb-awd-lstm", awd_lstm, Paper(None, 57.3, None, None, "24M", "24.0M"), "AWD-LSTM on Penn Treebank")
-add("ptb-indrnn", indrnn, Paper(None, 55.2, None, None, "52M", "51.6M"), "densely connected IndRNN on Penn Treebank")
-add("ptb-evnn", evnn, Paper(note="EvNN's settings, not the paper's"), "EGRU 1350 on Penn Treebank, retuned")
-add("ptb-evnn-gru", evnn_gru, Paper(note="ours"), "GRU 1350 on Penn Treebank, trained as ptb-evnn")
-add("wikitext2", partial(egru, "wikitext2"), _WIKI_1350, "EGRU 1350 on WikiText-2; the same as wikitext2-egru-1350")
-add("wikitext2-egru-1350", partial(egru, "wikitext2"), _WIKI_1350, "EGRU 1350 on WikiText-2")
+add("ptb-gru-1350", gru, Paper(None, 66.3, None, None, "28M", "27.6M"), "GRU 1350")
+add("ptb-awd-lstm", awd_lstm, Paper(None, 57.3, None, None, "24M", "24.0M"), "AWD-LSTM")
+add("ptb-indrnn", indrnn, Paper(None, 55.2, None, None, "52M", "51.6M"), "densely connected IndRNN")
+add(
+    "ptb-evnn",
+    evnn,
+    Paper(note="not in the paper"),
+    "EGRU 1350 with EvNN's settings",
+)
+add("ptb-evnn-gru", evnn_gru, Paper(note="our recipe"), "GRU 1350 with the training of ptb-evnn")
+add("wikitext2", partial(egru, "wikitext2"), _WIKI_1350, "same as wikitext2-egru-1350")
+add("wikitext2-egru-1350", partial(egru, "wikitext2"), _WIKI_1350, "EGRU 1350")
 add(
     "wikitext2-egru-2000",
     partial(egru, "wikitext2", 2000),
     Paper(None, 68.9, 82.7, 42.2, "74M", "20.1M"),
-    "EGRU 2000 on WikiText-2",
+    "EGRU 2000",
 )
 add(
     "wikitext2-gru-1350",
     partial(gru, "wikitext2"),
     Paper(None, 71.8, None, None, "39M", "38.8M"),
-    "GRU 1350 on WikiText-2",
+    "GRU 1350",
 )
 add(
     "wikitext2-awd-lstm",
     partial(awd_lstm, "wikitext2"),
     Paper(None, 65.8, None, None, "33M", "32.0M"),
-    "AWD-LSTM on WikiText-2",
+    "AWD-LSTM",
 )
 
 
 def thresholds(mean: float, std: float, trainable: bool) -> LanguageConfig:
-    """One point of the grid over the thresholds' start."""
+    """Return one point of the grid over initial thresholds."""
     return replace(egru(), threshold=Threshold("sigmoid", mean=mean, std=std), freeze_thresholds=not trainable)
 
 
@@ -217,24 +226,24 @@ GRID = {
     (0.0, 1.0): (288.8, 292.5),
     (0.0, 2.0): (69.8, 73.8),
 }
-"""Mean and spread of the thresholds' start to perplexity, trainable and fixed: averages over three runs."""
+"""Perplexity by mean and standard deviation of the initial thresholds, trainable and fixed: averages of three runs."""
 for (_mean, _std), _numbers in GRID.items():
     for _trainable, _number in zip((True, False), _numbers, strict=True):
         add(
             f"ptb-threshold{_mean:g}-{_std:g}{'' if _trainable else '-fixed'}",
             partial(thresholds, _mean, _std, _trainable),
             Paper(None, _number, note="average of three runs"),
-            f"{'trainable' if _trainable else 'fixed'} thresholds from N({_mean:g}, {_std:g}√2)",
+            f"initial thresholds from N({_mean:g}, {_std:g}√2), {'trainable' if _trainable else 'fixed'}",
         )
 
 
 def epsilon(width: float) -> LanguageConfig:
-    """One point of the sweep over the surrogate's width."""
+    """Return one point of the sweep over the surrogate's width."""
     return replace(egru(), surrogate=Surrogate(width=width))
 
 
 EPSILONS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Of the sweep; the paper shows it as a figure without numbers."""
+"""Widths in the sweep. The paper shows them in a figure without numbers."""
 for _width in EPSILONS:
-    note = Paper(note="a point of a figure in the paper")
-    add(f"ptb-epsilon-{_width:g}", partial(epsilon, _width), note, f"surrogate of half-width {_width:g}")
+    _point = Paper(note="a point in a figure of the paper")
+    add(f"ptb-epsilon-{_width:g}", partial(epsilon, _width), _point, f"EGRU 1350, surrogate of half-width {_width:g}")

@@ -1,4 +1,4 @@
-"""Recipes by name, each with the number it is held against."""
+"""The recipes by name, each with the paper's numbers."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,17 @@ Make = TypeVar("Make", bound=Callable[[], Config])
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """What the paper reports for a row: accuracy and sparsities in percent, perplexity on the test split."""
+    """The paper's numbers for a recipe, on the test split.
+
+    Attributes:
+        accuracy: In percent.
+        perplexity: For language models.
+        activity_sparsity: In percent.
+        backward_sparsity: In percent.
+        parameters: Number of parameters, as printed.
+        macs: Effective multiply-accumulate operations per step, as printed.
+        note: Further numbers, or where the recipe comes from.
+    """
 
     accuracy: float | None = None
     perplexity: float | None = None
@@ -24,19 +34,28 @@ class Paper:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.accuracy} %" if self.accuracy is not None else "",
+            f"accuracy {self.accuracy} %" if self.accuracy is not None else "",
             f"perplexity {self.perplexity}" if self.perplexity is not None else "",
-            f"{self.activity_sparsity} % silent" if self.activity_sparsity is not None else "",
-            f"{self.backward_sparsity} % backward" if self.backward_sparsity is not None else "",
+            f"activity sparsity {self.activity_sparsity} %" if self.activity_sparsity is not None else "",
+            f"backward sparsity {self.backward_sparsity} %" if self.backward_sparsity is not None else "",
             f"{self.parameters} parameters" if self.parameters else "",
             f"{self.macs} MACs" if self.macs else "",
             self.note,
         ]
-        return ", ".join(filter(None, parts)) or "no number"
+        return ", ".join(filter(None, parts)) or "no numbers in the paper"
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
+    """An experiment.
+
+    Attributes:
+        name: The name that `egru train` accepts.
+        make: Returns a new config.
+        paper: The paper's numbers.
+        summary: One line for `egru list`.
+    """
+
     name: str
     make: Callable[[], Config]
     paper: Paper
@@ -44,19 +63,30 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {}
+"""All recipes, by name."""
 
 
 def add(name: str, make: Callable[[], Config], paper: Paper, summary: str) -> None:
+    """Register a recipe.
+
+    Raises:
+        ValueError: If the name is taken.
+    """
     if name in RECIPES:
-        raise ValueError(f"recipe {name!r} is there already")
+        raise ValueError(f"recipe {name!r} exists already")
     RECIPES[name] = Recipe(name, make, paper, summary)
 
 
 def recipe(name: str, **paper: Any) -> Callable[[Make], Make]:
-    """Register a function under ``name``; its docstring is what `egru list` shows, ``paper`` the number beside it."""
+    """Register the decorated function as a recipe. The first line of its docstring is the summary.
+
+    Args:
+        name: The name of the recipe.
+        paper: Fields of :class:`Paper`.
+    """
 
     def register(make: Make) -> Make:
-        summary = (make.__doc__ or "").strip().splitlines()[0]
+        summary = (make.__doc__ or "").strip().splitlines()[0].removesuffix(".")
         add(name, make, Paper(**paper), summary)
         return make
 
@@ -64,8 +94,15 @@ def recipe(name: str, **paper: Any) -> Callable[[Make], Make]:
 
 
 def find(name: str) -> Recipe:
-    """The recipe called ``name``, or an error that names the nearest."""
+    """Return the recipe called ``name``.
+
+    Raises:
+        ValueError: If there is no such recipe. The message suggests similar names.
+
+    Example:
+        >>> config = egru.experiments.find("smnist").make()
+    """
     if name in RECIPES:
         return RECIPES[name]
-    near = difflib.get_close_matches(name, RECIPES, 3) or [key for key in RECIPES if "-" not in key]
-    raise ValueError(f"unknown recipe {name!r}; did you mean {', '.join(near)}? `egru list` shows all")
+    similar = difflib.get_close_matches(name, RECIPES, 3) or [key for key in RECIPES if "-" not in key]
+    raise ValueError(f"unknown recipe {name!r}; did you mean {', '.join(similar)}? `egru list` shows all")
