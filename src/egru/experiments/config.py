@@ -93,7 +93,7 @@ class ClassifierConfig(Network, ClassifierTraining):
     limit: int | None = None
     """Use only this many sequences of each split. If None, all."""
     readout: Readout = "trace"
-    """Outputs that the classifier reads: an exponential trace, the mean, the last, or every one with a loss per step."""
+    """Outputs that the classifier reads: exponential trace, mean, last, or every one with a loss per step."""
     smooth: bool = False
     """Add its eight neighbours to every pixel (dvs)."""
     centre: bool = False
