@@ -1,8 +1,8 @@
-"""Problems for the CUDA kernels, and how their results are compared with the float64 reference.
+"""Problems for the CUDA kernels, and the comparison of their results with the float64 reference.
 
-Rounding can move a state across its threshold, after which trajectories part for good. So the forward pass is checked
-step by step, each step of the reference starting from what the kernel had carried into it; and the backward pass is
-checked on the kernel's own forward pass.
+Rounding can move a state across its threshold, after which the trajectories differ. The forward pass is therefore
+checked step by step: each step of the reference starts from the state that the kernel carried into it. The backward
+reference runs on the kernel's forward pass.
 """
 
 import dataclasses
@@ -16,13 +16,14 @@ from egru import functional
 from egru.events import EventState, Surrogate
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.kernels.registry import get
+from egru.types import Reset, ResetGate
 
 GATES = ("after", "before")
 
 
 @pytest.fixture(autouse=True)
 def single_precision() -> Iterator[None]:
-    """The state is float32, and cuBLAS need not be deterministic here; whatever else the test session defaults to."""
+    """Use float32 and allow nondeterministic cuBLAS, regardless of the session's defaults."""
     before, dtype = torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
     torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(torch.float32)
@@ -31,7 +32,7 @@ def single_precision() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-# Of the state (absolute) and of gradients (norm).
+# Largest errors of the state (absolute) and of gradients (relative, by norm).
 TOLERANCE = {"": (2e-5, 2e-5), "bfloat16": (2e-3, 1.5e-2), "float16": (1e-3, 4e-3)}
 
 
@@ -41,8 +42,8 @@ def make_problem(
     inputs: int,
     H: int,
     *,
-    reset: str = "output",
-    reset_gate: str = "after",
+    reset: Reset = "output",
+    reset_gate: ResetGate = "after",
     precision: str = "bfloat16",
     bias: bool = True,
     keep: bool = False,
@@ -76,7 +77,7 @@ def make_problem(
 
 
 def in_float64(problem: Problem) -> Problem:
-    """The same problem with the operands of products rounded as the kernel rounds them."""
+    """Return the problem in float64, with the operands of products rounded as the kernel rounds them."""
     low = getattr(torch, problem.precision or "float32")
     values = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
     for name in ("input", "weight_ih", "weight_hh"):
@@ -85,8 +86,8 @@ def in_float64(problem: Problem) -> Problem:
     return dataclasses.replace(problem, **doubles, precision="")
 
 
-def each_step(exact: Problem, low: torch.dtype, out: Forward) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """What the threshold sees and the gates, every step from the state the kernel carried into it."""
+def reference_steps(exact: Problem, low: torch.dtype, out: Forward) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the reference's state before the threshold and its gates, each step from the kernel's previous state."""
     H = out.c.shape[-1]
     seen = out.c.double()
     e = seen > exact.theta
@@ -99,10 +100,10 @@ def each_step(exact: Problem, low: torch.dtype, out: Forward) -> tuple[Tensor, t
     y_low = y.to(low).double()
     update = functional.gru_update(p, y_low, memory, exact.weight_hh, exact.bias_hh, exact.reset_gate)
     state, gates = update.c, update.gates
-    if exact.reset_gate == "before":  # the operand of the second product is rounded too
+    if exact.reset_gate == "before":  # the kernel also rounds the operand of the second product
         u, r, _ = gates
         bias_z = None if exact.bias_hh is None else exact.bias_hh[2 * H :]
-        operand = (r * y).to(low).double()  # of y itself: what is rounded is the operand, once
+        operand = (r * y).to(low).double()  # rounded once: y itself is not rounded here
         z = torch.tanh(p[..., 2 * H :] + torch.nn.functional.linear(operand, exact.weight_hh[2 * H :], bias_z))
         state, gates = u * z + (1 - u) * memory, (u, r, z)
     if exact.reset == "output":
@@ -117,21 +118,21 @@ def relative(value: Tensor, expected: Tensor) -> float:
 
 
 def check(problem: Problem) -> dict[str, float]:
-    """Runs forward and backward and compares everything; returns the errors."""
+    """Run forward and backward, compare all results with the reference, and return the errors."""
     kernel = get("cuda")
     assert kernel.unsupported(problem) is None
     T, B, H = *problem.input.shape[:2], problem.theta.shape[0]
     exact, low = in_float64(problem), getattr(torch, problem.precision or "float32")
     state_tolerance, gradient_tolerance = TOLERANCE[problem.precision]
     out = kernel.forward(problem, True)
-    seen, gates = each_step(exact, low, out)
+    seen, gates = reference_steps(exact, low, out)
     real = torch.ones(T, B, dtype=torch.bool, device="cuda")
     if problem.lengths is not None:
         real = torch.arange(T, device="cuda")[:, None] < problem.lengths
     mask = real[..., None]
     errors = {"c": ((out.c.double() - seen) * mask).abs().max().item()}
     assert errors["c"] < state_tolerance, errors
-    # The kernel's own state decides: exact, so no margin is needed.
+    # Events follow exactly from the kernel's state, so no margin is needed.
     assert torch.equal(out.y, torch.where((out.c > problem.theta) & mask, out.c, 0))
     assert bool(((out.c == 0) | mask).all())
     last = torch.full((B,), T, device="cuda") if problem.lengths is None else problem.lengths
@@ -146,7 +147,7 @@ def check(problem: Problem) -> dict[str, float]:
     grads = [
         torch.randn(*shape, device="cuda", generator=generator) for shape in ((T, B, H), (T, B, H), (B, H), (B, H))
     ]
-    got = kernel.backward(problem, out.y, out.c, out.reserve, *grads, input_gradient=True)
+    gradients = kernel.backward(problem, out.y, out.c, out.reserve, *grads, input_gradient=True)
     expected = functional.egru_backward(
         grads[0].double(), grads[1].double(), (grads[2].double(), grads[3].double()), exact.input,
         EventState(exact.c0, exact.y0), exact.weight_ih, exact.weight_hh, exact.theta,
@@ -155,11 +156,11 @@ def check(problem: Problem) -> dict[str, float]:
         lengths=exact.lengths,
     )  # fmt: skip
     assert expected.input is not None
-    wanted = (
+    targets = (
         expected.input, *expected.state, expected.weight_ih, expected.weight_hh, expected.bias, expected.bias_hh,
         expected.theta,
     )  # fmt: skip
-    for name, value, target in zip(Backward._fields, got, wanted, strict=True):
+    for name, value, target in zip(Backward._fields, gradients, targets, strict=True):
         assert value is not None
         assert value.shape == target.shape, name
         errors[name] = relative(value, target)

@@ -17,6 +17,7 @@ from egru.kernels.cuda import arguments, driver, gather, persistent, prepare, pr
 from egru.kernels.cuda.arguments import ArgumentStruct, PackedArguments
 from egru.kernels.cuda.plan import Chip
 from egru.kernels.problem import Problem
+from egru.types import ResetGate
 
 H200 = Chip(132, 232448)
 STRUCTS = [value for value in vars(arguments).values() if isinstance(value, ArgumentStruct)]
@@ -169,7 +170,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
         cached.cache_clear()
 
 
-def make_problem(B: int, inputs: int, H: int = 40, T: int = 3, reset_gate: str = "after", **changes: Any) -> Problem:
+def make_problem(B: int, inputs: int, reset_gate: ResetGate = "after", **changes: Any) -> Problem:
+    T, H = 3, 40
     values: dict[str, Any] = {
         "input": torch.randn(T, B, inputs),
         "c0": torch.randn(B, H),
@@ -246,7 +248,7 @@ def test_persistent_forward_arguments(launches: Launches, B: int, inputs: int) -
 
 @pytest.mark.parametrize("reset_gate", ["after", "before"])
 @pytest.mark.parametrize("inputs", [1, 7])
-def test_persistent_backward_arguments(launches: Launches, inputs: int, reset_gate: str) -> None:
+def test_persistent_backward_arguments(launches: Launches, inputs: int, reset_gate: ResetGate) -> None:
     problem = make_problem(20, inputs, reset_gate=reset_gate)
     problem.input = _OnDevice(problem.input)
     plan = persistent.find_plan(problem.input, 40, reset_gate, "bfloat16")
@@ -298,7 +300,7 @@ def test_small_batch_arguments(launches: Launches, inputs: int, precision: str) 
 
 
 @pytest.mark.parametrize("reset_gate", ["after", "before"])
-def test_fused_step_arguments(reset_gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_step_arguments(reset_gate: ResetGate, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, bytes]] = []
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})

@@ -1,4 +1,4 @@
-"""The CUDA kernels as they are called: layers, compilers, graphs, streams, failures, many calls. On the device."""
+"""Calls of the CUDA kernels on the device: layers, compilers, graphs, streams, failures, and many calls in a row."""
 
 import pathlib
 import threading
@@ -11,9 +11,10 @@ import egru
 from egru.kernels.cuda import driver
 from egru.kernels.problem import Backward, Forward
 from egru.kernels.registry import get
+from egru.types import ResetGate
 from tests.kernels.cuda_problems import GATES, check, make_problem, single_precision
 
-__all__ = ["single_precision"]  # for every test here
+__all__ = ["single_precision"]  # a fixture for every test here
 
 pytestmark = [
     pytest.mark.cuda,
@@ -24,7 +25,7 @@ pytestmark = [
 @pytest.mark.parametrize("B", [2, 40])
 @pytest.mark.parametrize("precision", ["bfloat16", ""])
 def test_lean_layers_save_less_and_give_the_same_gradients(precision: str, B: int) -> None:
-    found = []
+    runs = []
     for lean in (False, True):
         torch.manual_seed(0)
         layer = egru.EGRU(20, 150, lean=lean, device="cuda")
@@ -34,17 +35,17 @@ def test_lean_layers_save_less_and_give_the_same_gradients(precision: str, B: in
             y, _ = layer(x)
         saved = torch.cuda.memory_allocated() - before
         y.square().sum().backward()
-        found.append((saved, y.detach(), *[p.grad for p in layer.parameters()]))
-    full, lean = found
-    gates = 100 * B * 150 * (4 if precision else 16)  # two of fp16 in the "before" form, four of float32
+        runs.append((saved, y.detach(), *[p.grad for p in layer.parameters()]))
+    full, lean = runs
+    gates = 100 * B * 150 * (4 if precision else 16)  # two fp16 values for "before", or four float32
     assert full[0] - lean[0] >= 0.9 * gates
     for a, b in zip(full[1:], lean[1:], strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # split-K products may add in another order
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)  # split-K products may sum in another order
 
 
 @pytest.mark.parametrize(("reset_gate", "most"), [("after", 14), ("before", 12)])
-def test_low_precision_holds_no_more_than_a_dense_layer(reset_gate: str, most: int) -> None:
-    """cuDNN's GRU in bf16 keeps six numbers and its output, 14 bytes a unit and step."""
+def test_low_precision_saves_no_more_than_a_dense_layer(reset_gate: ResetGate, most: int) -> None:
+    """cuDNN's bf16 GRU saves six numbers and its output: 14 bytes per unit and step."""
     T, B, H = 60, 40, 150
     layer = egru.EGRU(1, H, reset_gate=reset_gate, device="cuda")
     x = torch.randn(T, B, 1, device="cuda")
@@ -52,23 +53,26 @@ def test_low_precision_holds_no_more_than_a_dense_layer(reset_gate: str, most: i
     before = torch.cuda.memory_allocated()
     with torch.autocast("cuda", torch.bfloat16):
         y, state = layer(x)
-    held = torch.cuda.memory_allocated() - before
+    allocated = torch.cuda.memory_allocated() - before
     ends = 2 * state.c.numel() * 4
-    assert held <= T * B * H * most + ends + 4096  # thresholds, and blocks of 512 bytes
+    assert allocated <= T * B * H * most + ends + 4096  # thresholds, and rounding to blocks of 512 bytes
 
-    def note(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         saved.add(tensor.data_ptr())
         return tensor
 
-    with torch.autocast("cuda", torch.bfloat16), torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
-        again, _ = layer(x)
-    assert torch.equal(again, y)
-    assert again.data_ptr() not in saved, "the backward pass does not read y"
+    with (
+        torch.autocast("cuda", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor),
+    ):
+        second, _ = layer(x)
+    assert torch.equal(second, y)
+    assert second.data_ptr() not in saved, "the backward pass does not read y"
 
 
 @pytest.mark.parametrize("B", [2, 40])
 @pytest.mark.parametrize("precision", ["bfloat16", ""])
-def test_captured_in_a_cuda_graph(precision: str, B: int) -> None:
+def test_replayed_cuda_graph_gives_the_same_results(precision: str, B: int) -> None:
     kernel, problem = get("cuda"), make_problem(7, B, 6, 90, precision=precision)
     grad = torch.randn(7, B, 90, device="cuda")
 
@@ -96,7 +100,7 @@ def test_captured_in_a_cuda_graph(precision: str, B: int) -> None:
 
 
 @pytest.mark.parametrize("B", [1, 64])
-def test_two_streams_at_once(B: int) -> None:
+def test_concurrent_streams_give_the_same_results(B: int) -> None:
     kernel = get("cuda")
     problems = [make_problem(40, B, 8, 256, seed=seed) for seed in range(2)]
     want = [kernel.forward(p, False) for p in problems]
@@ -112,17 +116,17 @@ def test_two_streams_at_once(B: int) -> None:
             assert torch.equal(a.c, b.c)
 
 
-def test_a_thread_that_has_not_used_cuda() -> None:
+def test_runs_in_a_thread_that_has_not_used_cuda() -> None:
     kernel, problem = get("cuda"), make_problem(4, 20, 6, 50)
-    want = kernel.forward(problem, False).c.clone()  # everything is compiled, and memory is there
-    found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(kernel.forward(problem, False).c))
+    want = kernel.forward(problem, False).c.clone()  # compiles the kernels and fills the allocator's cache
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(kernel.forward(problem, False).c))
     thread.start()
     thread.join()
-    assert torch.equal(found[0], want)
+    assert torch.equal(results[0], want)
 
 
-def test_the_layer_under_autocast() -> None:
+def test_layer_under_autocast_has_finite_gradients() -> None:
     torch.manual_seed(0)
     layer = egru.EGRU(20, 70, num_layers=2, device="cuda")
     x = torch.randn(12, 9, 20, device="cuda", requires_grad=True)
@@ -136,11 +140,11 @@ def test_the_layer_under_autocast() -> None:
 
 @pytest.mark.parametrize("B", [2, 30])
 @pytest.mark.parametrize("precision", ["bfloat16", ""])
-def test_an_early_start_changes_nothing(precision: str, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer starts on its input before the problem is complete; the kernel alone does not."""
+def test_an_early_start_does_not_change_the_results(precision: str, B: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer enqueues work on its input before the problem is complete."""
     torch.manual_seed(0)
     layer = egru.EGRU(21, 70, num_layers=2, bidirectional=True, dropconnect=0.3, device="cuda")
-    found = []
+    runs = []
     for early in (True, False):
         if not early:
             monkeypatch.setattr("egru.layers.egru.begin_sequence", lambda *_: None)
@@ -150,17 +154,17 @@ def test_an_early_start_changes_nothing(precision: str, B: int, monkeypatch: pyt
             y, state = layer(x)
         layer.zero_grad()
         (y.square().sum() + state.c.sum()).backward()
-        found.append((y.detach(), x.grad, *[p.grad.clone() for p in layer.parameters() if p.grad is not None]))
-    for a, b in zip(*found, strict=True):
+        runs.append((y.detach(), x.grad, *[p.grad.clone() for p in layer.parameters() if p.grad is not None]))
+    for a, b in zip(*runs, strict=True):
         torch.testing.assert_close(a, b)
 
 
-def test_the_compiled_layer_equals_the_eager_one() -> None:
+def test_compiled_layer_equals_the_eager_one() -> None:
     torch.manual_seed(0)
     layer = egru.EGRU(20, 70, reset_gate="after", device="cuda")
     compiled = torch.compile(layer, backend="aot_eager")
     x = torch.randn(6, 9, 20, device="cuda")
-    found = []
+    results = []
     for run in (layer, compiled):
         with torch.autocast("cuda", torch.bfloat16):
             y, _ = run(x)
@@ -168,20 +172,20 @@ def test_the_compiled_layer_equals_the_eager_one() -> None:
         y.square().sum().backward()
         gradient = layer.get_parameter("weight_hh_l0").grad
         assert gradient is not None
-        found.append((y.detach(), gradient.clone()))
-    for a, b in zip(*found, strict=True):
+        results.append((y.detach(), gradient.clone()))
+    for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("B", [3, 20])
-def test_a_stalled_group_gives_up_and_the_next_call_raises(B: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_kernel_times_out_and_the_next_call_raises(B: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, problem = get("cuda"), make_problem(4, B, 6, 50)
     want = kernel.forward(problem, False)
     launch = driver.Function.__call__
 
     def one_block_missing(self: driver.Function, grid: int, args: bytes) -> None:
-        launch(self, grid - 1 if self.shared else grid, args)  # only persistent kernels ask for shared memory
+        launch(self, grid - 1 if self.shared else grid, args)  # only kernels with groups use dynamic shared memory
 
     monkeypatch.setattr(driver.Function, "__call__", one_block_missing)
     kernel.forward(problem, False)
@@ -193,8 +197,8 @@ def test_a_stalled_group_gives_up_and_the_next_call_raises(B: int, monkeypatch: 
 
 
 @pytest.mark.slow
-def test_many_calls_of_mixed_shapes() -> None:
-    """No hang, no leak (of torch's memory, of the driver's, of the host's), and every result as it was first."""
+def test_many_calls_of_mixed_shapes_neither_hang_nor_leak() -> None:
+    """Checks the memory of torch, the driver and the host, and that every result repeats."""
     kernel = get("cuda")
     shapes = [(3, 5, 4, 24), (6, 70, 1, 130), (4, 9, 3, 590), (5, 64, 8, 256), (2, 600, 1, 64), (8, 1, 6, 700)]
     problems = [make_problem(*shape, reset_gate=gate) for shape in shapes for gate in GATES]
@@ -209,16 +213,18 @@ def test_many_calls_of_mixed_shapes() -> None:
         problem = problems[index]
         out = kernel.forward(problem, True)
         grads = kernel.backward(problem, out.y, out.c, out.reserve, out.y, None, None, None, True)
-        found = (out.c, out.y_last, grads.c0, grads.theta)
-        expected = first.setdefault(index, found)
-        wrong += sum((a != b).any() for a, b in zip(found, expected, strict=True))  # all of these repeat to the bit
-        del out, grads, found, expected
+        results = (out.c, out.y_last, grads.c0, grads.theta)
+        expected = first.setdefault(index, results)
+        wrong += sum(
+            (a != b).any() for a, b in zip(results, expected, strict=True)
+        )  # these are bit-identical when repeated
+        del out, grads, results, expected
         if call in (999, 9_999):
             torch.cuda.synchronize()
             resident = int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
             memory.append((torch.cuda.memory_allocated(), -torch.cuda.mem_get_info()[0], resident))
     assert wrong.item() == 0
     early, late = memory
-    assert late[0] == early[0], "torch holds more tensors than before"
-    assert late[1] <= early[1], "the driver has less memory left"
-    assert late[2] - early[2] < 16 << 20, "the host holds more"
+    assert late[0] == early[0], "torch has leaked tensors"
+    assert late[1] <= early[1], "the driver has leaked memory"
+    assert late[2] - early[2] < 16 << 20, "the host has leaked memory"

@@ -1,4 +1,4 @@
-"""What the CUDA kernels decide on the host: partition, shared memory, packing, source, refusals. Needs no device."""
+"""Host side of the CUDA kernels: partition, shared memory, packing, source and unsupported problems. Needs no device."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from egru.kernels.cuda import arguments, pack, persistent, prepare, products, sm
 from egru.kernels.cuda import kernel as kernel_module
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Direction, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
-from egru.types import RESETS
+from egru.types import RESETS, Reset, ResetGate
 
 H200 = Chip(132, 232448)
 GATES = ("after", "before")
@@ -24,7 +24,7 @@ def single_precision(ground: None) -> None:
     torch.set_default_dtype(torch.float32)  # the kernels' state is float32
 
 
-def problem(H: int = 4, **changes: object) -> Problem:
+def make_problem(H: int = 4, **changes: object) -> Problem:
     values: dict[str, object] = {
         "input": torch.zeros(2, 3, 5),
         "c0": torch.zeros(3, H),
@@ -48,9 +48,9 @@ def problem(H: int = 4, **changes: object) -> Problem:
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("batch", [1, 5, 64, 500, 3000])
 @pytest.mark.parametrize("units", SIZES)
-def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int, reset_gate: str) -> None:
+def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int, reset_gate: ResetGate) -> None:
     plans = candidates(units, batch, H200, reset_gate)
-    assert plans, "every size up to 2048 fits"
+    assert plans, "every size up to 2048 must fit"
     for plan in plans:
         assert plan.blocks * plan.tiles * 8 >= units
         assert plan.waves * plan.groups * plan.rows >= batch
@@ -64,7 +64,7 @@ def test_every_plan_covers_the_problem_and_fits_the_chip(units: int, batch: int,
     assert choose_plan(units, batch, H200, reset_gate) == min(plans, key=lambda plan: plan.microseconds)
 
 
-def test_small_batches_are_not_split_and_large_ones_are() -> None:
+def test_only_large_batches_are_split_into_groups() -> None:
     single, large = choose_plan(1350, 1, H200), choose_plan(590, 500, H200)
     assert single is not None
     assert large is not None
@@ -72,7 +72,7 @@ def test_small_batches_are_not_split_and_large_ones_are() -> None:
     assert (large.groups, large.rows, large.waves) == (8, 64, 1)
 
 
-def test_too_large_a_layer_has_no_plan() -> None:
+def test_layers_that_do_not_fit_have_no_plan() -> None:
     assert choose_plan(3000, 8, H200) is None
     assert choose_plan(590, 8, Chip(16, 100_000)) is None
 
@@ -81,21 +81,23 @@ def test_too_large_a_layer_has_no_plan() -> None:
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("batch", range(1, small_batch.MAX_BATCH + 1))
 @pytest.mark.parametrize("units", SIZES)
-def test_partitions_for_few_rows(units: int, batch: int, reset_gate: str, precision: str) -> None:
+def test_small_batch_plans_cover_the_problem_and_fit_the_chip(
+    units: int, batch: int, reset_gate: ResetGate, precision: str
+) -> None:
     plan = small_batch.choose_plan(units, batch, H200, reset_gate, precision)
     if plan is None:
-        assert units > (1000 if precision else 700), "small layers always fit"
+        assert units > (1000 if precision else 700), "small layers must always fit"
         return
     assert plan.block_units * plan.blocks >= units > plan.block_units * (plan.blocks - 1)
     assert plan.rows * plan.groups >= batch > plan.rows * (plan.groups - 1), "no group is idle"
     assert plan.grid <= H200.multiprocessors
     assert plan.bytes <= H200.shared_bytes
-    assert plan.block_units * plan.words <= 32 * plan.warps, "a thread a unit and word"
+    assert plan.block_units * plan.words <= 32 * plan.warps, "one thread per unit and word"
     assert plan.words * (3 if precision else 1) >= plan.rows
-    assert plan.workspace % 16 == 0, "cleared sixteen bytes at a time"
+    assert plan.workspace % 16 == 0, "cleared in words of 16 bytes"
 
 
-def test_more_rows_or_larger_layers_are_not_few() -> None:
+def test_small_batch_kernel_rejects_large_batches_and_layers() -> None:
     assert small_batch.choose_plan(64, small_batch.MAX_BATCH + 1, H200, "after", "bfloat16") is None
     assert small_batch.choose_plan(1350, 1, H200, "after", "") is not None
     assert small_batch.choose_plan(2048, 1, H200, "after", "bfloat16") is not None
@@ -103,7 +105,7 @@ def test_more_rows_or_larger_layers_are_not_few() -> None:
 
 
 @pytest.mark.parametrize("precision", ["", "bfloat16", "float16"])
-def test_source_for_few_rows_states_every_constant(precision: str) -> None:
+def test_small_batch_source_defines_every_constant(precision: str) -> None:
     plan = small_batch.choose_plan(130, 5, H200, "before", precision)
     assert plan is not None
     text = small_batch.kernel_source(plan, "hard", "before", precision, inline=True, keep=False, ragged=True)
@@ -115,7 +117,7 @@ def test_source_for_few_rows_states_every_constant(precision: str) -> None:
 
 
 def as_operand(packed: torch.Tensor, plan: Plan, columns: int) -> torch.Tensor:
-    """(block, k, column) from a packed operand: [k / 8][column][8]."""
+    """Unpack [k / 8][column][8] to (block, k, column)."""
     return packed.view(plan.blocks, -1, columns, 8).transpose(2, 3).flatten(1, 2)
 
 
@@ -144,7 +146,7 @@ def test_packed_backward_weights_give_the_product(units: int, batch: int) -> Non
     torch.testing.assert_close(got, a.flatten(1) @ weight, rtol=1e-4, atol=1e-4)
 
 
-def test_packing_before_holds_two_operands_one_behind_the_other() -> None:
+def test_packing_for_before_has_the_announced_size() -> None:
     plan = choose_plan(40, 20, H200, "before")
     assert plan is not None
     weight = torch.randn(120, 40)
@@ -157,7 +159,7 @@ def test_packing_before_holds_two_operands_one_behind_the_other() -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("reset", RESETS)
-def test_source_states_every_constant(reset: str, reset_gate: str, direction: Direction) -> None:
+def test_persistent_source_defines_every_constant(reset: Reset, reset_gate: ResetGate, direction: Direction) -> None:
     plan = choose_plan(590, 500, H200, reset_gate)
     assert plan is not None
     text = persistent.kernel_source(plan, persistent.Variant(direction, reset, reset_gate, "bfloat16", True))
@@ -166,25 +168,25 @@ def test_source_states_every_constant(reset: str, reset_gate: str, direction: Di
     assert text.count("void wgmma(float") == (2 if (direction, reset_gate) == ("forward", "before") else 1)
 
 
-def test_a_product_names_every_register() -> None:
+def test_wgmma_overload_names_every_register() -> None:
     text = persistent.wgmma_overload(24, "float16")
     assert "m64n24k16.f32.f16.f16" in text
     assert text.count('"+f"') == 12
 
 
-def test_a_reserve_holds_three_halves_a_unit_two_before_and_four_floats() -> None:
-    assert tensors.reserve_shape(problem(H=9)) == (2, 3, 15)
-    assert tensors.reserve_shape(problem(H=9, reset_gate="before")) == (2, 3, 10)
-    assert tensors.reserve_shape(problem(H=9, precision="")) == (2, 3, 9, 4)
+def test_reserve_size_depends_on_reset_gate_and_precision() -> None:
+    assert tensors.reserve_shape(make_problem(H=9)) == (2, 3, 15)
+    assert tensors.reserve_shape(make_problem(H=9, reset_gate="before")) == (2, 3, 10)
+    assert tensors.reserve_shape(make_problem(H=9, precision="")) == (2, 3, 9, 4)
 
 
-def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
-    reason = registry.get("cuda").unsupported(problem())
+def test_cpu_tensors_are_rejected_with_a_reason() -> None:
+    reason = registry.get("cuda").unsupported(make_problem())
     assert reason is not None
     assert "CUDA" in reason
-    assert registry.choose("auto", problem()) != "cuda"
+    assert registry.choose("auto", make_problem()) != "cuda"
     with pytest.raises(ValueError, match="backend='cuda' cannot run this"):
-        registry.choose("cuda", problem())
+        registry.choose("cuda", make_problem())
 
 
 @pytest.mark.parametrize(
@@ -196,17 +198,19 @@ def test_cpu_tensors_are_refused_with_a_reason_and_go_elsewhere() -> None:
         ({"weight_hh": torch.zeros(12, 4, dtype=torch.float64)}, "float64"),
     ],
 )
-def test_refusals_name_what_is_wrong(change: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_problems_are_rejected_with_a_reason(
+    change: dict[str, object], word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake = torch.zeros(2, 3, 5, device="meta")
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
-    given = problem(**{**change, "input": _PretendCuda(fake)})
-    reason = registry.unsupported("cuda", given)
+    problem = make_problem(**{**change, "input": _PretendCuda(fake)})
+    reason = registry.unsupported("cuda", problem)
     assert reason is not None
     assert word in reason
 
 
 class _PretendCuda:
-    """Enough of a CUDA tensor for the checks, which look at device and shape only."""
+    """A stand-in for a CUDA tensor: the checks read only device and shape."""
 
     device = torch.device("cuda", 0)
 
@@ -214,11 +218,11 @@ class _PretendCuda:
         self.shape = tensor.shape
 
 
-# ---- the host side of a call, with nothing behind the launches -------------------------------------------------------
+# ---- the host side of a call, without the launches -------------------------------------------------------------------
 
 
-def random_problem(reset_gate: str, H: int = 6, inputs: int = 5) -> Problem:
-    return problem(
+def random_problem(reset_gate: ResetGate, H: int = 6, inputs: int = 5) -> Problem:
+    return make_problem(
         H,
         input=torch.randn(4, 3, inputs),
         weight_ih=torch.randn(3 * H, inputs),
@@ -229,31 +233,33 @@ def random_problem(reset_gate: str, H: int = 6, inputs: int = 5) -> Problem:
 
 
 @pytest.mark.parametrize("reset_gate", GATES)
-def test_products_over_all_steps(reset_gate: str) -> None:
-    """x W, dW, dx and dV on padded operands against the same products written out."""
-    given = random_problem(reset_gate)
+def test_products_over_time_ignore_padding(reset_gate: ResetGate) -> None:
+    """Compares x W, dW, dx and dV on padded operands with the unpadded products."""
+    problem = random_problem(reset_gate)
     H, HP = 6, 8
-    x, W = given.input.flatten(0, 1), given.weight_ih
-    projected = products.project(given, HP).view(-1, 3, HP)
-    assert not projected[..., H:].any(), "padding stays empty"
+    x, W = problem.input.flatten(0, 1), problem.weight_ih
+    projected = products.project(problem, HP).view(-1, 3, HP)
+    assert not projected[..., H:].any(), "padding must be zero"
     torch.testing.assert_close(projected[..., :H].flatten(1), x @ W.T)
-    # blocks of the gates' gradient: what multiplied V_z, a_r, a_u, a_z
+    # blocks of the gates' gradient: the one that multiplies V_z, a_r, a_u, a_z
     hh_z, a_r, a_u, a_z = (torch.nn.functional.pad(torch.randn(12, H), (0, HP - H)) for _ in range(4))
     gates = torch.cat([hh_z, a_r, a_u, a_z], 1)
     a = torch.cat([a_r[:, :H], a_u[:, :H], a_z[:, :H]], 1)
-    torch.testing.assert_close(products.input_weight_gradient(given, gates), a.T @ x)
-    torch.testing.assert_close(products.input_gradient(given, gates).flatten(0, 1), a @ W)
+    torch.testing.assert_close(products.input_weight_gradient(problem, gates), a.T @ x)
+    torch.testing.assert_close(products.input_gradient(problem, gates).flatten(0, 1), a @ W)
     source, source_z = (torch.nn.functional.pad(torch.randn(12, H), (0, HP - H)) for _ in range(2))
     if reset_gate == "after":
         source_z = source
     expected = torch.cat([b[:, :H].T @ s[:, :H] for b, s in ((a_r, source), (a_u, source), (hh_z, source_z))])
-    torch.testing.assert_close(products.recurrent_gradient(given, gates, source, source_z), expected)
+    torch.testing.assert_close(products.recurrent_gradient(problem, gates, source, source_z), expected)
 
 
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize("keep", [None, 0.25])
-def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward in time and back again, gates before states, as many threads as there are entries."""
+def test_fused_steps_launch_in_order(
+    reset_gate: ResetGate, keep: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checks the order of steps and kernels, and the number of threads."""
     launches: list[tuple[str, int, int]] = []
     shapes: list[int] = []
 
@@ -268,93 +274,93 @@ def test_fused_steps_launch_in_order(reset_gate: str, keep: float | None, monkey
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
     monkeypatch.setattr(stepwise, "_launch", launch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    given = dataclasses.replace(
+    problem = dataclasses.replace(
         random_problem(reset_gate, H=100), keep=None if keep is None else torch.full((1, 1, 1), keep)
     )
     T, B, H = 4, 3, 100
-    result = stepwise.forward(given, save=True)
-    a_step = ["forward_state"] if reset_gate == "after" else ["forward_gates", "forward_state"]
-    assert launches == [(name, t, B * H) for t in range(T) for name in a_step]
+    result = stepwise.forward(problem, save=True)
+    kernels = ["forward_state"] if reset_gate == "after" else ["forward_gates", "forward_state"]
+    assert launches == [(name, t, B * H) for t in range(T) for name in kernels]
     assert result.y.shape == result.c.shape == (T, B, H)
-    assert result.reserve.shape == tensors.reserve_shape(given)
-    assert stepwise.forward(given, save=False).reserve.numel() == 0
+    assert result.reserve.shape == tensors.reserve_shape(problem)
+    assert stepwise.forward(problem, save=False).reserve.numel() == 0
     launches.clear()
-    forward = (torch.zeros(T, B, H), torch.zeros(tensors.reserve_shape(given)))
-    grads = stepwise.backward(given, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
-    a_step = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
-    assert launches == [(name, t, B * 104) for t in reversed(range(T)) for name in a_step]
+    forward = (torch.zeros(T, B, H), torch.zeros(tensors.reserve_shape(problem)))
+    grads = stepwise.backward(problem, *forward, torch.randn(T, B, H), None, torch.ones(B, H), None, True)
+    kernels = ["backward_state"] if reset_gate == "after" else ["backward_state", "backward_reset"]
+    assert launches == [(name, t, B * 104) for t in reversed(range(T)) for name in kernels]
     assert set(shapes) == {104}, "units padded to a multiple of eight"
     for name, grad in grads._asdict().items():
-        mine = getattr(given, name)
-        assert grad.shape == ((3 * H,) if mine is None else mine.shape), name
-    assert stepwise.backward(given, *forward, None, None, None, None, False).input is None
+        parameter = getattr(problem, name)
+        assert grad.shape == ((3 * H,) if parameter is None else parameter.shape), name
+    assert stepwise.backward(problem, *forward, None, None, None, None, False).input is None
 
 
 def test_addresses_are_aligned_and_contiguous() -> None:
     base = torch.arange(40.0)
-    held: list[torch.Tensor] = []
-    assert tensors.address(None, held) == 0
-    assert tensors.address(base, held) == base.data_ptr()
-    assert held == []
-    for given in (base[1:9], base.view(8, 5)[:, ::2]):
-        found = tensors.address(given, held)
-        for tensor in (held[-1], tensors.aligned(given)):
-            assert torch.equal(tensor, given)
+    temporaries: list[torch.Tensor] = []
+    assert tensors.address(None, temporaries) == 0
+    assert tensors.address(base, temporaries) == base.data_ptr()
+    assert temporaries == []
+    for view in (base[1:9], base.view(8, 5)[:, ::2]):
+        pointer = tensors.address(view, temporaries)
+        for tensor in (temporaries[-1], tensors.aligned(view)):
+            assert torch.equal(tensor, view)
             assert tensor.is_contiguous()
             assert tensor.data_ptr() % 16 == 0
-        assert found == held[-1].data_ptr()
-    assert len(held) == 2
+        assert pointer == temporaries[-1].data_ptr()
+    assert len(temporaries) == 2
 
 
-def test_nothing_starts_early_without_a_gpu() -> None:
-    given = random_problem("after")
-    assert begin_sequence(given.input, given.weight_ih, given.weight_hh, "after", "bfloat16", "auto") is None
+def test_begin_sequence_does_nothing_without_a_gpu() -> None:
+    problem = random_problem("after")
+    assert begin_sequence(problem.input, problem.weight_ih, problem.weight_hh, "after", "bfloat16", "auto") is None
 
 
-def test_a_kept_input_is_recognised_and_others_are_not() -> None:
+def test_padded_inputs_are_recovered_and_others_are_not() -> None:
     operand = torch.randn(6, 16).bfloat16()
     kept = prepare.view_unpadded(operand, torch.Size((2, 3, 13)))
     assert torch.equal(kept, operand.view(2, 3, 16)[..., :13])
-    again = prepare.recover_padded(kept, torch.bfloat16)
-    assert again is not None
-    assert again.data_ptr() == operand.data_ptr()
-    assert torch.equal(again, operand)
-    assert prepare.recover_padded(kept, torch.float16) is None, "another type"
+    recovered = prepare.recover_padded(kept, torch.bfloat16)
+    assert recovered is not None
+    assert recovered.data_ptr() == operand.data_ptr()
+    assert torch.equal(recovered, operand)
+    assert prepare.recover_padded(kept, torch.float16) is None, "another dtype"
     assert prepare.recover_padded(kept.contiguous(), torch.bfloat16) is None, "no padding"
     assert prepare.recover_padded(torch.randn(2, 3, 13), torch.bfloat16) is None, "an ordinary input"
 
 
-def test_rows_that_start_alike_need_no_copies() -> None:
+def test_a_shared_start_state_is_not_copied() -> None:
     rest = torch.zeros(8)
-    given = problem(8, c0=rest.expand(3, 8), y0=rest.expand(3, 8))
-    c0, y0, stride = tensors.start_state(given)
+    problem = make_problem(8, c0=rest.expand(3, 8), y0=rest.expand(3, 8))
+    c0, y0, stride = tensors.start_state(problem)
     assert (c0.data_ptr(), y0.data_ptr(), stride) == (rest.data_ptr(), rest.data_ptr(), 0)
-    mixed = problem(8, c0=torch.ones(3, 8), y0=rest.expand(3, 8))
+    mixed = make_problem(8, c0=torch.ones(3, 8), y0=rest.expand(3, 8))
     c0, y0, stride = tensors.start_state(mixed)
     assert stride == 8
     assert c0.is_contiguous()
     assert y0.is_contiguous()
 
 
-def test_lean_saves_nothing_and_computes_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lean_saves_nothing_and_recomputes(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = registry.get("cuda")
     lean = dataclasses.replace(random_problem("after"), lean=True)
-    asked: list[bool] = []
+    saves: list[bool] = []
     full = torch.ones(tensors.reserve_shape(dataclasses.replace(lean, lean=False)))
 
-    def forward(given: Problem, save: bool) -> Forward:
-        asked.append(save)
+    def forward(problem: Problem, save: bool) -> Forward:
+        saves.append(save)
         zero = torch.zeros(())
         return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
 
-    seen: list[torch.Tensor] = []
-    monkeypatch.setattr(small_batch, "find_plan", lambda *given: None)
-    monkeypatch.setattr(persistent, "find_plan", lambda *given: None)
+    reserves: list[torch.Tensor] = []
+    monkeypatch.setattr(small_batch, "find_plan", lambda *_: None)
+    monkeypatch.setattr(persistent, "find_plan", lambda *_: None)
     monkeypatch.setattr(kernel_module, "on_device", lambda index: contextlib.nullcontext())
     monkeypatch.setattr(stepwise, "forward", forward)
-    monkeypatch.setattr(stepwise, "backward", lambda given, c, reserve, *rest: seen.append(reserve))
+    monkeypatch.setattr(stepwise, "backward", lambda problem, c, reserve, *rest: reserves.append(reserve))
     assert kernel.reserve_shape(lean) == (0,)
     assert kernel.forward(lean, True).reserve.numel() == 0
     kernel.backward(lean, full, full, torch.empty(0), None, None, None, None, True)
-    assert asked == [False, True]
-    assert seen[0] is full
+    assert saves == [False, True]
+    assert reserves[0] is full

@@ -266,7 +266,7 @@ def test_a_reset_scale_for_every_unit(reset: str, gate: str, more: Any, implemen
     problem, expected, bounds = parity(implementation, case)
     with implementation.active() as kernel:
         if implementation.kernel == "cuda" and reset != "none":
-            assert kernel.unsupported(problem) == "it has one reset_scale for all units"
+            assert kernel.unsupported(problem) == "it requires one reset_scale for all units, got one per unit"
             return
         assert kernel.unsupported(problem) is None
         assert_parity(run(kernel, problem), expected, bounds)

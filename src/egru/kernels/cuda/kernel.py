@@ -11,6 +11,7 @@ from egru.kernels.cuda.plan import Plan
 from egru.kernels.cuda.prepare import PendingForward
 from egru.kernels.cuda.tensors import reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
+from egru.types import ResetGate
 
 
 class CUDAKernel:
@@ -32,21 +33,21 @@ class CUDAKernel:
         """Return why this backend cannot run ``problem``, or None if it can."""
         device = problem.input.device
         if device.type != "cuda":
-            return f"it runs on CUDA tensors, not on {device.type}"
+            return f"it requires CUDA tensors, got {device.type}"
         if torch.version.hip is not None:
-            return "it needs NVIDIA's CUDA, not ROCm"
+            return "it requires NVIDIA CUDA, got ROCm"
         if problem.weight_hh.dtype != torch.float32:
-            return f"it keeps a float32 state, and the parameters are {problem.weight_hh.dtype}"
+            return f"it requires float32 parameters, got {problem.weight_hh.dtype}"
         if problem.precision not in products.OPERANDS:
-            return f"it multiplies in float32, bfloat16 or float16, not in {problem.precision}"
+            return f"it supports products in float32, bfloat16 or float16, got {problem.precision}"
         if problem.reset_scale.dim() and problem.reset != "none":
-            return "it has one reset_scale for all units"
+            return "it requires one reset_scale for all units, got one per unit"
         if problem.surrogate.shape != "triangle":
-            return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
+            return f"it supports the triangle surrogate only, got {problem.surrogate.shape!r}"
         if min(problem.input.shape) == 0:
-            return f"the input is empty: {tuple(problem.input.shape)}"
+            return f"it requires at least one step, row and feature, got an input of shape {tuple(problem.input.shape)}"
         if problem.input.dtype != torch.float32:
-            return f"it rounds a float32 input itself, and this one is {problem.input.dtype}"
+            return f"it requires a float32 input, got {problem.input.dtype}"
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class CUDAKernel:
             return persistent.forward(problem, plan, pending, save)
 
     def begin(
-        self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
+        self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: ResetGate, precision: str
     ) -> PendingForward | None:
         """Enqueue what a forward pass does before its kernel. Returns None if the sequence runs in fused steps."""
         if torch.version.hip is not None or input.dim() != 3 or input.numel() == 0:

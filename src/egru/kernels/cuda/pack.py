@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from egru.kernels.cuda.plan import Plan
+from egru.types import ResetGate
 
 
 def _pad_to_slots(w: Tensor, slot_tiles: int) -> Tensor:
@@ -16,7 +17,7 @@ def _pad_to_slots(w: Tensor, slot_tiles: int) -> Tensor:
     return F.pad(w, (0, 0, 0, 0, 0, -w.shape[1] % (2 * slot_tiles))).flatten(1)
 
 
-def pack_forward(weight_hh: Tensor, plan: Plan, reset_gate: str, low: torch.dtype) -> Tensor:
+def pack_forward(weight_hh: Tensor, plan: Plan, reset_gate: ResetGate, low: torch.dtype) -> Tensor:
     """Pack for the forward pass. Columns are (tile, gate, unit): a thread accumulates all gates of its units.
 
     "before" has two operands, one behind the other: r and u, multiplied with ``y``, then z, multiplied with ``r*y``.
@@ -30,7 +31,7 @@ def pack_forward(weight_hh: Tensor, plan: Plan, reset_gate: str, low: torch.dtyp
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def pack_backward(weight_hh: Tensor, plan: Plan, reset_gate: str, low: torch.dtype) -> Tensor:
+def pack_backward(weight_hh: Tensor, plan: Plan, reset_gate: ResetGate, low: torch.dtype) -> Tensor:
     """Pack for the backward pass. Columns are the units whose ``dy`` the block computes; k runs over (gate, unit).
 
     "before" has two operands, one behind the other: z, then r and u.

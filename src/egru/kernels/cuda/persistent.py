@@ -14,6 +14,7 @@ from egru.kernels.cuda.plan import Direction, Plan, ceil_to, choose_plan
 from egru.kernels.cuda.prepare import PendingForward, Preparer, recover_padded, view_unpadded
 from egru.kernels.cuda.tensors import address, aligned, keep_argument, reserve_shape, start_state
 from egru.kernels.problem import Backward, Forward, Problem
+from egru.types import Reset, ResetGate
 
 THREADS = 384
 
@@ -23,8 +24,8 @@ class Variant:
     """The options that a kernel is compiled for, in addition to its plan."""
 
     direction: Direction
-    reset: str
-    reset_gate: str
+    reset: Reset
+    reset_gate: ResetGate
     precision: str
     inline: bool  # the input has one feature, and the kernel computes x W itself
     keep: bool = False
@@ -78,11 +79,11 @@ def _function(plan: Plan, variant: Variant, device: int) -> driver.Function:
 
 
 @functools.cache
-def _plan(units: int, batch: int, reset_gate: str, device: int) -> Plan | None:
+def _plan(units: int, batch: int, reset_gate: ResetGate, device: int) -> Plan | None:
     return choose_plan(units, batch, chip(device), reset_gate) if is_hopper(device) else None
 
 
-def find_plan(input: Tensor, units: int, reset_gate: str, precision: str) -> Plan | None:
+def find_plan(input: Tensor, units: int, reset_gate: ResetGate, precision: str) -> Plan | None:
     """Return the plan for a sequence on its device, or None if no persistent kernel can run it."""
     return _plan(units, input.shape[1], reset_gate, input.device.index) if precision else None
 
@@ -107,7 +108,7 @@ class _Space:
 
 @functools.cache
 def _space(
-    units: int, batch: int, inputs: int, reset_gate: str, precision: str, direction: Direction, device: int
+    units: int, batch: int, inputs: int, reset_gate: ResetGate, precision: str, direction: Direction, device: int
 ) -> _Space:
     plan = _plan(units, batch, reset_gate, device)
     assert plan is not None
@@ -129,8 +130,8 @@ def _call(
     units: int,
     batch: int,
     inputs: int,
-    reset: str,
-    reset_gate: str,
+    reset: Reset,
+    reset_gate: ResetGate,
     precision: str,
     keep: bool,
     ragged: bool,
@@ -146,7 +147,7 @@ def _call(
     return _Call(_function(plan, variant, device), space)
 
 
-def _key(problem: Problem) -> tuple[int, int, int, str, str, str, bool, bool, int]:
+def _key(problem: Problem) -> tuple[int, int, int, Reset, ResetGate, str, bool, bool, int]:
     _, batch, inputs = problem.input.shape
     return (
         problem.theta.shape[0], batch, inputs, problem.reset, problem.reset_gate, problem.precision,
@@ -155,7 +156,7 @@ def _key(problem: Problem) -> tuple[int, int, int, str, str, str, bool, bool, in
 
 
 def begin(
-    plan: Plan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: str, precision: str
+    plan: Plan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: ResetGate, precision: str
 ) -> PendingForward:
     """Enqueue what a forward pass does before its kernel."""
     raise_if_stalled()

@@ -8,6 +8,8 @@ import dataclasses
 import functools
 from typing import Literal
 
+from egru.types import ResetGate
+
 Direction = Literal["forward", "backward"]
 
 ROWS = (8, 16, 32, 48, 64)  # allowed rows per group; each compiles a kernel; 64 is one warpgroup product
@@ -63,7 +65,7 @@ class Plan:
     @property
     def microseconds(self) -> float:
         """Estimated time of one step, forward and backward. Plans are ranked by it."""
-        return self.waves * _price(self.units, self.rows, self.tiles, self.grid)
+        return self.waves * _microseconds_per_step(self.units, self.rows, self.tiles, self.grid)
 
 
 def ceil_to(value: int, multiple: int) -> int:
@@ -107,17 +109,17 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
     return best[1] if best else None
 
 
-def _price(units: int, rows: int, tiles: int, grid: int) -> float:
-    """Estimate the microseconds per step, fitted to an H200; docs/gpu-notes.md explains the limits."""
+def _microseconds_per_step(units: int, rows: int, tiles: int, grid: int) -> float:
+    """Estimate the time per step, fitted by eye to an H200; docs/gpu-notes.md explains the limits."""
     k = -(-units // 16)
     kilobytes = k * rows * 32 * 4 / 1000  # forward reads one gate block, backward three
     ingress = kilobytes / 60  # a multiprocessor reads about 60 KB per microsecond
-    shared_read = kilobytes * grid / 1000 / 6.5  # L2 delivers about 6.5 MB per microsecond
+    l2_read = kilobytes * grid / 1000 / 6.5  # L2 delivers about 6.5 MB per microsecond
     product = k * (max(12 * tiles, 16 + 6 * tiles) + 3 * max(4 * tiles, 16 + 2 * tiles)) / 1800
-    return 5.0 + max(ingress, shared_read, product) + 0.7 * tiles
+    return 5.0 + max(ingress, l2_read, product) + 0.7 * tiles
 
 
-def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> list[Plan]:
+def candidates(units: int, batch: int, chip: Chip, reset_gate: ResetGate = "after") -> list[Plan]:
     """Return all feasible plans, cheapest first."""
     unit_tiles = -(-units // 8)
     plans: list[Plan] = []
@@ -143,7 +145,7 @@ def candidates(units: int, batch: int, chip: Chip, reset_gate: str = "after") ->
 
 
 @functools.lru_cache(maxsize=256)
-def choose_plan(units: int, batch: int, chip: Chip, reset_gate: str = "after") -> Plan | None:
+def choose_plan(units: int, batch: int, chip: Chip, reset_gate: ResetGate = "after") -> Plan | None:
     """Return the cheapest plan, or None if the weights do not fit into shared memory."""
     plans = candidates(units, batch, chip, reset_gate)
     return plans[0] if plans else None

@@ -14,6 +14,7 @@ from egru.kernels.cuda import driver, sources
 from egru.kernels.cuda.arguments import PREPARE
 from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import Direction, Plan, ceil_to
+from egru.types import ResetGate
 
 _BLOCK = 256
 _GRID = 132 * 8
@@ -55,7 +56,7 @@ class PendingForward(NamedTuple):
     projected: Tensor | None
 
 
-def packed_bytes(plan: Plan, reset_gate: str, direction: Direction) -> int:
+def packed_bytes(plan: Plan, reset_gate: ResetGate, direction: Direction) -> int:
     """Return the size of the packed recurrent weights of all blocks."""
     k, after = 2 * plan.k_tiles, reset_gate == "after"
     if direction == "forward":
@@ -90,7 +91,7 @@ class Preparer:
         workspace: int,
         extra: int = 0,
         plan: Plan | None = None,
-        reset_gate: str = "after",
+        reset_gate: ResetGate = "after",
         direction: Direction = "forward",
     ):
         padded, width = ceil_to(units, 8), ceil_to(inputs, 8)

@@ -18,6 +18,7 @@ from egru.kernels.cuda.plan import Chip, ceil_to
 from egru.kernels.cuda.prepare import PendingForward, Preparer, view_unpadded
 from egru.kernels.cuda.tensors import address, aligned, keep_argument, reserve_shape, start_state
 from egru.kernels.problem import Forward, Problem
+from egru.types import Reset, ResetGate
 
 MAX_BATCH = 8
 _ACTIVITY = 0.3  # assumed fraction of active units, for choosing a partition
@@ -46,7 +47,7 @@ class SmallBatchPlan:
         return 2 * self.groups * self.words * ceil_to(self.units, 32 * self.warps) * 8
 
 
-def _columns(units: int, reset_gate: str) -> tuple[int, int]:
+def _columns(units: int, reset_gate: ResetGate) -> tuple[int, int]:
     """Return the columns of a step's first product, and of one row of weights, for a block of ``units``."""
     if reset_gate == "after":
         return ceil_to(3 * units, 4), ceil_to(3 * units, 4)
@@ -54,7 +55,7 @@ def _columns(units: int, reset_gate: str) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def choose_plan(units: int, batch: int, chip: Chip, reset_gate: str, precision: str) -> SmallBatchPlan | None:
+def choose_plan(units: int, batch: int, chip: Chip, reset_gate: ResetGate, precision: str) -> SmallBatchPlan | None:
     """Return the cheapest partition, or None if the weights do not fit or the batch is too large."""
     if batch > MAX_BATCH:
         return None
@@ -83,19 +84,19 @@ def choose_plan(units: int, batch: int, chip: Chip, reset_gate: str, precision: 
     return best[1] if best else None
 
 
-def find_plan(input: Tensor, units: int, reset_gate: str, precision: str) -> SmallBatchPlan | None:
+def find_plan(input: Tensor, units: int, reset_gate: ResetGate, precision: str) -> SmallBatchPlan | None:
     """Return the partition for a sequence on its device, or None if this kernel cannot run it."""
     batch = input.shape[1]
     return None if batch > MAX_BATCH else _plan(units, batch, reset_gate, precision, input.device.index)
 
 
 @functools.cache
-def _plan(units: int, batch: int, reset_gate: str, precision: str, device: int) -> SmallBatchPlan | None:
+def _plan(units: int, batch: int, reset_gate: ResetGate, precision: str, device: int) -> SmallBatchPlan | None:
     return choose_plan(units, batch, chip(device), reset_gate, precision)
 
 
 def kernel_source(
-    plan: SmallBatchPlan, reset: str, reset_gate: str, precision: str, inline: bool, keep: bool, ragged: bool
+    plan: SmallBatchPlan, reset: Reset, reset_gate: ResetGate, precision: str, inline: bool, keep: bool, ragged: bool
 ) -> str:
     """Return the CUDA C++ of one kernel, with sizes and options compiled in."""
     constants = {
@@ -111,10 +112,10 @@ def kernel_source(
 def _function(
     units: int,
     batch: int,
-    reset_gate: str,
+    reset_gate: ResetGate,
     precision: str,
     device: int,
-    reset: str,
+    reset: Reset,
     inline: bool,
     keep: bool,
     ragged: bool,

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 from egru.kernels.cuda.arguments import KEEP, SURROGATE, ArgumentStruct, definitions
-from egru.types import RESETS
+from egru.types import RESETS, Reset, ResetGate
 
 PRECISIONS = ("", "bfloat16", "float16")
 """Operand types of the products, in the order of the constant LOW."""
@@ -13,10 +13,10 @@ RECURSION = ("operand.cuh", "element.cuh", "reserve.cuh")
 _FOLDER = pathlib.Path(__file__).parent / "source"
 
 
-def option_constants(reset: str, reset_gate: str, precision: str) -> dict[str, int]:
+def option_constants(reset: Reset, reset_gate: ResetGate, precision: str) -> dict[str, int]:
     """Return the constants that select a problem's options in the source."""
     return {
-        "RESET": RESETS.index(reset),  # pyright: ignore[reportArgumentType]
+        "RESET": RESETS.index(reset),
         "AFTER": int(reset_gate == "after"),
         "LOW": PRECISIONS.index(precision),
     }

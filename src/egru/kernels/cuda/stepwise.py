@@ -14,18 +14,19 @@ from egru.kernels.cuda.device import architecture
 from egru.kernels.cuda.plan import ceil_to
 from egru.kernels.cuda.tensors import address, keep_argument, reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
+from egru.types import Reset, ResetGate
 
 _BLOCK = 256
 
 
-def kernel_source(reset: str, reset_gate: str, precision: str) -> str:
+def kernel_source(reset: Reset, reset_gate: ResetGate, precision: str) -> str:
     """Return the CUDA C++ of the step kernels: only options are compiled in, sizes are arguments."""
     constants = {**sources.option_constants(reset, reset_gate, precision), "ACCURATE": 1}
     return sources.assemble(constants, [STEP_FORWARD, STEP_BACKWARD], [*sources.RECURSION, "stepwise.cu"])
 
 
 @functools.cache
-def _functions(reset: str, reset_gate: str, precision: str, device: int) -> dict[str, driver.Function]:
+def _functions(reset: Reset, reset_gate: ResetGate, precision: str, device: int) -> dict[str, driver.Function]:
     code = driver.compile_source(kernel_source(reset, reset_gate, precision), [architecture(device)])
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     return {name: driver.Function(code, name, block=_BLOCK) for name in names}
