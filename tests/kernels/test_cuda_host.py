@@ -1,4 +1,4 @@
-"""Host side of the CUDA kernels: partition, shared memory, packing, source and unsupported problems. Needs no device."""
+"""Host side of the CUDA kernels: partition, shared memory, packing, source, unsupported problems. Needs no device."""
 
 import contextlib
 import dataclasses
