@@ -27,7 +27,7 @@ from egru.data import Classification, Split
 from egru.data.gestures import VALIDATION_SESSIONS, sessions
 from egru.experiments import ClassifierConfig
 from egru.layers import Threshold
-from egru.training import Run, Silent, train
+from egru.training import NoProgress, Run, train
 
 LAST = 5
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,11 +70,11 @@ def one(variant: str, fold: int, changes: dict[str, Any]) -> dict[str, float]:
     model, task = experiments.build(config, data)
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(pathlib.Path(folder) / "run", {}, lambda _: None)
-        train(model, task, config, run, Silent())
+        train(model, task, config, run, NoProgress())
         lines = run.metrics()[-LAST:]
     return {
-        "accuracy": statistics.mean(line["validation"]["accuracy"] for line in lines),
-        "silent": statistics.mean(line["activity"]["activity_sparsity"] for line in lines),
+        "accuracy": statistics.mean(line.validation.accuracy for line in lines),
+        "silent": statistics.mean(line.activity.activity_sparsity for line in lines),
     }
 
 

@@ -23,13 +23,15 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from egru.environment import Environment
 from egru.experiments import RECIPES, Config, Paper
 from egru.experiments.config import read_config
 from egru.experiments.tables import ALIASES
 from egru.report import LIGHT
 from egru.report.format import count, percent, seconds
 from egru.runs.command import recorded_command, train_command
-from egru.training import Run
+from egru.runs.load import training_metrics
+from egru.training import EpochMetrics, Result, Run
 
 ROOT = pathlib.Path(__file__).parent.parent
 RUNS = ROOT / "benchmarks" / "results" / "runs"
@@ -162,15 +164,15 @@ class Record:
     name: str
     recipe: str
     config: Config
-    environment: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    result: dict[str, Any] | None
+    environment: Environment
+    metrics: list[EpochMetrics]
+    result: Result | None
     engine: dict[str, Any] | None
 
     @property
     def quietened(self) -> bool:
         """Made of another run, whose metrics it has."""
-        return "made_by" in (self.result or {})
+        return self.result is not None and self.result.derivation is not None
 
     @property
     def note(self) -> str:
@@ -181,7 +183,7 @@ class Record:
 
     @property
     def events(self) -> bool:
-        return self.metrics[-1]["activity"]["backward_sparsity"] is not None
+        return self.metrics[-1].activity.backward_sparsity is not None
 
 
 def record(folder: pathlib.Path) -> Record:
@@ -189,15 +191,15 @@ def record(folder: pathlib.Path) -> Record:
     recipe, config = read_config(run.config())
     measured = json.loads(engine.read_text()) if engine.exists() else None
     recipe = ALIASES.get(recipe, recipe)
-    return Record(folder.name, recipe, config, run.environment(), run.metrics(), run.result(), measured)
+    return Record(folder.name, recipe, config, run.environment(), training_metrics(run), run.result(), measured)
 
 
-def wall_clock(metrics: list[dict[str, Any]]) -> tuple[float, bool]:
+def wall_clock(metrics: list[EpochMetrics]) -> tuple[float, bool]:
     """Seconds of all sittings, and whether checkpoints are in it; the clock starts anew when a run is resumed."""
-    if not metrics or any("elapsed" not in line for line in metrics):
-        return sum(line["seconds"] for line in metrics), False
-    following = [line["elapsed"] for line in metrics[1:]] + [0.0]
-    return sum(line["elapsed"] for line, after in zip(metrics, following, strict=True) if after < line["elapsed"]), True
+    elapsed = [line.elapsed for line in metrics if line.elapsed is not None]
+    if not metrics or len(elapsed) < len(metrics):
+        return sum(line.seconds for line in metrics), False
+    return sum(now for now, after in zip(elapsed, [*elapsed[1:], 0.0], strict=True) if after < now), True
 
 
 def points(run: Record, *keys: str) -> list[tuple[int, float]]:
@@ -206,9 +208,9 @@ def points(run: Record, *keys: str) -> list[tuple[int, float]]:
     for line in run.metrics:
         value: Any = line
         for key in keys:
-            value = (value or {}).get(key)
+            value = value.get(key) if isinstance(value, dict) else getattr(value, key, None)
         if value is not None:
-            found.append((line["epoch"], value))
+            found.append((line.epoch, value))
     return found
 
 
@@ -228,34 +230,34 @@ def spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
 
 def chosen(run: Record, score: str) -> float:
     """The validation score of the epoch that was chosen, or the best so far."""
-    if run.quietened:
-        return (run.result or {})["validation"][score]
+    if run.result is not None and run.result.derivation is not None:
+        return getattr(run.result.derivation.validation, score)
     scores = dict(points(run, "validation", score))
-    return BEST[score](scores.values()) if run.result is None else scores[run.result["best_epoch"]]
+    return BEST[score](scores.values()) if run.result is None else scores[run.result.best_epoch]
 
 
 def our_row(task: Task, model: str, source: str, runs: list[Record]) -> Row:
     """One run, or several as means; all of them finished, or none."""
     show = SHOW[task.score]
     results = [run.result for run in runs if run.result is not None]
-    overall = [result["activity"]["overall"] for result in results]
-    silent = [each["activity_sparsity"] for run, each in zip(runs, overall, strict=False) if run.events]
+    overall = [result.activity for result in results]
+    silent = [each.activity_sparsity for run, each in zip(runs, overall, strict=False) if run.events]
     backward, skippable = (
         spread((training_sparsity(run, f"backward_{name}") for run in runs), percent)
         for name in ("sparsity", "skippable")
     )
     clocks = [wall_clock(run.metrics) for run in runs]
-    best = ", ".join(str(result["best_epoch"]) for result in results)
+    best = ", ".join(str(result.best_epoch) for result in results)
     done = f"{best} best of {len(runs[0].metrics)}" if best else f"{len(runs[0].metrics)} of {runs[0].config.epochs}"
     return (
         model,
         source,
-        count(overall[0]["parameters"]) if overall else "-",
-        f"**{spread((result['test'][task.score] for result in results), show)}**" if results else "-",
+        count(overall[0].parameters) if overall else "-",
+        f"**{spread((getattr(result.test, task.score) for result in results), show)}**" if results else "-",
         spread((chosen(run, task.score) for run in runs), show),
         spread(silent, percent),
         backward if backward == "-" else f"{backward} (skippable {skippable})",
-        spread((each["forward_macs"] for each in overall), count),
+        spread((each.forward_macs for each in overall), count),
         done,
         spread((clock for clock, _ in clocks), seconds)
         + ("" if all(whole for _, whole in clocks) else ", checkpoints not counted"),
@@ -335,7 +337,7 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
 
 def layers_figure(run: Record) -> Any | None:
     """Layer by layer: silence in validation, the backward pass in training. None for one layer, or none recorded."""
-    layers = run.metrics[-1].get("layers") or {}
+    layers = run.metrics[-1].layers
     if len(layers) < 2 or not run.events:
         return None
     panels = (
@@ -385,24 +387,23 @@ def logarithmic(axes: Any) -> None:
 
 def about(run: Record, figure: str | None) -> str:
     """A run's own section."""
-    versions = run.environment.get("versions", {})
-    machine = run.environment.get("cuda") or run.environment.get("machine", "unknown machine")
+    versions = run.environment.versions
+    machine = run.environment.cuda or run.environment.machine
     lines = [
         f"### {run.name}\n",
         f"    {recorded_command(run.recipe, run.config, run.result)}\n",
-        f"On {machine}, torch {versions.get('torch', '?')}, Python {versions.get('python', '?')}; "
+        f"On {machine}, torch {versions['torch']}, Python {versions['python']}; "
         f"its records: `benchmarks/results/runs/{run.name}/`.",
     ]
     if run.result is not None:
-        activity, steps = run.result["activity"], run.result["activity"]["overall"]["steps"]
+        activity = run.result.activity
         layers = [
-            (x["name"], str(x["hidden_size"]), str(x["unit_activity"].count(0)), percent(x["activity_sparsity"]))
-            + (count(x["forward_macs"]),)
-            for x in activity["layers"]
+            (x.name, str(x.hidden_size), str(x.active.count(0)), percent(x.activity_sparsity), count(x.cost.forward))
+            for x in activity.layers
         ]
         readout = [
-            (x["name"], str(x["out_features"]), "-", percent(1 - x["input_density"]), count(x["macs"] / steps))
-            for x in activity["linears"]
+            (x.name, str(x.out_features), "-", percent(1 - x.input_density), count(x.macs / activity.steps))
+            for x in activity.linears
         ]
         head = ("layer, test", "units", "never active", "silent (its input, of the readout)", "MACs a step")
         lines += ["", table(head, layers + readout)]

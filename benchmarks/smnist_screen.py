@@ -36,7 +36,7 @@ from egru.experiments import ClassifierConfig
 from egru.experiments.config import read_config
 from egru.layers import Threshold
 from egru.report import LIGHT
-from egru.training import Run, RunError, Silent, to_plain, train
+from egru.training import EpochMetrics, NoProgress, Run, RunError, to_plain, train
 from egru.training.loop import EXPLODED
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "smnist_screen.jsonl"
@@ -219,7 +219,7 @@ def one(name: str, changes: dict[str, Any], updates: int, seed: int) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(pathlib.Path(folder) / "run", {}, said.append)
         try:
-            train(model, task, config, run, Silent())
+            train(model, task, config, run, NoProgress())
         except RunError as error:
             stopped = str(error)
         lines = run.metrics()
@@ -236,7 +236,7 @@ def finished(folder: pathlib.Path, name: str) -> dict[str, Any]:
         raise RunError(f"{folder} is not finished; only whole runs are added")
     base = to_plain(ClassifierConfig(**BASE))
     changes = {key: value for key, value in config.items() if value != base[key] and key not in ("seed", "root")}
-    record = entry(name, config["seed"], changes, lines, lines[-1]["elapsed"])
+    record = entry(name, config["seed"], changes, lines, lines[-1].elapsed or 0.0)
     return record | {"asked": record["updates"]}
 
 
@@ -244,7 +244,7 @@ def entry(
     name: str,
     seed: int,
     changes: dict[str, Any],
-    lines: list[dict[str, Any]],
+    lines: list[EpochMetrics],
     seconds: float,
     stopped: str = "",
     said: Sequence[str] = (),
@@ -253,7 +253,7 @@ def entry(
     record: dict[str, Any] = {
         "variant": name,
         "seed": seed,
-        "updates": sum(line["train"]["steps"] for line in lines),
+        "updates": sum(line.train.steps for line in lines),
         "changes": changes,
         "stopped": stopped,
         "said": said,
@@ -263,23 +263,23 @@ def entry(
     if not lines:
         return record
     last = lines[-1]
-    stability = last["stability"][0] if last["stability"] else {}
+    stability = to_plain(last.stability[0]) if last.stability else {}
     return record | {
-        "accuracy": last["validation"]["accuracy"],
-        "activity": 1 - last["activity"]["activity_sparsity"],
-        "backward_skippable": last["activity"]["backward_skippable"],
-        "loss": last["train"]["loss"],
-        "gradient_norm": last["train"]["gradient_norm"],
-        "gradient_norm_p99": max(line["train"]["gradient_norm_p99"] for line in lines),
+        "accuracy": last.validation.accuracy,
+        "activity": 1 - last.activity.activity_sparsity,
+        "backward_skippable": last.activity.backward_skippable,
+        "loss": last.train.loss,
+        "gradient_norm": last.train.gradient_norm,
+        "gradient_norm_p99": max(line.train.gradient_norm_p99 or 0.0 for line in lines),
         "diagonal_above_one": stability.get("diagonal_above_one"),
         "adjoint_growth": stability.get("adjoint_growth"),
         "adjoint_peak": stability.get("adjoint_peak"),
         "curve": [
             [
-                round(line["validation"]["accuracy"], 4),
-                float(f"{line['train']['gradient_norm']:.3g}"),
-                float(f"{line['train']['gradient_norm_p99']:.3g}"),
-                line["stability"][0]["adjoint_growth"] if line["stability"] else None,
+                round(line.validation.accuracy, 4),
+                float(f"{line.train.gradient_norm:.3g}"),
+                float(f"{line.train.gradient_norm_p99 or 0.0:.3g}"),
+                line.stability[0].adjoint_growth if line.stability else None,
             ]
             for line in lines
         ],

@@ -36,7 +36,7 @@ from egru import experiments
 from egru.data import Text
 from egru.experiments import LanguageConfig
 from egru.models import detached
-from egru.training import LanguageTask, Silent, bar, make_optimiser, train
+from egru.training import LanguageTask, NoProgress, make_optimiser, progress_bar, train
 from egru.training.tasks import Batch, autocast
 
 LIMIT = 1.15
@@ -51,10 +51,10 @@ class Enough(Exception):
 class Nowhere:
     """A run that keeps nothing."""
 
-    def sweep(self) -> None: ...
-    def must_be_new(self) -> None: ...
+    def remove_temporary_files(self) -> None: ...
+    def require_no_metrics(self) -> None: ...
     def save(self, *_: Any) -> None: ...
-    def epochs(self) -> list[int]:
+    def saved_epochs(self) -> list[int]:
         return []
 
     def metrics(self) -> list[Any]:
@@ -240,9 +240,9 @@ def progress(epochs: int) -> Iterator[Any]:
     """The bar a person would see, where rich is installed."""
     with contextlib.ExitStack() as stack:
         try:
-            shown = stack.enter_context(bar("train_step", epochs))
+            shown = stack.enter_context(progress_bar("train_step", epochs))
         except ImportError:
-            shown = Silent()
+            shown = NoProgress()
         yield shown
 
 

@@ -159,7 +159,7 @@ def test_resume(capsys, monkeypatch, tmp_path):
     assert code == 130
     assert "stopped" in err
     assert err.count("\n") == 1
-    assert Run.open(tmp_path / "run").newest() == 1
+    assert Run.open(tmp_path / "run").newest_epoch() == 1
     code, out, _ = egru(capsys, "train", "--resume", "run")
     assert code == 0
     assert "epoch 2: loss" in out
@@ -175,7 +175,7 @@ def test_resume(capsys, monkeypatch, tmp_path):
 def test_time_is_up(capsys, tmp_path):
     code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--minutes", "1e-9")
     assert code == 75
-    assert err == "egru: time is up after epoch 1 of 2, which is saved: --resume run\n"
+    assert err == "egru: the time limit was reached; epoch 1 of 2 is saved: continue with --resume run\n"
     assert egru(capsys, "train", "--resume", "run", "--minutes", "60")[0] == 0
     assert Run.open(tmp_path / "run").result() is not None
 
@@ -295,7 +295,7 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     assert err.strip().splitlines()[-1].startswith("egru: stopped")
     assert "Traceback" not in err
     run = Run.open(tmp_path / "run", pytest.fail)
-    assert run.newest() >= len(run.metrics()) - 1
+    assert run.newest_epoch() >= len(run.metrics()) - 1
 
 
 def test_report_of_runs(capsys, tmp_path):

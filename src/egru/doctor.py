@@ -1,12 +1,9 @@
 """What ``egru doctor`` prints: installed packages, the kernels in use, and which data sets are present."""
 
-import importlib.metadata
-import platform
 from collections.abc import Callable, Iterator
 
-import torch
-
-from egru import __version__, data, kernels
+from egru import data
+from egru.environment import Environment, version
 
 EXTRAS = {
     "safetensors": "train",
@@ -32,27 +29,20 @@ DATA_SETS: dict[str, Callable[[], object]] = {
 
 def describe() -> Iterator[str]:
     """Yield one line per package, kernel and data set."""
-    yield f"python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    yield f"egru {__version__}"
-    for name in ("torch", "numpy"):
-        yield f"{name} {_version(name)}"
+    environment = Environment.current()
+    yield f"python {environment.versions['python']} on {environment.machine}"
+    for name in ("egru", "torch", "numpy"):
+        yield f"{name} {environment.versions[name]}"
     for name, extra in EXTRAS.items():
         hint = f"not installed (pip install 'egru[{extra}]')"
-        yield f"{name} {_version(name) or hint}"
-    yield f"threads: {torch.get_num_threads()}"
-    yield f"CUDA: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'no device'}"
-    for name, status in kernels.info().items():
+        yield f"{name} {version(name) or hint}"
+    yield f"threads: {environment.threads}"
+    yield f"CUDA: {environment.cuda or 'no device'}"
+    for name, status in environment.kernels.items():
         yield f"kernel {name}: {status}"
     yield f"data folder: {data.data_root() or 'not set; set EGRU_DATA to the folder of the data sets'}"
     for name, load in DATA_SETS.items():
         yield f"data set {name}: {_status(load)}"
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _status(load: Callable[[], object]) -> str:

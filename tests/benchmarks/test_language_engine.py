@@ -9,6 +9,7 @@ import torch
 
 from egru import runs
 from egru.experiments import LanguageConfig
+from egru.training import Result
 from tests.training.tiny import text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -39,8 +40,8 @@ def test_contestants_read_the_same_words(tmp_path, capsys):
     assert rows["engine float32"]["perplexity"] == pytest.approx(rows["torch"]["perplexity"], rel=1e-4)
     assert rows["engine float32"]["perplexity"] != rows["engine int8"]["perplexity"]
     assert rows["torch"]["perplexity"] == pytest.approx(two["contestants"]["torch"]["perplexity"], rel=1e-5)
-    overall = stored["activity"]["overall"]
-    assert rows["engine float32"]["activity_sparsity"] == pytest.approx(overall["activity_sparsity"], abs=1e-3)
+    activity = Result.from_dict(stored).activity
+    assert rows["engine float32"]["activity_sparsity"] == pytest.approx(activity.activity_sparsity, abs=1e-3)
     assert rows["engine int8"]["times_torch"] > 1
     assert "x torch" in capsys.readouterr().out
 

@@ -1,15 +1,17 @@
 """The page of results: what runs recorded, and "not run" for the rest."""
 
 import dataclasses
-import json
 import statistics
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from egru import experiments, runs
+from egru.training import EpochMetrics, Result, Run
 from tests.training.tiny import sequences, text
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -28,13 +30,15 @@ def single_precision(ground, monkeypatch):
         monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", load)
 
 
-def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[dict, list[dict]]:
+def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[Result, list[EpochMetrics]]:
     """A small run of ``recipe``, its records kept as ``name``: its result and its metrics."""
     config = dataclasses.replace(experiments.smoke(experiments.find(recipe).make()), **changes)
     runs.train(recipe, config, tmp_path / name, log=lambda _: None, page=False)
     runs.export(tmp_path / name, tmp_path / "runs" / name)
-    lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-    return json.loads((tmp_path / name / "result.json").read_text()), [json.loads(line) for line in lines]
+    trained = Run.open(tmp_path / name)
+    result = trained.result()
+    assert result is not None
+    return result, trained.metrics()
 
 
 def page(tmp_path: Path) -> str:
@@ -71,27 +75,26 @@ def test_a_run_and_what_it_recorded(tmp_path):
     result, metrics = run(tmp_path, "ptb-evnn", "first")
     written = page(tmp_path)
     (cells,) = ours(written)
-    overall = result["activity"]["overall"]
+    overall = result.activity
     assert cells[1] == f"ours, seed {experiments.find('ptb-evnn').make().seed}"
-    assert cells[3] == f"**{result['test']['perplexity']:.2f}**"
-    assert cells[4] == f"{metrics[result['best_epoch'] - 1]['validation']['perplexity']:.2f}"
-    assert cells[5] == f"{100 * overall['activity_sparsity']:.1f} %"
-    assert cells[7] == f"{overall['forward_macs'] / 1e3:.3g}K"
-    mean = statistics.mean(line["training_activity"]["backward_sparsity"] for line in metrics)
+    assert cells[3] == f"**{result.test.perplexity:.2f}**"
+    assert cells[4] == f"{metrics[result.best_epoch - 1].validation.perplexity:.2f}"
+    assert cells[5] == f"{100 * overall.activity_sparsity:.1f} %"
+    assert cells[7] == f"{overall.forward_macs / 1e3:.3g}K"
+    mean = statistics.mean(line.training_activity.backward_sparsity for line in metrics)  # pyright: ignore
     assert cells[6].startswith(f"{100 * mean:.1f} % (skippable ")
     assert "    egru train ptb-evnn --epochs 3 " in written
     assert "--threshold" not in written  # as in the recipe
     images = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
     assert images == {"ptb-training.png", "first-sparsity.png"}
     (tmp_path / "runs" / "first" / "result.json").unlink()
-    old = ("layers", "training_activity", "training_layers", "elapsed")
-    lines = [json.dumps({k: v for k, v in line.items() if k not in old}) for line in metrics]
-    (tmp_path / "runs" / "first" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    written = page(tmp_path)  # unfinished, and from before layers were counted
+    unmeasured = {"layers": {}, "training_activity": None, "training_layers": None, "elapsed": None}
+    Run.open(tmp_path / "runs" / "first").write_metrics([dataclasses.replace(line, **unmeasured) for line in metrics])
+    written = page(tmp_path)  # unfinished, and without counts per layer
     (cells,) = ours(written)
     assert cells[1].endswith(", unfinished")
     assert cells[2:4] == ["-", "-"]
-    assert cells[4] == f"{min(line['validation']['perplexity'] for line in metrics):.2f}"
+    assert cells[4] == f"{min(line.validation.perplexity for line in metrics):.2f}"
     assert cells[8] == "3 of 3"
     assert cells[9].endswith("checkpoints not counted")
     assert "sparsity.png" not in written
@@ -102,33 +105,34 @@ def test_a_run_with_higher_thresholds_and_one_that_goes_on(tmp_path):
     run(tmp_path, "ptb-evnn", "on", start_from=str(tmp_path / "first"))
     quiet = tmp_path / "runs" / "quiet"
     runs.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), log=lambda _: None)
-    result = json.loads((quiet / "result.json").read_text())
+    result = Run.open(quiet).result()
+    assert result is not None
+    assert result.derivation is not None
     written = page(tmp_path)
     rows = ours(written)
     seed = f"ours, seed {experiments.find('ptb-evnn').make().seed}"
     assert [cells[1] for cells in rows] == [seed, f"{seed}, trained on", f"{seed}, thresholds raised"]
-    assert rows[2][3] == f"**{result['test']['perplexity']:.2f}**"
-    assert rows[2][4] == f"{result['validation']['perplexity']:.2f}"
+    assert rows[2][3] == f"**{result.test.perplexity:.2f}**"
+    assert rows[2][4] == f"{result.derivation.validation.perplexity:.2f}"
     assert rows[2][6] == rows[0][6]  # of the training, which is the first one's
-    assert rows[2][8] == f"{result['best_epoch']} best of {len(metrics)}"
+    assert rows[2][8] == f"{result.best_epoch} best of {len(metrics)}"
     assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in written
     assert "quiet-sparsity.png" not in written
 
 
 def test_the_documentation_has_every_trial_that_is_kept():
-    (kept,) = (path for path in results_page.RUNS.glob("*/result.json") if "trials" in path.read_text())
+    results = (Run.open(path.parent).result() for path in results_page.RUNS.glob("*/result.json"))
+    (result,) = (result for result in results if result is not None and result.derivation is not None)
     written = (results_page.ROOT / "docs" / "pruning.md").read_text()
-    result = json.loads(kept.read_text())
     rows = [
-        f"| {' / '.join(f'{each:g}' for each in trial['floor'])} | {trial['validation']['perplexity']:.2f} | "
-        f"{100 * trial['activity_sparsity']:.1f} % | {trial['forward_macs'] / 1e6:.2f}M |\n"
-        for trial in result["trials"]
+        f"| {' / '.join(f'{floor:g}' for floor in trial.floor)} | {trial.validation.perplexity:.2f} | "
+        f"{100 * trial.activity_sparsity:.1f} % | {trial.forward_macs / 1e6:.2f}M |\n"
+        for trial in result.derivation.trials
     ]
     assert "".join(rows) in written
-    overall = result["activity"]["overall"]
-    assert f"to {result['test']['perplexity']:.2f} while" in written
-    assert f"to {100 * overall['activity_sparsity']:.1f} % and" in written
-    assert f"to {overall['forward_macs'] / 1e6:.2f}M " in written
+    assert f"to {result.test.perplexity:.2f} while" in written
+    assert f"to {100 * result.activity.activity_sparsity:.1f} % and" in written
+    assert f"to {result.activity.forward_macs / 1e6:.2f}M " in written
 
 
 def test_seeds_and_their_mean(tmp_path):
@@ -138,19 +142,20 @@ def test_seeds_and_their_mean(tmp_path):
     written = page(tmp_path)
     rows = ours(written)
     assert [cells[1] for cells in rows] == ["ours, seed 0", "ours, seed 1", "ours, mean of 2", *["ours, seed 0"] * 2]
-    tests = [result["test"]["accuracy"] for result in results]
+    tests = [result.test.accuracy for result in results]
     assert rows[0][3] == f"**{100 * tests[0]:.2f} %**"
     assert rows[2][3] == f"**{100 * statistics.mean(tests):.2f} % ± {100 * statistics.stdev(tests):.2f} %**"
-    assert rows[2][8] == ", ".join(str(result["best_epoch"]) for result in results) + " best of 3"
+    assert rows[2][8] == ", ".join(str(result.best_epoch) for result in results) + " best of 3"
     assert rows[4][5:7] == ["-", "-"]  # no events
     assert "sparsity.png" not in written  # one layer: in the task's figure
-    (layer,) = results[0]["activity"]["layers"]
-    assert f"| layer0 | 48 | {layer['unit_activity'].count(0)} |" in written
+    (layer,) = results[0].activity.layers
+    assert f"| layer0 | 48 | {layer.active.count(0)} |" in written
     assert (tmp_path / "docs" / "images" / "smnist-training.png").exists()
 
 
 def test_the_clock_of_several_sittings():
-    lines = [{"elapsed": t, "seconds": 1.0} for t in (2.0, 4.0, 3.0, 5.0, 9.0)]
+    lines: list[Any] = [SimpleNamespace(elapsed=t, seconds=1.0) for t in (2.0, 4.0, 3.0, 5.0, 9.0)]
     assert results_page.wall_clock(lines) == (13.0, True)
-    assert results_page.wall_clock([{"seconds": 1.5}] * 2) == (3.0, False)
+    unmeasured: Any = SimpleNamespace(elapsed=None, seconds=1.5)
+    assert results_page.wall_clock([unmeasured] * 2) == (3.0, False)
     assert results_page.wall_clock([]) == (0, False)

@@ -1,25 +1,30 @@
-"""Runs that nobody trained, with numbers that can be found again on the page."""
+"""Reports of runs that were not trained, with numbers that tests can find on the page."""
 
 import math
 
 import numpy as np
 
-from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LayerCost, LinearActivity
+from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LinearActivity
 from egru.report import Epoch, Raster, RunReport
+
+STEPS = 640
 
 
 def dense_activity(hidden: int = 32) -> ActivitySummary:
-    layer = LayerActivity("gru", "GRU", LayerCost(1, hidden), 640, (1.0,) * hidden, None, None)
-    return ActivitySummary((layer,), (LinearActivity("readout", hidden, 10, 10, 1.0),), 3_500, EnergyModel())
+    layer = LayerActivity("gru", "GRU", 1, hidden, 3, None, STEPS, (STEPS,) * hidden, STEPS, None, None, 0.0)
+    return ActivitySummary((layer,), (LinearActivity("readout", hidden, 10, 10, 10 * hidden),), 3_500, EnergyModel())
 
 
 def event_activity(
     units: tuple[float, ...] = (0.0, 0.0, 1.0, *np.linspace(0.05, 0.25, 29).tolist()),
 ) -> ActivitySummary:
-    activity = sum(units) / len(units)
-    cost = LayerCost(1, len(units), input_density=0.5, activity=activity, gradient_density=0.4)
-    layer = LayerActivity("egru", "EGRU", cost, 640, units, 0.7, 0.6)
-    return ActivitySummary((layer,), (LinearActivity("readout", len(units), 10, 10, activity),), 3_532, EnergyModel())
+    hidden, active = len(units), tuple(round(STEPS * unit) for unit in units)
+    states = STEPS * hidden
+    layer = LayerActivity(
+        "egru", "EGRU", 1, hidden, 3, None, STEPS, active, STEPS // 2, round(0.3 * states), round(0.4 * states), 0.0
+    )
+    readout = LinearActivity("readout", hidden, 10, 10, round(10 * sum(units)))
+    return ActivitySummary((layer,), (readout,), 3_532, EnergyModel())
 
 
 def run(

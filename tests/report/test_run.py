@@ -7,17 +7,18 @@ import pytest
 import torch
 
 import egru
+from egru.records import FormatError
 from egru.report import Epoch, Raster, RunReport
 from tests.report import examples
 
 
-def test_round_trip_through_json():
+def test_round_trip_through_json_is_exact():
     for original in examples.pair():
         again = RunReport.from_dict(json.loads(json.dumps(original.to_dict(), allow_nan=False)))
         assert again == original
 
 
-def test_a_monitored_model_round_trips():
+def test_round_trip_of_a_measured_model_is_exact():
     layer = egru.EGRU(2, 5, 2, bidirectional=True)
     with egru.ActivityMonitor(layer) as monitor:
         layer(torch.randn(7, 3, 2))
@@ -27,14 +28,23 @@ def test_a_monitored_model_round_trips():
     assert len(again.event_layers) == 4
 
 
-def test_to_dict_carries_the_totals():
+def test_derived_numbers_are_not_part_of_the_record():
     run = examples.run()
-    overall = run.to_dict()["activity"]["overall"]
-    assert overall["forward_macs"] == run.activity.forward_macs
-    assert overall["dense_backward_macs"] == run.activity.dense_backward_macs
+    derived = run.derived()
+    assert derived["forward_macs"] == run.activity.forward_macs
+    assert derived["dense_backward_macs"] == run.activity.dense_backward_macs
+    assert not set(derived) & set(run.to_dict()["activity"])
 
 
-def test_saving_is_dense_over_used():
+def test_another_format_is_refused():
+    plain = examples.run().to_dict()
+    with pytest.raises(
+        FormatError, match=r"report\.json: the record has format 1; this version of egru reads format 2"
+    ):
+        RunReport.from_dict(plain | {"format": 1}, "report.json")
+
+
+def test_saving_is_dense_divided_by_effective_macs():
     run = examples.run()
     assert run.forward_saving == run.activity.dense_forward_macs / run.activity.forward_macs > 1
     assert run.backward_saving == run.activity.dense_backward_macs / run.activity.backward_macs > 1
@@ -42,7 +52,7 @@ def test_saving_is_dense_over_used():
     assert (dense.forward_saving, dense.backward_saving) == (1, 1)
 
 
-def test_event_layers():
+def test_event_layers_are_those_with_backward_sparsity():
     assert [layer.name for layer in examples.run("EGRU").event_layers] == ["egru"]
     assert examples.run("GRU").event_layers == ()
 
@@ -52,13 +62,13 @@ def test_event_layers():
     [
         ({"accuracy": math.nan}, "test_accuracy must be a fraction between 0 and 1, got nan"),
         ({"accuracy": 97.8}, r"test_accuracy must be a fraction between 0 and 1, got 97\.8"),
-        ({"epochs": 0}, "history is empty"),
+        ({"epochs": 0}, "history must contain at least one epoch, got none"),
         ({"seconds": -1.0}, r"seconds must be finite and not negative, got -1\.0"),
         ({"seconds": math.inf}, "seconds must be finite and not negative, got inf"),
         ({"name": " "}, "name must not be empty"),
     ],
 )
-def test_a_bad_run_is_refused(changes, message):
+def test_invalid_run_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         examples.run(**changes)
 
@@ -79,7 +89,7 @@ def test_epochs_must_increase():
         ("layer_sparsity", {"a": 2.0}, "layer_sparsity of a must be a fraction"),
     ],
 )
-def test_a_bad_epoch_is_refused(field, value, message):
+def test_invalid_epoch_is_refused(field, value, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(Epoch(5, 1.0, 0.5, 0.5, 1.0), **{field: value})
 
@@ -87,22 +97,22 @@ def test_a_bad_epoch_is_refused(field, value, message):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"input": np.zeros((4, 1))}, ValueError, "as many steps, got 4 and 20"),
-        ({"input": np.zeros(20)}, ValueError, r"input must have shape \(T, I\) with nothing empty, got \(20,\)"),
+        ({"input": np.zeros((4, 1))}, ValueError, "must have the same number of steps, got 4 and 20"),
+        ({"input": np.zeros(20)}, ValueError, r"input must have shape \(T, I\) without empty dimensions, got \(20,\)"),
         ({"events": np.zeros((20, 0))}, ValueError, r"events must have shape \(T, H\)"),
         ({"events": np.full((20, 2), np.nan)}, ValueError, "events must be finite"),
         ({"image": np.zeros(64)}, ValueError, "image must have shape"),
-        ({"image": np.zeros((4, 2, 2))}, ValueError, "as many frames as there are steps"),
+        ({"image": np.zeros((4, 2, 2))}, ValueError, "image must have one frame per step"),
         ({"layers": (("a", 3),)}, ValueError, r"layers must add up to 16 units, got \(\('a', 3\),\)"),
-        ({"words": ("a",)}, ValueError, "words must be one a step, got 1 for 20"),
+        ({"words": ("a",)}, ValueError, "words must have one entry per step, got 1 for 20 steps"),
         ({"events": torch.zeros(20, 2)}, TypeError, "events must be a numpy array .* got Tensor"),
     ],
 )
-def test_a_bad_raster_is_refused(changes, error, message):
+def test_invalid_raster_is_refused(changes, error, message):
     with pytest.raises(error, match=message):
         dataclasses.replace(examples.raster(), **changes)
 
 
-def test_silent_counts_zeros():
+def test_raster_sparsity_is_the_fraction_of_zeros():
     raster = Raster("r", np.zeros((2, 1)), np.array([[0.0, 0.5], [0.0, 0.0]]), None, "")
-    assert raster.silent == 0.75
+    assert raster.activity_sparsity == 0.75

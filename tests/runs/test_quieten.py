@@ -1,7 +1,7 @@
 """Runs with higher thresholds."""
 
 import contextlib
-import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -11,11 +11,14 @@ from egru import Threshold, cli
 from egru.data import Text
 from egru.experiments import build, find
 from egru.layers import EventRNN
+from egru.records import write_json
 from egru.runs import evaluate, quieten, report, train
-from egru.runs.load import load
-from egru.runs.quieten import Trial, search
+from egru.runs.load import load, training_metrics
+from egru.runs.quieten import search
 from egru.runs.reproduce import keep_run
 from egru.training import Run, RunError, Scores
+from egru.training.records import ThresholdTrial
+from egru.training.run import METRICS
 
 LOW = Threshold("clamp", mean=0.01)
 SMALL = replace(find("digits").make(), epochs=2, limit=60, hidden=12, batch=30, evaluation_batch=60)
@@ -45,16 +48,22 @@ def test_what_is_written_is_what_was_measured(first, tmp_path):
     result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", log=said.append)
     scores, activity, epoch = evaluate(tmp_path / "quiet")
     assert scores == result.test
-    assert epoch == result.best_epoch == Run.open(first).best()
+    assert epoch == result.best_epoch == Run.open(first).best_epoch()
     assert activity.forward_macs == result.activity.forward_macs < evaluate(first)[1].forward_macs
     assert lowest(tmp_path / "quiet") == pytest.approx(0.2)
     assert lowest(first) < 0.01
     assert said[-1].startswith("floors 0.2: loss ")
     written = Run.open(tmp_path / "quiet")
-    assert written.metrics() == Run.open(first).metrics()
-    validation = written.result()["validation"]  # pyright: ignore[reportOptionalSubscript]
-    assert validation["loss"] == evaluate(tmp_path / "quiet", "validation")[0].loss
+    assert not (tmp_path / "quiet" / METRICS).exists()
+    assert training_metrics(written) == Run.open(first).metrics()
+    assert written.result() == result
+    assert result.derivation is not None
+    assert result.derivation.source == str(first)
+    assert result.derivation.validation.loss == evaluate(tmp_path / "quiet", "validation")[0].loss
     assert (report([tmp_path / "quiet"])).exists()
+    shutil.move(first, tmp_path / "moved")
+    with pytest.raises(RunError, match=r"quiet was derived from .*first, which is not found; put that run next to it"):
+        report([tmp_path / "quiet"])
 
 
 def test_a_search_keeps_what_events_clear(tmp_path):
@@ -64,9 +73,12 @@ def test_a_search_keeps_what_events_clear(tmp_path):
     assert after[0].loss <= before[0].loss + 0.01
     assert after[1].forward_macs < before[1].forward_macs
     one, other = (layer(tmp_path / name) for name in ("second", "quiet"))
-    first, *_ = Run.open(tmp_path / "quiet").result()["trials"]  # pyright: ignore[reportOptionalSubscript]
-    assert first["validation"]["loss"] == before[0].loss
-    assert first["floor"] == [0.0]
+    result = Run.open(tmp_path / "quiet").result()
+    assert result is not None
+    assert result.derivation is not None
+    first = result.derivation.trials[0]
+    assert first.validation.loss == before[0].loss
+    assert first.floor == (0.0,)
     cleared = [each.reset_scales()["l0"] * each.thresholds()["l0"] for each in (one, other)]
     torch.testing.assert_close(*cleared)
     assert not torch.equal(one.thresholds()["l0"], other.thresholds()["l0"])
@@ -82,11 +94,12 @@ def test_text_is_judged_as_it_is_tested(tmp_path, monkeypatch):
     quieten(tmp_path / "text", tmp_path / "quiet", floor=(0.0,), weights="float32")
     result = Run.open(tmp_path / "quiet").result()
     assert result is not None
+    assert result.derivation is not None
     found = load(tmp_path / "quiet")
     one = build(replace(found.config, evaluation_batch=1), text)[1].evaluate(found.model, "validation")
     eight = found.task.evaluate(found.model, "validation")
-    assert result["trials"][-1]["validation"]["loss"] == one.loss != eight.loss
-    assert result["validation"]["loss"] == eight.loss  # beside those of other runs
+    assert result.derivation.trials[-1].validation.loss == one.loss != eight.loss
+    assert result.derivation.validation.loss == eight.loss  # comparable to other runs
 
 
 def test_its_record_names_the_command(first, tmp_path):
@@ -95,9 +108,15 @@ def test_its_record_names_the_command(first, tmp_path):
     assert plain["config"]["threshold_floor"] == [0.1]
     assert plain["config"]["start_from"] == str(first)
     plain["config"]["limit"] = None
-    (tmp_path / "quiet" / "config.json").write_text(json.dumps(plain))
+    write_json(tmp_path / "quiet" / "config.json", plain)
     (tmp_path / "kept").mkdir()
     kept, _ = keep_run(tmp_path / "quiet", tmp_path / "kept", tmp_path / "results.json")
+    assert Run.open(kept).metrics() == Run.open(first).metrics()  # its source is not kept
+    shutil.copytree(first, tmp_path / "kept" / "first")
+    (kept / METRICS).unlink()
+    keep_run(tmp_path / "quiet", tmp_path / "kept", tmp_path / "results.json")
+    assert not (kept / METRICS).exists()
+    assert training_metrics(Run.open(kept)) == Run.open(first).metrics()
     record = (kept / "record.json").read_text()
     assert '"egru quieten first OUT --floor 0.1"' in record
     assert str(tmp_path) not in record + (kept / "config.json").read_text() + (kept / "result.json").read_text()
@@ -155,7 +174,7 @@ def searched(loss, start, within, macs=lambda *floor: -sum(floor)):
 
     def attempt(floor):
         asked.append(tuple(floor))
-        return Trial(tuple(floor), Scores(loss(*floor), 0.0), 0.0, macs(*floor))
+        return ThresholdTrial(tuple(floor), Scores(loss(*floor), 0.0), 0.0, macs(*floor))
 
     return search(attempt, attempt(start), within).floor, asked
 

@@ -158,11 +158,15 @@ def test_keep_requires_a_checkout(run, tmp_path):
         collect_results(tmp_path / "nowhere")
 
 
-def test_records_without_a_date_and_without_a_result(run, tmp_path):
-    shutil.copytree(run, tmp_path / "records" / "some-run")
+def test_only_folders_with_a_record_are_collected(tmp_path):
+    kept = tmp_path / "records" / "some-run"
+    shutil.copytree(next(RUNS.glob("dvs-gru-*")), kept)
     (result,) = collect_results(tmp_path / "records")
-    assert (result.command, result.date) == ("egru train dvs-gru", "undated")
-    (tmp_path / "records" / "some-run" / "result.json").unlink()
+    assert (result.command, result.date) == ("egru train dvs-gru", "2026-11-15")
+    (kept / "result.json").rename(kept / "result.txt")
+    with pytest.raises(RunError, match=r"some-run has a record\.json but no result\.json"):
+        collect_results(tmp_path / "records")
+    (kept / reproduce.RECORD).unlink()
     assert collect_results(tmp_path / "records") == []
 
 

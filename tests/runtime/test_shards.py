@@ -47,7 +47,7 @@ def test_round_trip(format, tmp_path):
             assert torch.equal(loaded[name], weight.bfloat16().float())
         else:
             assert ((loaded[name] - weight).abs() <= weight.abs().amax(1, keepdim=True) / 253).all()
-    checkpoint.put(restored, loaded)
+    checkpoint.set_weights(restored, loaded)
     assert restored.readout.weight is restored.embedding.weight
     tokens = torch.randint(1500, (30, 1))
     if format == "float32":
@@ -58,7 +58,7 @@ def test_int8_files_and_int8_engine_round_alike(tmp_path):
     """Quantising quantised weights again changes nothing."""
     model, restored = language_model(), language_model()
     save_shards(untied_weights(model), tmp_path, "int8", MAX_BYTES)
-    checkpoint.put(restored, load_shards(tmp_path))
+    checkpoint.set_weights(restored, load_shards(tmp_path))
     save_shards(untied_weights(restored), tmp_path / "again", "int8", MAX_BYTES)
     one, two = load_shards(tmp_path), load_shards(tmp_path / "again")
     assert all(torch.allclose(one[name], two[name], rtol=1e-6, atol=0) for name in one)

@@ -58,10 +58,10 @@ def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
         assert stored["hidden"] == trial.params["hidden"]
         assert stored["threshold"]["mean"] == trial.params["threshold"]
         lines = run.metrics()
-        assert trial.intermediate_values == {line["epoch"]: line["validation"]["accuracy"] for line in lines}
-        assert trial.value == lines[run.best() - 1]["validation"]["accuracy"]
+        assert trial.intermediate_values == {line.epoch: line.validation.accuracy for line in lines}
+        assert trial.value == lines[run.best_epoch() - 1].validation.accuracy
         assert run.result() is None  # the test split is for the trial that is chosen
-    assert resume(tmp_path / "trial-00001").best_epoch == Run.open(tmp_path / "trial-00001").best()
+    assert resume(tmp_path / "trial-00001").best_epoch == Run.open(tmp_path / "trial-00001").best_epoch()
     assert len(said) == 2
     sweep(first, said.append)
     assert said[2:] == ["going on with study 'small': 2 of 2 trials are there"]
@@ -93,8 +93,8 @@ def test_two_objectives_give_a_pareto_front(tmp_path):
     assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     for trial in study.get_trials():
         run = Run.open(given.trial_folder(trial.number))
-        line = run.metrics()[run.best() - 1]
-        assert trial.values == [line["validation"]["accuracy"], line["activity"]["forward_macs"]]
+        line = run.metrics()[run.best_epoch() - 1]
+        assert trial.values == [line.validation.accuracy, line.activity.forward_macs]
     shown = table(study, given)
     assert shown.startswith(f"Pareto front of {len(study.best_trials)} (3 complete")
     assert {path.name for path in write_outcome(study, given)} == {"trials.csv", "pareto.svg", "pareto.png"}
@@ -171,7 +171,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
 
     def free() -> bool:
         try:
-            with run.alone():
+            with run.lock():
                 return True
         except RunError:
             return False

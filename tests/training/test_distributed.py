@@ -15,7 +15,7 @@ from safetensors.torch import load
 from egru import ActivityMonitor, cli
 from egru.data import Batches, Split
 from egru.models import LanguageModel
-from egru.training import ClassifierTraining, Run, Silent, distributed, loop
+from egru.training import ClassifierTraining, NoProgress, Run, Scores, distributed, loop, to_plain
 from tests.training import together
 from tests.training.tiny import reader, speaker
 
@@ -43,11 +43,11 @@ def both(tmp_path_factory):
     """The same runs by one process and by two."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     process = torchrun("-m", "tests.training.together", str(two), folder=two)
-    watch, default = loop.Watch, torch.get_default_dtype()
+    watch, default = loop.EpochStatistics, torch.get_default_dtype()
     try:
         together.main(one, 1)
     finally:
-        loop.Watch = watch
+        loop.EpochStatistics = watch
         torch.set_default_dtype(default)
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
@@ -58,8 +58,8 @@ def curve(folder: Path) -> list[float]:
     return json.loads((folder / "curve.json").read_text())
 
 
-def scores(of: dict) -> dict:
-    return {name: value for name, value in of.items() if value is not None}
+def scores(of: Scores) -> dict:
+    return {name: value for name, value in to_plain(of).items() if value is not None}
 
 
 @pytest.mark.parametrize("name", ["classifier", "language"])
@@ -69,19 +69,19 @@ def test_two_processes_are_one_with_the_doubled_batch(name, both):
     assert curve(two) == pytest.approx(curve(one), rel=1e-9)
     assert max(curve(one)) / min(curve(one)) > 1.001
     for a, b in zip(Run.open(one).metrics(), Run.open(two).metrics(), strict=True):
-        assert b["train"]["loss"] == pytest.approx(a["train"]["loss"], rel=1e-9)
-        assert b["train"]["gradient_norm"] == pytest.approx(a["train"]["gradient_norm"], rel=1e-9)
-        assert b["train"]["steps"] == a["train"]["steps"]
-        assert scores(b["validation"]) == pytest.approx(scores(a["validation"]), rel=1e-6)  # text: a float32 loss
-        assert b["activity"] == a["activity"]  # counts: exactly
+        assert b.train.loss == pytest.approx(a.train.loss, rel=1e-9)
+        assert b.train.gradient_norm == pytest.approx(a.train.gradient_norm, rel=1e-9)
+        assert b.train.steps == a.train.steps
+        assert scores(b.validation) == pytest.approx(scores(a.validation), rel=1e-6)  # text: a float32 loss
+        assert b.activity == a.activity  # counts: exactly
     a, b = Run.open(one).result(), Run.open(two).result()
     assert a is not None
     assert b is not None
-    assert b["activity"] == a["activity"]
-    assert scores(b["test"]) == pytest.approx(scores(a["test"]), rel=1e-6)
-    assert b["best_epoch"] == a["best_epoch"]
-    newest = Run.open(one).newest()
-    weights = [load((Run.open(f).at(newest) / "weights.safetensors").read_bytes()) for f in (one, two)]
+    assert b.activity == a.activity
+    assert scores(b.test) == pytest.approx(scores(a.test), rel=1e-6)
+    assert b.best_epoch == a.best_epoch
+    newest = Run.open(one).newest_epoch()
+    weights = [load((Run.open(f).checkpoint_path(newest) / "weights.safetensors").read_bytes()) for f in (one, two)]
     for key, value in weights[0].items():
         torch.testing.assert_close(weights[1][key], value, rtol=1e-8, atol=1e-10)
 
@@ -124,12 +124,15 @@ def test_killed_ranks_come_back_and_finish(tmp_path):
     assert whole.communicate(timeout=240)[0].count("test, epoch") == 1  # only the first process speaks
     assert whole.returncode == 0
     lines = run.metrics()
-    assert [line["epoch"] for line in lines] == list(range(1, epochs + 1))
+    assert [line.epoch for line in lines] == list(range(1, epochs + 1))
     assert said.count("epoch 1: loss") == 1  # it went on, it did not start again
     assert logged < epochs  # there was something left to do
     other = Run(tmp_path / "whole")
-    assert [line["train"]["loss"] for line in lines] == [line["train"]["loss"] for line in other.metrics()]
-    assert run.result()["test"] == other.result()["test"]  # pyright: ignore[reportOptionalSubscript]
+    assert [line.train.loss for line in lines] == [line.train.loss for line in other.metrics()]
+    results = run.result(), other.result()
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].test == results[1].test
 
 
 @pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
@@ -142,8 +145,8 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
 
     def losses(folder: Path) -> list[float]:
         torch.manual_seed(0)
-        loop.train(make_model().to(device), make_task(), training, Run.create(folder, {}), Silent())
-        return [line["train"]["loss"] for line in Run.open(folder).metrics()]
+        loop.train(make_model().to(device), make_task(), training, Run.create(folder, {}), NoProgress())
+        return [line.train.loss for line in Run.open(folder).metrics()]
 
     alone = losses(tmp_path / "alone")
     store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
@@ -151,7 +154,7 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
     torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1, device_id=where)
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(distributed, "_many", lambda: True)
+            patch.setattr(distributed, "_is_distributed", lambda: True)
             found = losses(tmp_path / "group")
     finally:
         torch.distributed.destroy_process_group()
@@ -172,7 +175,7 @@ def test_a_process_has_its_device(device, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: asked.append(options))
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
-    with distributed.group(device) as mine:
+    with distributed.process_group(device) as mine:
         assert mine == ("cuda:1" if device == "cuda" else "cpu")
     assert asked == [expected]
     assert current == (["cuda:1"] if device == "cuda" else [])
@@ -209,22 +212,22 @@ def test_counts_of_several_monitors_add_up(model):
 def test_nothing_happens_without_a_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     value, state = torch.ones(2), torch.get_rng_state()
-    assert (distributed.rank(), distributed.size(), distributed.launched()) == (0, 1, 1)
-    assert distributed.total(value) is value
-    assert distributed.others(value) == []
-    assert distributed.agreed(lambda: 3) == 3
+    assert (distributed.rank(), distributed.world_size(), distributed.launched_processes()) == (0, 1, 1)
+    assert distributed.all_sum(value) is value
+    assert distributed.gather_from_others(value) == []
+    assert distributed.from_rank_zero(lambda: 3) == 3
     distributed.reseed(0, 1)
     assert torch.equal(torch.get_rng_state(), state)
-    with distributed.group("cuda") as device, distributed.first_goes_first():
+    with distributed.process_group("cuda") as device, distributed.rank_zero_first():
         assert device == "cuda"
-    distributed.wait()
+    distributed.barrier()
 
 
 def test_graphs_are_for_one_process(monkeypatch):
-    monkeypatch.setattr(distributed, "_many", lambda: True)
+    monkeypatch.setattr(distributed, "_is_distributed", lambda: True)
     training = ClassifierTraining(device="cuda", graph=True)
-    with pytest.raises(ValueError, match="graph must be off"):
-        distributed.parallel(torch.nn.Linear(1, 1), print, training)
+    with pytest.raises(ValueError, match="graph is not supported with several processes"):
+        distributed.data_parallel(torch.nn.Linear(1, 1), print, training)
 
 
 def test_several_processes_name_their_folder(capsys, monkeypatch):

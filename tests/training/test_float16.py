@@ -5,7 +5,7 @@ import torch
 
 from egru.training import ClassifierTraining, Run, RunError
 from egru.training import loop as loop_module
-from egru.training.loop import Watch
+from egru.training.loop import EpochStatistics
 from egru.training.tasks import ClassifierTask, autocast
 from tests.training.tiny import classifier_run
 
@@ -42,11 +42,13 @@ def equal(one, two):
 
 
 def skipped(folder):
-    return [line["train"]["skipped"] for line in Run.open(folder).metrics()]
+    return [line.train.skipped for line in Run.open(folder).metrics()]
 
 
 def test_only_on_a_gpu():
-    with pytest.raises(ValueError, match=r"precision must be float32 or bfloat16 on device cpu \(float16 needs cuda\)"):
+    with pytest.raises(
+        ValueError, match=r"precision must be float32 or bfloat16 on device cpu \(float16 requires cuda\)"
+    ):
         ClassifierTraining(precision="float16")
     assert ClassifierTraining(precision="float16", device="cuda:1").precision == "float16"
 
@@ -58,7 +60,7 @@ def test_a_scale_changes_nothing(optimiser, tmp_path, scaled):
     _, model = classifier_run(tmp_path / "scaled", optimiser=optimiser)
     assert equal(plain, model)
     assert skipped(tmp_path / "scaled") == [0] * 4
-    assert "skipped" not in Run.open(tmp_path / "plain").metrics()[0]["train"]
+    assert Run.open(tmp_path / "plain").metrics()[0].train.skipped is None
 
 
 def test_steps_that_overflow_are_left_out_and_counted(tmp_path, scaled, loud):
@@ -70,8 +72,8 @@ def test_steps_that_overflow_are_left_out_and_counted(tmp_path, scaled, loud):
     assert all(p.isfinite().all() for p in model.parameters())
     assert result.test.accuracy >= 0.85
     for line in Run.open(tmp_path / "run").metrics():
-        some = line["train"]["skipped"] < line["train"]["steps"]
-        assert (0 < line["train"]["gradient_norm_max"] < 1e6) == some
+        some = line.train.skipped < line.train.steps
+        assert (0 < line.train.gradient_norm_max < 1e6) == some
 
 
 def test_the_scale_survives(tmp_path, scaled, loud):
@@ -95,7 +97,9 @@ def test_gradients_that_are_never_finite_stop_it(tmp_path, scaled, monkeypatch):
 
     monkeypatch.setattr(ClassifierTask, "loss", loss)
     scaled(2.0**16)
-    with pytest.raises(RunError, match=rf"for {Watch.patience} steps\) is nan in epoch 1, step {Watch.patience}:"):
+    with pytest.raises(
+        RunError, match=rf"for {EpochStatistics.patience} steps\) is nan in epoch 1, step {EpochStatistics.patience}:"
+    ):
         classifier_run(tmp_path / "run", epochs=40, batch=1)
     monkeypatch.setattr(ClassifierTask, "loss", lambda *a: (original(*a)[0] * float("nan"), 0.0, None))
     with pytest.raises(RunError, match="loss is nan in epoch 1, step 1:"):

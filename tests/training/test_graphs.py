@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, Run, Silent, train
+from egru.records import to_plain
+from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, NoProgress, Run, train
 from egru.training import graphs as graphs_module
 from egru.training import loop as loop_module
-from egru.training.graphs import Found, Graphs, leaves
+from egru.training.graphs import GraphedStep, StepOutput, state_tensors
 from egru.training.optimise import make_optimiser, make_scaler
 from tests.training.tiny import reader, sequences, speaker, text
 
@@ -31,7 +32,7 @@ class Pretended:
         def replay():
             self.replayed += 1
             new = run()
-            for mine, theirs in zip(leaves(found), leaves(new), strict=True):
+            for mine, theirs in zip(state_tensors(found), state_tensors(new), strict=True):
                 mine.copy_(theirs)
 
         return found, replay
@@ -57,7 +58,7 @@ def test_replayed_steps_are_the_steps(kind):
         if graph:
             object.__setattr__(training, "graph", True)  # refused on this device
             step = loop_module.make_step(model, task, training, optimiser, scaler, pretended)
-            assert isinstance(step, Graphs)
+            assert isinstance(step, GraphedStep)
         else:
             step = loop_module.make_step(model, task, training, optimiser, scaler)
         state, records[graph] = None, []
@@ -78,10 +79,10 @@ def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
     def step(batch, state):
         loss = (weight * batch.x).sum() + (0 if state is None else state[0])
         loss.backward()
-        return Found(loss.detach(), loss.detach(), (loss.detach() + 1,))
+        return StepOutput(loss.detach(), loss.detach(), (loss.detach() + 1,))
 
     pretended = Pretended()
-    graphs = Graphs(step, [weight], pretended)
+    graphs = GraphedStep(step, [weight], pretended)
     batch = next(LanguageTask(text(), LanguageTraining(batch=8, evaluation_batch=4)).batches())
     seen, state = [], None
     for value in (1.0, 2.0, 3.0, 4.0):
@@ -102,17 +103,17 @@ def test_the_loop_learns_the_same_with_replayed_steps(tmp_path, monkeypatch):
         model, task, training = make("language", epochs=2, vary_bptt=False)
         object.__setattr__(training, "graph", graph)
         run = Run.create(tmp_path / f"{graph}", {})
-        train(model, task, training, run, Silent())
+        train(model, task, training, run, NoProgress())
         lines.append(run.metrics())
     for plain, replayed in zip(*lines, strict=True):
-        assert replayed["train"]["loss"] == pytest.approx(plain["train"]["loss"], rel=1e-5)
-        assert replayed["training_activity"] == pytest.approx(plain["training_activity"], abs=1e-3)
+        assert replayed.train.loss == pytest.approx(plain.train.loss, rel=1e-5)
+        assert to_plain(replayed.training_activity) == pytest.approx(to_plain(plain.training_activity), abs=1e-3)
 
 
 def test_graphs_need_a_gpu():
     with pytest.raises(ValueError, match="graph must be off on device cpu"):
         LanguageTraining(graph=True)
-    with pytest.raises(ValueError, match="not in float16"):
+    with pytest.raises(ValueError, match="and not float16"):
         LanguageTraining(graph=True, device="cuda", precision="float16")
 
 
@@ -127,7 +128,7 @@ def test_on_the_device_they_learn_the_same(precision):
         model.cuda()
         losses = []
         run: Any = types.SimpleNamespace(
-            sweep=int, must_be_new=int, epochs=list, metrics=list, save=lambda *_: None
+            remove_temporary_files=int, require_no_metrics=int, saved_epochs=list, metrics=list, save=lambda *_: None
         )  # keeps nothing
         batches = task.batches
 
@@ -136,17 +137,17 @@ def test_on_the_device_they_learn_the_same(precision):
             yield from batches()
 
         task.batches = twice
-        step = loop_module.Watch.step
+        add = loop_module.EpochStatistics.add
 
-        def watched(self, loss, *rest, losses=losses, step=step):
+        def watched(self, loss, *rest, losses=losses, add=add):
             losses.append(loss.item())
-            return step(self, loss, *rest)
+            return add(self, loss, *rest)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop_module.Watch, "step", watched)
+            patch.setattr(loop_module.EpochStatistics, "add", watched)
             patch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                train(model, task, training, run, Silent())
+                train(model, task, training, run, NoProgress())
         curves.append(losses)
     assert len(curves[0]) > 10
     assert curves[1] == pytest.approx(curves[0], rel=2e-2)

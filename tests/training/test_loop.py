@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 import sys
@@ -17,17 +18,17 @@ from egru.training import (
     ClassifierTraining,
     LanguageTask,
     LanguageTraining,
+    NoProgress,
     Paused,
     Run,
-    Silent,
     from_plain,
     tensorboard,
     to_plain,
     train,
 )
 from egru.training import loop as loop_module
-from egru.training.progress import bar, words
-from egru.training.run import METRICS
+from egru.training import statistics as statistics_module
+from egru.training.progress import describe_epoch, progress_bar
 from tests.training.tiny import classifier_run, language_run, reader, sequences, speaker, text
 
 
@@ -40,15 +41,15 @@ def test_a_classifier_learns(tmp_path):
     result, _ = classifier_run(tmp_path / "run", epochs=25)
     assert result.test.accuracy >= 0.85
     lines = Run.open(tmp_path / "run").metrics()
-    assert [line["epoch"] for line in lines] == list(range(1, 26))
-    assert lines[-1]["train"]["loss"] < 0.6 * lines[0]["train"]["loss"]
+    assert [line.epoch for line in lines] == list(range(1, 26))
+    assert lines[-1].train.loss < 0.6 * lines[0].train.loss
     for line in lines:
-        assert line["train"]["gradient_norm_max"] >= line["train"]["gradient_norm"] > 0
-        assert 0 < line["activity"]["activity_sparsity"] < 1
-        assert 0 < line["activity"]["backward_sparsity"] < 1
-        assert line["activity"]["forward_macs"] > 0
-    best = max(lines, key=lambda line: (line["validation"]["accuracy"], -line["validation"]["loss"]))
-    assert result.best_epoch == best["epoch"]
+        assert line.train.gradient_norm_max >= line.train.gradient_norm > 0
+        assert 0 < line.activity.activity_sparsity < 1
+        assert 0 < line.activity.backward_sparsity < 1
+        assert line.activity.forward_macs > 0
+    best = max(lines, key=lambda line: (line.validation.accuracy, -line.validation.loss))
+    assert result.best_epoch == best.epoch
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw", "ntavsgd"])
@@ -73,29 +74,31 @@ def test_the_result_is_the_best_epochs(tmp_path):
     training = ClassifierTraining()
     line = Run.open(tmp_path / "run").metrics()[result.best_epoch - 1]
     scores = ClassifierTask(sequences(), training).evaluate(model, "validation")
-    assert scores.loss == pytest.approx(line["validation"]["loss"])
-    assert scores.accuracy == line["validation"]["accuracy"]
+    assert scores.loss == pytest.approx(line.validation.loss)
+    assert scores.accuracy == line.validation.accuracy
 
 
 def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
     result, _ = language_run(tmp_path / "run", epochs=2)
     run = Run.open(tmp_path / "run")
     for line in run.metrics():
-        assert list(line["layers"]) == ["layer0", "layer1"]
+        assert list(line.layers) == ["layer0", "layer1"]
         for name in ("activity_sparsity", "backward_sparsity", "backward_skippable"):
-            values = [layer[name] for layer in line["layers"].values()]
+            values = [getattr(layer, name) for layer in line.layers.values()]
             units = [16, 12]
             mean = sum(v * n for v, n in zip(values, units, strict=True)) / sum(units)
-            assert line["activity"][name] == pytest.approx(mean)
+            assert getattr(line.activity, name) == pytest.approx(mean)
             assert name != "activity_sparsity" or values[0] != values[1]
-        assert list(line["training_layers"]) == ["layer0", "layer1"]
-        assert 0 < line["training_activity"]["activity_sparsity"] < 1
-        assert line["training_activity"] != {k: line["activity"][k] for k in line["training_activity"]}
-        assert line["elapsed"] >= line["seconds"]
-    stored = run.result()
-    assert stored is not None
-    assert stored["activity"]["overall"]["forward_macs"] == result.activity.forward_macs > 0
-    assert stored["activity"]["linears"][0]["name"] == "readout"
+        assert line.training_layers is not None
+        assert line.training_activity is not None
+        assert list(line.training_layers) == ["layer0", "layer1"]
+        assert 0 < line.training_activity.activity_sparsity < 1
+        assert line.training_activity.activity_sparsity != line.activity.activity_sparsity
+        assert line.elapsed is not None
+        assert line.elapsed >= line.seconds
+    assert run.result() == result
+    assert result.activity.forward_macs > 0
+    assert result.activity.linears[0].name == "readout"
 
 
 def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
@@ -114,33 +117,23 @@ def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
 def test_a_single_step_an_epoch_is_not_looked_at(tmp_path):
     classifier_run(tmp_path / "run", epochs=1, batch=48)
     (line,) = Run.open(tmp_path / "run").metrics()
-    assert line["train"]["steps"] == 1
-    assert line["training_activity"] is line["training_layers"] is None
-
-
-def test_a_run_from_before_the_layers_were_counted_goes_on(tmp_path):
-    with pytest.raises(Paused):
-        language_run(tmp_path / "run", epochs=2, minutes=1e-9)
-    path = tmp_path / "run" / METRICS
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    new = ("layers", "training_activity", "training_layers", "elapsed")
-    path.write_text("".join(json.dumps({k: v for k, v in x.items() if k not in new}) + "\n" for x in lines))
-    result, _ = language_run(tmp_path / "run", epochs=2)
-    assert result.test.perplexity is not None
-    assert [("layers" in line) for line in Run.open(tmp_path / "run").metrics()] == [False, True]
+    assert line.train.steps == 1
+    assert line.training_activity is line.training_layers is None
 
 
 def test_a_run_stops_when_its_time_is_up_and_goes_on_as_if_it_had_not(tmp_path):
     folder = tmp_path / "paused"
     for epoch in (1, 2):  # at the end of an epoch, saved though no epoch before the last would be
-        with pytest.raises(Paused, match=f"time is up after epoch {epoch} of 3, which is saved: --resume .*paused"):
+        with pytest.raises(
+            Paused, match=f"time limit was reached; epoch {epoch} of 3 is saved: continue with --resume .*paused"
+        ):
             classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)
-        assert Run.open(folder).newest() == epoch
+        assert Run.open(folder).newest_epoch() == epoch
         assert Run.open(folder).result() is None
     classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)  # the last epoch is the end, late or not
     classifier_run(tmp_path / "whole", epochs=3, save_every=3)
     one, two = (Run.open(tmp_path / name) for name in ("paused", "whole"))
-    weights = [(run.at(3) / "weights.safetensors").read_bytes() for run in (one, two)]
+    weights = [(run.checkpoint_path(3) / "weights.safetensors").read_bytes() for run in (one, two)]
     assert weights[0] == weights[1]
     assert one.result() is not None
     with pytest.raises(ValueError, match="minutes must be positive"):
@@ -151,10 +144,10 @@ def test_without_rich_an_epoch_is_still_a_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     language_run(tmp_path / "run", epochs=1)
     (line,) = Run.open(tmp_path / "run").metrics()
-    with bar("tiny", 1) as shown:
+    with progress_bar("tiny", 1) as shown:
         shown.step(0.5)
         shown.epoch(line)
-    assert capsys.readouterr().out == words(line) + "\n"
+    assert capsys.readouterr().out == describe_epoch(line) + "\n"
 
 
 def test_checkpoints_now_and_then(tmp_path, monkeypatch):
@@ -163,7 +156,7 @@ def test_checkpoints_now_and_then(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "save", lambda run, epoch, *rest: (saved.append(epoch), save(run, epoch, *rest))[1])
     result, _ = classifier_run(tmp_path / "run", epochs=8, save_every=3)
     assert saved == [0, 3, 6, 8]
-    merit = {line["epoch"]: -line["validation"]["loss"] for line in Run.open(tmp_path / "run").metrics()}
+    merit = {line.epoch: -line.validation.loss for line in Run.open(tmp_path / "run").metrics()}
     assert len(merit) == 8
     assert result.best_epoch in saved[1:]
 
@@ -193,7 +186,7 @@ def test_bfloat16(tmp_path):
 
 def test_chunks_carry_both_halves_of_the_state(monkeypatch):
     """The loss over a text read in stretches is the loss over the whole of it."""
-    monkeypatch.setattr("egru.training.tasks._EVALUATED", {"cpu": 0})
+    monkeypatch.setattr("egru.training.tasks._EVALUATION_WORDS", {"cpu": 0})
     training = LanguageTraining(evaluation_batch=4, bptt=7)
     task, model = LanguageTask(text(), training), speaker()
     columns = task.data["validation"]
@@ -229,12 +222,12 @@ def test_stretches_vary_and_the_learning_rate_follows():
     batches = list(task.batches())
     lengths = [len(b.x) for b in batches[:-1]]
     assert len(set(lengths)) > 2
-    assert [b.scale for b in batches[:-1]] == pytest.approx([n / 30 for n in lengths])
+    assert [b.rate_factor for b in batches[:-1]] == pytest.approx([n / 30 for n in lengths])
     assert all(torch.equal(b.x[1:], b.y[:-1]) for b in batches)
     assert torch.cat([b.y for b in batches]).equal(task.data["train"][1:])
     fixed = list(LanguageTask(text(), LanguageTraining(batch=2, bptt=30, vary_bptt=False)).batches())
     assert {len(b.x) for b in fixed[:-1]} == {30}
-    assert {b.scale for b in fixed} == {1.0}
+    assert {b.rate_factor for b in fixed} == {1.0}
 
 
 def test_activity_decay_of_dense_baselines():
@@ -276,7 +269,7 @@ def test_a_classifier_learns_from_every_step(tmp_path):
     events = {"threshold": egru.Threshold(mean=-3.0), "surrogate": egru.Surrogate(width=0.3)}
     model = SequenceClassifier(1, 12, 2, readout="every", **events)
     run = Run.create(tmp_path / "run", {})
-    result = train(model, ClassifierTask(sequences(), training), training, run, Silent())
+    result = train(model, ClassifierTask(sequences(), training), training, run, NoProgress())
     assert result.test.accuracy >= 0.85
 
 
@@ -297,7 +290,7 @@ def test_a_step_on_a_gpu_never_waits(kind, optimiser, precision):
         task = LanguageTask(text(), training)
     taken, batches = [], task.batches
     run: Any = types.SimpleNamespace(
-        sweep=int, must_be_new=int, epochs=list, metrics=list, save=lambda *_: None
+        remove_temporary_files=int, require_no_metrics=int, saved_epochs=list, metrics=list, save=lambda *_: None
     )  # keeps nothing
 
     class Done(Exception):
@@ -314,7 +307,7 @@ def test_a_step_on_a_gpu_never_waits(kind, optimiser, precision):
     task.batches = watched
     try:
         with pytest.raises(Done):
-            train(model, task, training, run, Silent())
+            train(model, task, training, run, NoProgress())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert taken == [0, 1, 2, 3]
@@ -329,14 +322,14 @@ def test_configs_go_through_json():
 
 def test_what_a_person_sees(tmp_path, capsys):
     training = ClassifierTraining(epochs=2, batch=16)
-    with bar("tiny", 2) as progress:
+    with progress_bar("tiny", 2) as progress:
         train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
     printed = capsys.readouterr().out
     assert "epoch 2: loss" in printed
     assert "waiting for data" in printed
     line = Run.open(tmp_path / "run").metrics()[0]
-    line["validation"]["perplexity"] = 12.34
-    assert "perplexity 12.3" in words(line)
+    scores = dataclasses.replace(line.validation, perplexity=12.34)
+    assert "perplexity 12.3" in describe_epoch(dataclasses.replace(line, validation=scores))
 
 
 def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
@@ -359,7 +352,7 @@ def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
     fake.__dict__["SummaryWriter"] = Writer
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     training = ClassifierTraining(epochs=2, batch=16)
-    with tensorboard(Silent(), tmp_path / "board") as progress:
+    with tensorboard(NoProgress(), tmp_path / "board") as progress:
         train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
     assert seen[0] == str(tmp_path / "board")
     assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
@@ -372,16 +365,15 @@ def test_every_epoch_says_how_gradients_grow(tmp_path):
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
     for line in Run.open(tmp_path / "run").metrics():
-        (layer,) = line["stability"]
-        assert layer["layer"] == "layer0"
-        assert 0 <= layer["diagonal_above_one"] <= 1
-        assert -5 < layer["adjoint_growth"] < 1
-        assert (
-            line["train"]["gradient_norm"] <= line["train"]["gradient_norm_p99"] <= line["train"]["gradient_norm_max"]
-        )
-    assert all(line["stability"] == [] for line in Run.open(tmp_path / "other").metrics())
+        (layer,) = line.stability
+        assert layer.layer == "layer0"
+        assert 0 <= layer.diagonal_above_one <= 1
+        assert layer.adjoint_growth is not None
+        assert -5 < layer.adjoint_growth < 1
+        assert line.train.gradient_norm <= line.train.gradient_norm_p99 <= line.train.gradient_norm_max
+    assert all(line.stability == () for line in Run.open(tmp_path / "other").metrics())
     language_run(tmp_path / "text", epochs=1)
-    assert [layer["layer"] for layer in Run.open(tmp_path / "text").metrics()[0]["stability"]] == ["layer0", "layer1"]
+    assert [layer.layer for layer in Run.open(tmp_path / "text").metrics()[0].stability] == ["layer0", "layer1"]
 
 
 def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
@@ -389,24 +381,24 @@ def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
     bad = [Stability("layer0", 784, 0.25, -0.05, 70.6), Stability("layer1", 784, 0.0, math.inf, math.inf)]
     said = []
     monkeypatch.setattr(loop_module, "stability", lambda *_: bad[:1])
-    classifier_run(tmp_path / "run", epochs=3, say=said.append)
+    classifier_run(tmp_path / "run", epochs=3, log=said.append)
     (warning,) = said
     assert "gradients explode in epoch 1" in warning
-    assert "back through layer0 a gradient grows e^70.6-fold; 25.0 %" in warning
+    assert "In layer0 a gradient grows e^70.6-fold on its way back through time; 25.0 %" in warning
     assert "surrogate.height 0.3" in warning
     monkeypatch.setattr(loop_module, "stability", lambda *_: bad)
-    classifier_run(tmp_path / "infinite", epochs=1, say=said.append)
-    assert "layer1 a gradient grows beyond float32" in said[1]
-    assert Run.open(tmp_path / "infinite").metrics()[0]["stability"][1]["adjoint_growth"] is None
+    classifier_run(tmp_path / "infinite", epochs=1, log=said.append)
+    assert "In layer1 a gradient grows beyond float32" in said[1]
+    assert Run.open(tmp_path / "infinite").metrics()[0].stability[1].adjoint_growth is None
 
 
 def test_large_norms_alone_are_an_explosion(tmp_path, monkeypatch):
     said = []
-    classifier_run(tmp_path / "run", epochs=2, say=said.append)
+    classifier_run(tmp_path / "run", epochs=2, log=said.append)
     assert not said
-    monkeypatch.setattr(loop_module, "EXPLODED", 1e-3)
-    classifier_run(tmp_path / "other", epochs=2, say=said.append)
+    monkeypatch.setattr(statistics_module, "EXPLODED", 1e-3)
+    classifier_run(tmp_path / "other", epochs=2, log=said.append)
     assert len(said) == 1
-    classifier_run(tmp_path / "unseen", epochs=2, say=said.append, diagnose=False)
-    assert said[1].endswith("What helps: a smaller clip; a lower learning rate")
+    classifier_run(tmp_path / "unseen", epochs=2, log=said.append, diagnose=False)
+    assert said[1].endswith("Try a smaller clip or a lower learning rate")
     assert len(said) == 2

@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load
 
+from egru import files as files_module
 from egru.models import SequenceClassifier
-from egru.training import Damaged, Run, RunError, checkpoint
+from egru.training import DamagedCheckpointError, Run, RunError, checkpoint
 from egru.training.run import METRICS
 from tests.training.tiny import classifier_run, endless, language_run
 
@@ -29,15 +30,12 @@ def single_precision(ground):
 
 def files(folder: Path, epoch: int) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint: weights, optimiser, random generators."""
-    at = Run.open(folder).at(epoch)
+    at = Run.open(folder).checkpoint_path(epoch)
     return load((at / "weights.safetensors").read_bytes()) | load((at / "trainer.safetensors").read_bytes())
 
 
 def curve(folder: Path) -> list[tuple[float, float, float]]:
-    return [
-        (line["train"]["loss"], line["train"]["gradient_norm"], line["validation"]["loss"])
-        for line in Run.open(folder).metrics()
-    ]
+    return [(line.train.loss, line.train.gradient_norm, line.validation.loss) for line in Run.open(folder).metrics()]
 
 
 def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
@@ -66,10 +64,10 @@ def test_kill_at_random_moments(tmp_path):
             shutil.rmtree(folder, ignore_errors=True)  # killed before there was a run
             continue
         run = Run.open(folder, pytest.fail)  # no checkpoint may be damaged
-        if run.epochs():
-            logged = max((line["epoch"] for line in run.metrics()), default=0)
-            assert run.newest() >= max(logged - 1, epochs[-1])
-            epochs.append(run.newest())
+        if run.saved_epochs():
+            logged = max((line.epoch for line in run.metrics()), default=0)
+            assert run.newest_epoch() >= max(logged - 1, epochs[-1])
+            epochs.append(run.newest_epoch())
     reached = epochs[-1]
     classifier_run(folder, epochs=reached)
     classifier_run(tmp_path / "whole", epochs=reached)
@@ -88,7 +86,7 @@ def test_only_our_own_leftovers_are_swept(tmp_path):
         path = run.folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
-    run.sweep()
+    run.remove_temporary_files()
     assert [name for name in (*theirs, *ours) if (run.folder / name).exists()] == theirs
     assert not (run.folder / "checkpoints" / ".epoch-00012.41").exists()
 
@@ -97,12 +95,12 @@ class Stop(BaseException):
     """The machine going down, at a place of our choosing."""
 
 
-@pytest.mark.parametrize("place", ["write_synced", "rename", "discard", "record"])
+@pytest.mark.parametrize("place", ["write_synced", "rename", "discard", "append_metrics"])
 def test_a_stop_at_every_place_of_a_save(place, tmp_path, monkeypatch):
     """The whole of a save: stopped at its first, second, … write, each time the run goes on and ends the same."""
     classifier_run(tmp_path / "whole", epochs=4)
     folder = tmp_path / "run"
-    owner = {"rename": Path, "record": Run}.get(place, checkpoint)
+    owner = {"write_synced": files_module, "rename": Path, "append_metrics": Run}.get(place, checkpoint)
     original, calls = getattr(owner, place), 0
 
     def stop_at_third(*args, **kwargs):
@@ -145,7 +143,7 @@ def test_a_resumed_run_is_bit_identical(start, optimiser, tmp_path):
 def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
     classifier_run(tmp_path / "run", epochs=2)
     classifier_run(tmp_path / "run", epochs=3, learning_rate=1e-2, betas=(0.5, 0.9), weight_decay=0.25)
-    state = json.loads((Run.open(tmp_path / "run").at(3) / "state.json").read_text())
+    state = json.loads((Run.open(tmp_path / "run").checkpoint_path(3) / "state.json").read_text())
     first, thresholds = state["optimiser"]["groups"]
     assert (first["base_lr"], first["lr"], first["betas"], first["weight_decay"]) == (1e-2, 1e-2, [0.5, 0.9], 0.25)
     assert (thresholds["base_lr"], thresholds["weight_decay"]) == (1e-2, 0)
@@ -154,7 +152,9 @@ def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
 @pytest.mark.parametrize("changes", [{"optimiser": "ntavsgd"}, {"freeze_thresholds": True}])
 def test_another_optimiser_than_the_checkpoints_is_refused(changes, tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
-    with pytest.raises(RunError, match=r"epoch 1 does not fit .*config.json: the optimiser is of another kind"):
+    with pytest.raises(
+        RunError, match=r"epoch 1 does not fit .*config.json: the optimiser has another type or other parameter groups"
+    ):
         classifier_run(tmp_path / "run", epochs=2, **changes)
 
 
@@ -176,7 +176,7 @@ FILES = ("weights.safetensors", "trainer.safetensors", "state.json", "SHA256SUMS
 def test_a_damaged_checkpoint_is_reported_and_passed_over(name, damage, tmp_path):
     classifier_run(tmp_path / "whole", epochs=5)
     classifier_run(tmp_path / "run", epochs=3)
-    path = Run.open(tmp_path / "run").at(3) / name
+    path = Run.open(tmp_path / "run").checkpoint_path(3) / name
     data = bytearray(path.read_bytes())
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])
@@ -186,16 +186,16 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(name, damage, tmp_path
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
     said = []
-    classifier_run(tmp_path / "run", epochs=5, say=said.append)
+    classifier_run(tmp_path / "run", epochs=5, log=said.append)
     assert len(said) == 1
-    assert "damaged checkpoint passed over: epoch-00003" in said[0]
+    assert "skipping a damaged checkpoint: epoch-00003" in said[0]
     assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
 def test_every_single_flipped_bit_is_noticed(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
-    at = Run.open(tmp_path / "run").at(1)
+    at = Run.open(tmp_path / "run").checkpoint_path(1)
     bits = random.Random(3)
     for name in FILES:
         path = at / name
@@ -204,7 +204,7 @@ def test_every_single_flipped_bit_is_noticed(tmp_path):
             bad = bytearray(good)
             bad[bits.randrange(len(bad))] ^= 1 << bits.randrange(8)
             path.write_bytes(bad)
-            with pytest.raises(Damaged):
+            with pytest.raises(DamagedCheckpointError):
                 checkpoint.verify(at)
         path.write_bytes(good)
     checkpoint.verify(at)
@@ -216,7 +216,7 @@ def test_no_intact_checkpoint_is_said(tmp_path):
         path.write_text("{}")
     said = []
     with pytest.raises(RunError, match="no intact checkpoint"):
-        classifier_run(tmp_path / "run", epochs=3, say=said.append)
+        classifier_run(tmp_path / "run", epochs=3, log=said.append)
     assert len(said) >= 2
 
 
@@ -225,14 +225,14 @@ def test_a_damaged_best_epoch_is_reported(tmp_path):
     assert result.best_epoch < 11  # neither of the last two
     said = []
     run = Run.open(tmp_path / "run", said.append)
-    (run.at(result.best_epoch) / "weights.safetensors").write_bytes(b"")
-    assert run.best() == 12
-    assert "the best epoch's checkpoint is damaged" in said[0]
+    (run.checkpoint_path(result.best_epoch) / "weights.safetensors").write_bytes(b"")
+    assert run.best_epoch() == 12
+    assert "the checkpoint of the best epoch is damaged" in said[0]
 
 
 def test_old_checkpoints_go_and_the_best_stays(tmp_path):
     result, _ = classifier_run(tmp_path / "run", epochs=12, learning_rate=0.3)
-    assert set(Run.open(tmp_path / "run").epochs()) == {result.best_epoch, 11, 12}
+    assert set(Run.open(tmp_path / "run").saved_epochs()) == {result.best_epoch, 11, 12}
 
 
 def test_a_cut_line_of_metrics_does_not_matter(tmp_path):
@@ -252,9 +252,9 @@ def test_a_damaged_line_of_metrics_costs_that_line_alone(damage, tmp_path):
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
     said = []
-    classifier_run(tmp_path / "run", epochs=5, say=said.append)
+    classifier_run(tmp_path / "run", epochs=5, log=said.append)
     assert [line for line in said if "1 of 4 lines cannot be read" in line] == said[:1]
-    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 3, 4, 5]
+    assert [line.epoch for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 3, 4, 5]
     assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
 
 
@@ -263,14 +263,14 @@ def test_bytes_that_are_no_text_after_the_metrics_do_not_matter(tmp_path):
     with (tmp_path / "run" / METRICS).open("ab") as file:
         file.write(b"\xff\xfe\x00")
     classifier_run(tmp_path / "run", epochs=3)
-    assert [line["epoch"] for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 2, 3]
+    assert [line.epoch for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 2, 3]
 
 
 def test_lost_metrics_do_not_end_a_run(tmp_path):
     classifier_run(tmp_path / "run", epochs=3)
     (tmp_path / "run" / METRICS).unlink()
     said = []
-    result, _ = classifier_run(tmp_path / "run", epochs=4, say=said.append)
+    result, _ = classifier_run(tmp_path / "run", epochs=4, log=said.append)
     assert result.best_epoch == 4
     assert ["are lost" in line for line in said] == [True]
 
@@ -280,7 +280,7 @@ def test_metrics_without_a_checkpoint_are_refused(tmp_path):
     classifier_run(tmp_path / "run", epochs=2)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     before = (tmp_path / "run" / METRICS).read_bytes()
-    with pytest.raises(RunError, match=r"no checkpoint; remove .*metrics.jsonl to begin it again"):
+    with pytest.raises(RunError, match=r"no checkpoint; remove .*metrics.jsonl to start again"):
         classifier_run(tmp_path / "run", epochs=3)
     assert (tmp_path / "run" / METRICS).read_bytes() == before
     (tmp_path / "run" / METRICS).unlink()
@@ -306,7 +306,7 @@ def test_a_full_disk_in_earnest(tmp_path):
                 pass
         with pytest.raises(RunError, match=r"No space left on device.*epoch 2 is intact"):
             classifier_run(disk / "run", epochs=4)
-        assert Run.open(disk / "run", pytest.fail).newest() == 2
+        assert Run.open(disk / "run", pytest.fail).newest_epoch() == 2
         assert_same(files(disk / "run", 2), good)
         ballast.unlink()
         classifier_run(disk / "run", epochs=4)
@@ -333,7 +333,7 @@ def test_a_full_disk_at_every_write(allowed, tmp_path, monkeypatch):
         patch.setattr(os, "fsync", fsync)
         with pytest.raises(RunError, match=r"No space left on device.*epoch 2 is intact"):
             classifier_run(tmp_path / "run", epochs=4)
-    assert Run.open(tmp_path / "run", pytest.fail).newest() == 2
+    assert Run.open(tmp_path / "run", pytest.fail).newest_epoch() == 2
     assert_same(files(tmp_path / "run", 2), good)
     classifier_run(tmp_path / "run", epochs=4)
     classifier_run(tmp_path / "whole", epochs=4)
@@ -360,7 +360,7 @@ def test_nan_stops_and_says_where(what, every, kept, tmp_path, monkeypatch):
     name = "loss" if what == "loss" else "gradient norm"
     with pytest.raises(RunError, match=rf"{name} is nan in epoch 3, step 2: .*epoch {kept} is the last good state"):
         classifier_run(tmp_path / "run", epochs=5, save_every=every)
-    assert Run.open(tmp_path / "run", pytest.fail).newest() == kept
+    assert Run.open(tmp_path / "run", pytest.fail).newest_epoch() == kept
     assert all(x.isfinite().all() for x in files(tmp_path / "run", kept).values() if x.is_floating_point())
     monkeypatch.undo()
     classifier_run(tmp_path / "run", epochs=5)
@@ -383,7 +383,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
 
 def test_a_folder_that_is_taken(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
-    with pytest.raises(RunError, match="holds a run already: go on with --resume"):
+    with pytest.raises(RunError, match="already contains a run: continue it with --resume"):
         Run.create(tmp_path / "run", {})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
@@ -396,9 +396,9 @@ def test_a_folder_that_is_taken(tmp_path):
 def test_one_process_at_a_time(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
     run = Run.open(tmp_path / "run")
-    with run.alone(), pytest.raises(RunError, match="another process trains"), run.alone():
+    with run.lock(), pytest.raises(RunError, match="another process is training"), run.lock():
         pass
-    with run.alone():
+    with run.lock():
         pass
 
 

@@ -8,7 +8,7 @@ import torch
 import egru
 from egru.data import Classification, Split, Text
 from egru.models import LanguageModel, SequenceClassifier
-from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, Run, Silent, train
+from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, NoProgress, Run, train
 
 
 def sequences() -> Classification:
@@ -37,25 +37,25 @@ def speaker(cell: str = "egru") -> LanguageModel:
     return LanguageModel(7, 12, 16, num_layers=2, cell=cell, dropout=0.1, **options)
 
 
-def classifier_run(folder: Path, epochs: int = 4, say=print, minutes=None, **changes):
+def classifier_run(folder: Path, epochs: int = 4, log=print, minutes=None, **changes):
     """Start or go on with a run; the result and the model."""
     training = ClassifierTraining(epochs=epochs, **{"batch": 16, "learning_rate": 4e-2, "clip": 1.0, **changes})
-    return _run(folder, reader, ClassifierTask(sequences(), training), training, say, minutes)
+    return _run(folder, reader, ClassifierTask(sequences(), training), training, log, minutes)
 
 
-def language_run(folder: Path, epochs: int = 3, say=print, minutes=None, **changes):
+def language_run(folder: Path, epochs: int = 3, log=print, minutes=None, **changes):
     training = LanguageTraining(
         epochs=epochs, **{"batch": 8, "evaluation_batch": 4, "learning_rate": 2e-2, "bptt": 20, **changes}
     )
-    return _run(folder, speaker, LanguageTask(text(), training), training, say, minutes)
+    return _run(folder, speaker, LanguageTask(text(), training), training, log, minutes)
 
 
-def _run(folder: Path, make_model, task, training, say, minutes):
+def _run(folder: Path, make_model, task, training, log, minutes):
     torch.set_num_threads(1)
     torch.manual_seed(training.seed)
     model = make_model()
-    run = Run.open(folder, say) if (folder / "config.json").exists() else Run.create(folder, {}, say)
-    return train(model, task, training, run, Silent(), minutes), model
+    run = Run.open(folder, log) if (folder / "config.json").exists() else Run.create(folder, {}, log)
+    return train(model, task, training, run, NoProgress(), minutes), model
 
 
 def endless(folder: str) -> None:

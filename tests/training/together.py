@@ -17,8 +17,8 @@ from egru.training import (
     ClassifierTraining,
     LanguageTask,
     LanguageTraining,
+    NoProgress,
     Run,
-    Silent,
     distributed,
     loop,
     train,
@@ -26,15 +26,15 @@ from egru.training import (
 from tests.training.tiny import sequences, text
 
 
-class Loud(loop.Watch):
+class Loud(loop.EpochStatistics):
     """Keeps the loss of every step, of all processes together."""
 
     curve: list[float] = []  # noqa: RUF012
 
     def summary(self):
-        counts = torch.tensor(self.counts, dtype=torch.float64)
-        sums = distributed.total(torch.stack(self.losses).double() * counts)
-        Loud.curve += (sums / distributed.total(counts)).tolist()
+        counts = torch.tensor(self.targets, dtype=torch.float64)
+        sums = distributed.all_sum(torch.stack(self.losses).double() * counts)
+        Loud.curve += (sums / distributed.all_sum(counts)).tolist()
         return super().summary()
 
 
@@ -76,10 +76,10 @@ def run(name: str, folder: Path, processes: int) -> None:
     make_model, make_task, training = make(processes, **changes)
     torch.manual_seed(0 if distributed.rank() == 0 else 1)  # the first process decides
     model, task = make_model(), make_task()
-    with distributed.first_goes_first():
+    with distributed.rank_zero_first():
         run = Run.create(folder, {}) if distributed.rank() == 0 else Run.open(folder)
     Loud.curve = []
-    train(model, task, training, run, Silent())
+    train(model, task, training, run, NoProgress())
     if distributed.rank() == 0:
         (folder / "curve.json").write_text(json.dumps(Loud.curve))
 
@@ -87,8 +87,8 @@ def run(name: str, folder: Path, processes: int) -> None:
 def main(folder: Path, processes: int) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    loop.Watch = Loud
-    with distributed.group("cpu") if processes > 1 else contextlib.nullcontext():
+    loop.EpochStatistics = Loud
+    with distributed.process_group("cpu") if processes > 1 else contextlib.nullcontext():
         for name in CASES:
             run(name, folder / name, processes)
     assert processes == 1 or "pt_gloo_runloop" not in threads()

@@ -73,28 +73,20 @@ class _EventCounts(_Counts):
         self.input_active += active.sum()
 
     def activity(self, gradient_density_below: float | None) -> LayerActivity:
-        steps = int(self.steps)
-        H = self.module.hidden_size
-        states = steps * H
-        gradient = int(self.gradient) / states
         below = 1.0 if gradient_density_below is None else gradient_density_below
-        cost = LayerCost(
-            self.input_size,
-            H,
-            gates=self.module.gates,
-            input_density=int(self.input_active) / (steps * self.input_size),
-            activity=int(self.events.sum()) / states,
-            gradient_density=gradient,
-            input_gradient_density=below if self.input_gradient else 0.0,
-        )
         return LayerActivity(
             self.label,
             type(self.module).__name__,
-            cost,
-            steps,
-            tuple((self.events.double() / steps).tolist()),
-            1 - int(self.inside_window) / states,
-            1 - gradient,
+            self.input_size,
+            self.module.hidden_size,
+            self.module.gates,
+            recurrent_size=None,
+            steps=int(self.steps),
+            active=tuple(self.events.tolist()),
+            input_active=int(self.input_active),
+            inside_window=int(self.inside_window),
+            nonzero_gradients=int(self.gradient),
+            input_gradient_density=below if self.input_gradient else 0.0,
         )
 
 
@@ -128,26 +120,27 @@ class _DenseCounts(_Counts):
 
     def activities(self) -> list[LayerActivity]:
         assert self.near_zero is not None
-        silent = self.near_zero.double() / self.steps
-        activity = 1 - silent.mean().item()
+        active = self.steps - self.near_zero
         directions = 2 if getattr(self.module, "bidirectional", False) else 1
-        first_density = int(self.input_active) / (self.steps * self.costs[0].input_size)
         rows: list[LayerActivity] = []
         for i, cost in enumerate(self.costs):
             layer, direction = divmod(i, directions)
-            units = silent.view(directions, -1)[direction]
-            used = LayerCost(
-                cost.input_size,
-                cost.hidden_size,
-                cost.gates,
-                cost.recurrent_size,
-                input_density=first_density if layer == 0 else activity,
-                activity=1 - units.mean().item(),
-                input_gradient_density=float(layer > 0 or self.input_gradient),
+            rows.append(
+                LayerActivity(
+                    direction_label(self.label, direction_name(layer, bool(direction)), len(self.costs)),
+                    type(self.module).__name__,
+                    cost.input_size,
+                    cost.hidden_size,
+                    cost.gates,
+                    cost.recurrent_size,
+                    steps=self.steps,
+                    active=tuple(active.view(directions, -1)[direction].tolist()),
+                    input_active=int(self.input_active if layer == 0 else active.sum()),
+                    inside_window=None,
+                    nonzero_gradients=None,
+                    input_gradient_density=float(layer > 0 or self.input_gradient),
+                )
             )
-            name = direction_label(self.label, direction_name(layer, bool(direction)), len(self.costs))
-            unit_activity = tuple((1 - units).tolist())
-            rows.append(LayerActivity(name, type(self.module).__name__, used, self.steps, unit_activity, None, None))
         return rows
 
 
@@ -168,7 +161,7 @@ class _LinearCounts(_Counts):
 
     def activity(self) -> LinearActivity:
         i, o = self.module.in_features, self.module.out_features
-        return LinearActivity(self.label, i, o, self.calls, int(self.active) / (self.calls * i))
+        return LinearActivity(self.label, i, o, self.calls, int(self.active))
 
 
 _TORCH_GATES = {"GRU": 3, "LSTM": 4, "RNN_TANH": 1, "RNN_RELU": 1}

@@ -1,57 +1,138 @@
-"""What a monitor saw, as numbers, a table, a dict and JSON."""
+"""The result of an :class:`egru.ActivityMonitor`: counts per layer, and the numbers that follow from them."""
 
 import dataclasses
-import json
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
 
 from egru.activity.operations import EnergyModel, LayerCost
+from egru.records import JSONRecord, dumps
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerActivity:
-    """One layer and direction of an event or dense recurrent module, averaged over every real step seen."""
+    """Counts of one layer and direction of a recurrent module, over all non-padded steps.
+
+    Attributes:
+        name: Name of the module in the model, with layer and direction if it has several.
+        kind: Class name of the module.
+        input_size: Number of inputs.
+        hidden_size: Number of units.
+        gates: Number of gates: 3 for a GRU, 4 for an LSTM.
+        recurrent_size: Length of a row of recurrent weights; None for ``hidden_size``. See :class:`LayerCost`.
+        steps: Time steps times batch rows.
+        active: Number of steps at which each output was active: an event, or ``|h| > tolerance`` for a dense layer.
+        input_active: Number of non-zero input entries.
+        inside_window: Number of states with ``|c - theta| < width``. None for dense layers.
+        nonzero_gradients: Number of states with ``dy/dc != 0``. None for dense layers.
+        input_gradient_density: Fraction of the input's gradient that is needed; 0 if the input needs none.
+    """
 
     name: str
     kind: str
-    cost: LayerCost
+    input_size: int
+    hidden_size: int
+    gates: int
+    recurrent_size: int | None
     steps: int
-    unit_activity: tuple[float, ...]
-    backward_sparsity: float | None
-    """The paper's count: states with ``|c - theta| >= width``. None for dense layers."""
-    backward_skippable: float | None
-    """What a kernel can skip: states with ``dy/dc = 0``. None for dense layers."""
+    active: tuple[int, ...]
+    input_active: int
+    inside_window: int | None
+    nonzero_gradients: int | None
+    input_gradient_density: float
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.active:
+            raise ValueError(f"LayerActivity {self.name!r}: steps and active must not be empty, got {self.steps} steps")
+
+    @functools.cached_property
+    def unit_activity(self) -> tuple[float, ...]:
+        """Fraction of steps at which each output was active."""
+        return tuple(count / self.steps for count in self.active)
+
+    @functools.cached_property
+    def cost(self) -> LayerCost:
+        """Operation counts of the layer."""
+        nonzero = self.nonzero_gradients
+        return LayerCost(
+            self.input_size,
+            self.hidden_size,
+            self.gates,
+            self.recurrent_size,
+            input_density=self.input_active / (self.steps * self.input_size),
+            activity=sum(self.active) / (self.steps * len(self.active)),
+            gradient_density=1.0 if nonzero is None else nonzero / (self.steps * self.hidden_size),
+            input_gradient_density=self.input_gradient_density,
+        )
 
     @property
     def activity_sparsity(self) -> float:
+        """Fraction of outputs without an event, over units and steps."""
         return 1 - self.cost.activity
+
+    @property
+    def backward_sparsity(self) -> float | None:
+        """Fraction of states with ``|c - theta| >= width``, as counted in the paper. None for dense layers."""
+        return None if self.inside_window is None else 1 - self.inside_window / (self.steps * self.hidden_size)
+
+    @property
+    def backward_skippable(self) -> float | None:
+        """Fraction of states with ``dy/dc = 0``, which a kernel can skip. None for dense layers."""
+        return None if self.nonzero_gradients is None else 1 - self.cost.gradient_density
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearActivity:
-    """A linear layer: MACs with zero inputs skipped. ``calls`` counts input rows."""
+    """Counts of a linear layer.
+
+    Attributes:
+        name: Name of the module in the model.
+        in_features: Number of inputs.
+        out_features: Number of outputs.
+        calls: Number of input rows.
+        active: Number of non-zero input entries, over all rows.
+    """
 
     name: str
     in_features: int
     out_features: int
     calls: int
-    input_density: float
+    active: int
+
+    @property
+    def input_density(self) -> float:
+        """Fraction of input entries that are not zero."""
+        return self.active / (self.calls * self.in_features)
 
     @property
     def macs(self) -> float:
-        return self.calls * self.input_density * self.in_features * self.out_features
+        """Multiply-accumulates of all rows, with zero inputs skipped."""
+        return float(self.active * self.out_features)
 
     @property
     def dense_macs(self) -> float:
+        """Multiply-accumulates of all rows, with nothing skipped."""
         return float(self.calls * self.in_features * self.out_features)
 
 
 @dataclasses.dataclass(frozen=True)
-class ActivitySummary:
-    """Per layer and overall. MACs are per time step of one sequence; overall sparsities are weighted by units.
+class ActivitySummary(JSONRecord):
+    """Activity, operation counts and energy of a model, per layer and overall.
 
-    A layer's own MACs are per step of that layer; overall, layers that ran for fewer :attr:`steps` count for less.
+    MACs are per time step of one sequence. The overall MACs weight each layer by the number of steps it ran. Overall
+    sparsities are weighted by the number of units.
+
+    Attributes:
+        layers: One entry per layer and direction of each recurrent module.
+        linears: One entry per linear layer.
+        parameters: Number of parameters, from :func:`egru.activity.count_parameters`.
+        energy: Energy per operation.
+
+    Example:
+        >>> with egru.ActivityMonitor(model) as monitor:
+        ...     model(x)
+        >>> summary = monitor.summary()
+        >>> ActivitySummary.from_dict(summary.to_dict()) == summary
+        True
     """
 
     layers: tuple[LayerActivity, ...]
@@ -59,128 +140,77 @@ class ActivitySummary:
     parameters: int
     energy: EnergyModel
 
-    def _mean(self, values: list[tuple[float | None, int]]) -> float | None:
-        known = [(v, n) for v, n in values if v is not None]
-        return sum(v * n for v, n in known) / sum(n for _, n in known) if known else None
-
     @property
     def steps(self) -> int:
-        """Time steps times batch rows, of the layer that ran for most."""
+        """Time steps times batch rows of the layer that ran most often."""
         return max((layer.steps for layer in self.layers), default=0)
 
     @property
     def activity_sparsity(self) -> float:
-        value = self._mean([(layer.activity_sparsity, layer.cost.hidden_size) for layer in self.layers])
-        assert value is not None  # a monitor refuses to summarise nothing
-        return value
+        """Fraction of outputs without an event, averaged over the layers."""
+        sparsity = _weighted_mean([(layer.activity_sparsity, layer.hidden_size) for layer in self.layers])
+        assert sparsity is not None  # ActivityMonitor raises if no layer ran
+        return sparsity
 
     @property
     def backward_sparsity(self) -> float | None:
-        return self._mean([(layer.backward_sparsity, layer.cost.hidden_size) for layer in self.layers])
+        """Fraction of states with ``|c - theta| >= width``, over the event layers. None for a dense model."""
+        return _weighted_mean([(layer.backward_sparsity, layer.hidden_size) for layer in self.layers])
 
     @property
     def backward_skippable(self) -> float | None:
-        return self._mean([(layer.backward_skippable, layer.cost.hidden_size) for layer in self.layers])
-
-    def _readout(self, dense: bool) -> float:
-        total = sum(linear.dense_macs if dense else linear.macs for linear in self.linears)
-        return total / self.steps
-
-    def _recurrent(self, macs: Callable[[LayerCost], float]) -> float:
-        """A step of all layers, each as often as it ran."""
-        return sum(macs(layer.cost) * (layer.steps / self.steps) for layer in self.layers)
+        """Fraction of states with ``dy/dc = 0``, over the event layers. None for a dense model."""
+        return _weighted_mean([(layer.backward_skippable, layer.hidden_size) for layer in self.layers])
 
     @property
     def forward_macs(self) -> float:
-        """Effective MACs of one forward step, layers and readouts as often as they ran."""
-        return self._recurrent(lambda cost: cost.forward) + self._readout(dense=False)
+        """Effective MACs of one forward step."""
+        return self._recurrent(lambda cost: cost.forward) + self._linear(dense=False)
 
     @property
     def backward_macs(self) -> float:
-        """Effective MACs of one backward step; a linear layer costs twice its forward."""
-        return self._recurrent(lambda cost: cost.backward) + 2 * self._readout(dense=False)
+        """Effective MACs of one backward step. Linear layers count twice their forward MACs."""
+        return self._recurrent(lambda cost: cost.backward) + 2 * self._linear(dense=False)
 
     @property
     def dense_forward_macs(self) -> float:
-        return self._recurrent(lambda cost: cost.dense.forward) + self._readout(dense=True)
+        """MACs of one forward step with nothing skipped."""
+        return self._recurrent(lambda cost: cost.dense.forward) + self._linear(dense=True)
 
     @property
     def dense_backward_macs(self) -> float:
-        return self._recurrent(lambda cost: cost.dense.backward) + 2 * self._readout(dense=True)
+        """MACs of one backward step with nothing skipped."""
+        return self._recurrent(lambda cost: cost.dense.backward) + 2 * self._linear(dense=True)
 
     @property
     def joules(self) -> float:
-        """Energy of one forward step under :attr:`energy`'s assumptions."""
+        """Energy of one forward step, estimated with :attr:`energy`."""
         return self.energy.joules(self.forward_macs)
 
     @property
     def dense_joules(self) -> float:
+        """Energy of one forward step with nothing skipped."""
         return self.energy.joules(self.dense_forward_macs)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
-        return {
-            "overall": {
-                "parameters": self.parameters,
-                "steps": self.steps,
-                "activity_sparsity": self.activity_sparsity,
-                "backward_sparsity": self.backward_sparsity,
-                "backward_skippable": self.backward_skippable,
-                "forward_macs": self.forward_macs,
-                "dense_forward_macs": self.dense_forward_macs,
-                "backward_macs": self.backward_macs,
-                "dense_backward_macs": self.dense_backward_macs,
-                "joules": self.joules,
-                "dense_joules": self.dense_joules,
-                "energy_assumption": self.energy.assumption,
-            },
-            "layers": [
-                {
-                    "name": layer.name,
-                    "kind": layer.kind,
-                    "input_size": layer.cost.input_size,
-                    "hidden_size": layer.cost.hidden_size,
-                    "steps": layer.steps,
-                    "input_density": layer.cost.input_density,
-                    "activity_sparsity": layer.activity_sparsity,
-                    "backward_sparsity": layer.backward_sparsity,
-                    "backward_skippable": layer.backward_skippable,
-                    "forward_macs": layer.cost.forward,
-                    "dense_forward_macs": layer.cost.dense.forward,
-                    "backward_macs": layer.cost.backward,
-                    "dense_backward_macs": layer.cost.dense.backward,
-                    "unit_activity": list(layer.unit_activity),
-                }
-                for layer in self.layers
-            ],
-            "linears": [dataclasses.asdict(linear) | {"macs": linear.macs} for linear in self.linears],
-        }
+    def _recurrent(self, macs: Callable[[LayerCost], float]) -> float:
+        """MACs of the recurrent layers per step, each weighted by how often it ran."""
+        return sum(macs(layer.cost) * (layer.steps / self.steps) for layer in self.layers)
 
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "ActivitySummary":
-        """The summary that :meth:`to_dict` wrote down; what it left out follows from the operation counts.
+    def _linear(self, dense: bool) -> float:
+        """MACs of the linear layers per step."""
+        return sum(linear.dense_macs if dense else linear.macs for linear in self.linears) / self.steps
 
-        In older dictionaries layers have no steps of their own: they are taken to have run for the overall ones.
-        """
-        overall = plain["overall"]
-        costs = re.match(r"(\S+) pJ .*? and (\S+) pJ", overall["energy_assumption"])
-        if costs is None:
-            raise ValueError(f"ActivitySummary: unknown energy assumption {overall['energy_assumption']!r}")
-        layers = tuple(_layer(layer, layer.get("steps", overall["steps"])) for layer in plain["layers"])
-        fields = [field.name for field in dataclasses.fields(LinearActivity)]
-        linears = tuple(LinearActivity(**{name: linear[name] for name in fields}) for linear in plain["linears"])
-        mac, weight_read = (float(value) * 1e-12 for value in costs.groups())
-        return cls(layers, linears, overall["parameters"], EnergyModel(mac, weight_read))
-
-    def to_json(self, indent: int | None = 2) -> str:
-        return json.dumps(self.to_dict(), indent=indent)
+    def to_json(self) -> str:
+        """Return :meth:`to_dict` as JSON text."""
+        return dumps(self.to_dict())
 
     def __str__(self) -> str:
+        """Return a table with one row per layer, followed by the assumptions of the energy estimate."""
         header = ("layer", "units", "sparse", "backward", "skippable", "input", "MACs fwd", "of dense", "MACs bwd")
         rows = [
             (
                 f"{layer.name} ({layer.kind})",
-                f"{layer.cost.hidden_size}",
+                f"{layer.hidden_size}",
                 _percent(layer.activity_sparsity),
                 _percent(layer.backward_sparsity),
                 _percent(layer.backward_skippable),
@@ -207,7 +237,7 @@ class ActivitySummary:
         ]
         total = (
             "overall",
-            f"{sum(layer.cost.hidden_size for layer in self.layers)}",
+            f"{sum(layer.hidden_size for layer in self.layers)}",
             _percent(self.activity_sparsity),
             _percent(self.backward_sparsity),
             _percent(self.backward_skippable),
@@ -216,14 +246,7 @@ class ActivitySummary:
             _percent(self.forward_macs / self.dense_forward_macs),
             _count(self.backward_macs),
         )
-        table = [header, *rows, total]
-        widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in table
-        ]
+        lines = _aligned([header, *rows, total])
         rule = "-" * len(lines[0])
         return "\n".join(
             [
@@ -232,34 +255,26 @@ class ActivitySummary:
                 *lines[1:-1],
                 rule,
                 lines[-1],
-                f"{_count(self.parameters)} parameters; {self.steps:,} steps seen; MACs are per time step",
-                f"energy {self.joules * 1e6:.3g} uJ a step, dense {self.dense_joules * 1e6:.3g}, assuming",
+                f"{_count(self.parameters)} parameters, {self.steps:,} steps; MACs are per time step",
+                f"energy {self.joules * 1e6:.3g} uJ per step, dense {self.dense_joules * 1e6:.3g} uJ, assuming",
                 self.energy.assumption,
             ]
         )
 
 
-def _layer(plain: Mapping[str, Any], steps: int) -> LayerActivity:
-    inputs, H = plain["input_size"], plain["hidden_size"]
-    units = tuple(plain["unit_activity"])
-    projected = len(units) if len(units) != H else None
-    recurrent = {"CoRNN": 2 * H, "IndRNN": 1}.get(plain["kind"], projected)
-    fan_in = H if recurrent is None else recurrent
-    skippable, activity = plain["backward_skippable"], 1 - plain["activity_sparsity"]
-    cost = LayerCost(
-        inputs,
-        H,
-        gates=round(plain["dense_forward_macs"] / (H * (inputs + fan_in + 1))),
-        recurrent_size=recurrent,
-        input_density=plain["input_density"],
-        activity=activity,
-        gradient_density=1.0 if skippable is None else 1 - skippable,
-    )
-    rows = cost.gates * H
-    below = (plain["backward_macs"] - cost.backward) / (rows * inputs)
-    cost = dataclasses.replace(cost, input_gradient_density=below if below > 1e-9 else 0.0)
-    names = ("backward_sparsity", "backward_skippable")
-    return LayerActivity(plain["name"], plain["kind"], cost, steps, units, *(plain[name] for name in names))
+def _weighted_mean(values: Sequence[tuple[float | None, int]]) -> float | None:
+    """Mean of (value, weight) pairs, without those whose value is None; None if no value is left."""
+    known = [(value, weight) for value, weight in values if value is not None]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Pad the cells of each column to one width: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    ]
 
 
 def _percent(value: float | None) -> str:

@@ -25,9 +25,9 @@ def train(options: argparse.Namespace) -> int:
         return 0
     if options.recipe is None and options.resume is None:
         options.parser.error("a RECIPE (see `egru list`) or --resume RUN is required")
-    if distributed.launched() > 1 and not (options.out or options.resume):
+    if distributed.launched_processes() > 1 and not (options.out or options.resume):
         raise ValueError("multi-process runs require --out, so that a restart can find the run")
-    with distributed.quiet():
+    with distributed.only_rank_zero_prints():
         return _train(options)
 
 

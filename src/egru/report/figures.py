@@ -260,7 +260,7 @@ def raster(given: Raster, name: str, cells: int = CELLS) -> Figure:
     level = 1 + np.round(254 * (chosen - low) / ((high - low) or 1.0))
     data: dict[str, Any] = {
         "kind": "raster",
-        "title": f"{given.title}: {format.percent(given.silent, 0)} silent",
+        "title": f"{given.title}: {format.percent(given.activity_sparsity, 0)} silent",
         "label": given.label,
         "steps": steps,
         "layers": shown,

@@ -2,13 +2,10 @@
 
 import dataclasses
 import datetime
-import importlib.metadata
 import importlib.resources
 import io
 import json
 import math
-import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -16,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from egru.environment import Environment
+from egru.files import replace_file
+from egru.records import FORMAT, read_json, to_plain
 from egru.report import figures
 from egru.report.figures import Figure
 from egru.report.headline import answer, baseline, numbers, score, sentence
@@ -59,25 +58,26 @@ def write_report(
     plain_config, environment = _plain(config), _environment()
     page = _page(title, runs, rasters, command, plain_config, environment, notes)
     stored = {
+        "format": FORMAT,
         "title": title,
         "command": command,
         "config": plain_config,
         "environment": environment,
         "runs": [_plain(run.to_dict()) for run in runs],
+        "derived": {run.name: run.derived() for run in runs},
     }
     files = _pictures(runs, rasters)
     files["report.json"] = json.dumps(stored, indent=2, allow_nan=False).encode()
     files["index.html"] = page.encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        _replace(folder / name, data)
+        replace_file(folder / name, data)
     return folder / "index.html"
 
 
 def read_runs(path: Path) -> tuple[RunReport, ...]:
     """The runs of a ``report.json`` that :func:`write_report` wrote."""
-    stored = json.loads(Path(path).read_text(encoding="utf-8"))
-    return tuple(RunReport.from_dict(run) for run in stored["runs"])
+    return tuple(RunReport.from_dict(run, path) for run in read_json(Path(path))["runs"])
 
 
 def _pictures(runs: Sequence[RunReport], rasters: Sequence[Raster]) -> dict[str, bytes]:
@@ -105,7 +105,7 @@ def _page(
     rasters: Sequence[Raster],
     command: str,
     config: Mapping[str, Any],
-    environment: Mapping[str, str],
+    environment: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
     with_events = [(run, hue) for run, hue in zip(runs, figures.hues(runs), strict=True) if run.event_layers]
@@ -240,11 +240,11 @@ def _settings(runs: Sequence[RunReport], config: Mapping[str, Any]) -> tuple[str
     return table, _facts({key: _words(value) for key, value in config.items()} | same)
 
 
-def _environments(runs: Sequence[RunReport], page: Mapping[str, str]) -> str:
+def _environments(runs: Sequence[RunReport], page: Mapping[str, Any]) -> str:
     """Of the runs, where they brought their own; else of this process, which then made them."""
-    own = [{key: _words(value) for key, value in _plain(run.environment).items()} for run in runs]
+    own = [{key: _words(value) for key, value in _plain(run.environment or {}).items()} for run in runs]
     if not any(own):
-        return _facts(page)
+        return _facts({key: _words(value) for key, value in page.items()})
     if all(environment == own[0] for environment in own):
         return _facts(own[0] | {"page made": page["date"]})
     parts = (f"<h3>{escape(run.name)}</h3>{_facts(env)}" for run, env in zip(runs, own, strict=True))
@@ -257,18 +257,10 @@ def _facts(facts: Mapping[str, str]) -> str:
     return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in facts.items())}</dl>"
 
 
-def _environment() -> dict[str, str]:
-    try:
-        version = importlib.metadata.version("egru")
-    except importlib.metadata.PackageNotFoundError:
-        version = "source tree, not installed"
-    return {
-        "egru": version,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "machine": f"{platform.system()} {platform.machine()}, {torch.get_num_threads()} threads",
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    }
+def _environment() -> dict[str, Any]:
+    """The environment of this process, and the date."""
+    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return {**to_plain(Environment.current()), "date": date}
 
 
 def _plain(value: Any) -> Any:
@@ -301,14 +293,3 @@ def _file_names(prefix: str, names: Sequence[str]) -> list[str]:
     if "" in plain or len(set(plain)) < len(plain):
         plain = [f"{i}-{name}".rstrip("-") for i, name in enumerate(plain, 1)]
     return [f"{prefix}-{name}.png" for name in plain]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write beside ``path``, then put in its place: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

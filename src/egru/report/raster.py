@@ -41,7 +41,7 @@ def event_raster(raster: Raster, *, theme: Theme = LIGHT) -> "Figure":
         below.set_yticks([0, int(active.max())] if active.any() else [0])
         below.set_xlabel("time step")
         below.set_xlim(-0.5, T - 0.5)
-        heading = f"{raster.title}: {format.percent(raster.silent, 0)} silent"
+        heading = f"{raster.title}: {format.percent(raster.activity_sparsity, 0)} silent"
         figure.text(0.02, 0.985, format.plain(heading), ha="left", va="top", fontsize=11, fontweight="bold")
     return figure
 

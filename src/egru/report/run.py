@@ -1,4 +1,4 @@
-"""What there is to report: one run's numbers, and one sequence's events. Checked here, so that nothing later has to."""
+"""Input of a report: the numbers of a run, and the events of one sequence. Values are validated here."""
 
 import dataclasses
 import itertools
@@ -8,14 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LayerCost, LinearActivity
+from egru.activity import ActivitySummary, LayerActivity
+from egru.environment import Environment
+from egru.records import JSONRecord
 
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One pass over the training set. Accuracy and sparsity are fractions; sparsity is None for a dense model.
+    """One epoch of training.
 
-    ``validation_perplexity`` is for language models; ``layer_sparsity`` by name of layer, empty where nobody counted.
+    Attributes:
+        epoch: Number of the epoch.
+        train_loss: Mean training loss.
+        validation_accuracy: Accuracy as a fraction.
+        activity_sparsity: Fraction of outputs without an event. None for a dense model.
+        seconds: Duration of the epoch.
+        validation_perplexity: Perplexity of a language model, None for other models.
+        layer_sparsity: Activity sparsity per layer. Empty if it was not measured.
+
+    Raises:
+        ValueError: If a value is not finite or not a fraction.
     """
 
     epoch: int
@@ -39,20 +51,23 @@ class Epoch:
 
 
 @dataclasses.dataclass(frozen=True)
-class RunReport:
-    """One trained model: how training went, what it scored on the test set and what a monitor saw there.
+class RunReport(JSONRecord):
+    """The numbers of one trained model.
 
-    Args:
-        name: what the figures call it, such as "GRU"; distinct among the runs of one report.
-        history: one entry per epoch, in order.
-        test_accuracy: as a fraction.
-        activity: from :meth:`egru.ActivityMonitor.summary`.
-        seconds: of training, wall clock.
-        seed: that the run can be repeated with.
-        test_perplexity: of a language model, whose accuracy counts next words guessed right; None for all others.
-        config: of this run alone, as plain values; what all runs of a report share is given to ``write_report``.
-        environment: what the run's numbers depend on beside its config.
-        command: that makes this run again.
+    Attributes:
+        name: Name in figures and tables, such as "GRU". Unique among the runs of a report.
+        history: One entry per epoch, in order.
+        test_accuracy: Accuracy on the test split, as a fraction.
+        activity: Activity on the test split, from :meth:`egru.ActivityMonitor.summary`.
+        seconds: Duration of training.
+        seed: Seed of the run.
+        test_perplexity: Perplexity of a language model, None for other models.
+        config: Settings of this run. Settings that all runs share are passed to :func:`write_report`.
+        environment: Software and hardware of the run. If None, those of the process that writes the report are shown.
+        command: Command that repeats the run.
+
+    Raises:
+        ValueError: If a value is not accepted; the message names the run and the field.
     """
 
     name: str
@@ -63,7 +78,7 @@ class RunReport:
     seed: int
     test_perplexity: float | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environment: Environment | None = None
     command: str = ""
 
     def __post_init__(self) -> None:
@@ -71,7 +86,7 @@ class RunReport:
             raise ValueError(f"RunReport: name must not be empty, got {self.name!r}")
         where = f"RunReport {self.name!r}"
         if not self.history:
-            raise ValueError(f"{where}: history is empty; report a run after at least one epoch")
+            raise ValueError(f"{where}: history must contain at least one epoch, got none")
         epochs = [entry.epoch for entry in self.history]
         if any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"{where}: the epochs of history must increase, got {epochs}")
@@ -82,51 +97,52 @@ class RunReport:
 
     @property
     def event_layers(self) -> tuple[LayerActivity, ...]:
-        """The layers that emit events; none for a dense model."""
+        """The layers that emit events; empty for a dense model."""
         return tuple(layer for layer in self.activity.layers if layer.backward_skippable is not None)
 
     @property
     def forward_saving(self) -> float:
-        """How many times fewer MACs a forward step takes than the same network with nothing skipped."""
+        """Dense MACs of a forward step divided by the effective ones."""
         return self.activity.dense_forward_macs / self.activity.forward_macs
 
     @property
     def backward_saving(self) -> float:
+        """Dense MACs of a backward step divided by the effective ones."""
         return self.activity.dense_backward_macs / self.activity.backward_macs
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; :meth:`from_dict` takes them back."""
-        plain = dataclasses.asdict(self)
-        plain["history"] = list(plain["history"])
-        activity = plain["activity"]
-        activity["layers"] = [dict(layer, unit_activity=list(layer["unit_activity"])) for layer in activity["layers"]]
-        activity["linears"] = list(activity["linears"])
-        activity["overall"] = self.activity.to_dict()["overall"]
-        return plain
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> "RunReport":
-        """The run that :meth:`to_dict` wrote down. ``overall`` is computed anew."""
-        activity = plain["activity"]
-        layers = tuple(
-            LayerActivity(
-                **layer | {"cost": LayerCost(**layer["cost"]), "unit_activity": tuple(layer["unit_activity"])}
-            )
-            for layer in activity["layers"]
+    def derived(self) -> dict[str, float | None]:
+        """Return the numbers that follow from the measured ones, for readers of ``report.json``."""
+        names = (
+            "activity_sparsity",
+            "backward_sparsity",
+            "backward_skippable",
+            "forward_macs",
+            "dense_forward_macs",
+            "backward_macs",
+            "dense_backward_macs",
+            "joules",
+            "dense_joules",
         )
-        linears = tuple(LinearActivity(**linear) for linear in activity["linears"])
-        summary = ActivitySummary(layers, linears, activity["parameters"], EnergyModel(**activity["energy"]))
-        history = tuple(Epoch(**entry) for entry in plain["history"])
-        return cls(**dict(plain) | {"history": history, "activity": summary})
+        return {name: getattr(self.activity, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Raster:
-    """One sequence and the events it caused: ``input`` of shape (T, I), ``events`` (T, H) with zeros where silent.
+    """The events of one sequence.
 
-    ``image`` is shown beside the input, with ``label`` under it; None for sequences that are no picture, and of shape
-    (T, rows, columns) for those that are a film. ``layers`` names the layers whose units ``events`` holds side by side,
-    each with how many; ``words`` are what was read, one a step.
+    Attributes:
+        title: Title of the figure.
+        input: Input of shape (T, I).
+        events: Emitted values of shape (T, H); zero where a unit emits no event.
+        image: Image shown next to the input, of shape (rows, columns), or (T, rows, columns) for a sequence of frames.
+            None if the input is not an image.
+        label: Caption of the image.
+        layers: Name and number of units of each layer, in the order of the columns of ``events``.
+        words: Words of the input text, one per step. Empty if the input is not text.
+
+    Raises:
+        TypeError: If an array is not a numpy array.
+        ValueError: If shapes do not fit or a value is not finite.
     """
 
     title: str
@@ -142,33 +158,34 @@ class Raster:
         _matrix(where, "input", self.input, "(T, I)")
         _matrix(where, "events", self.events, "(T, H)")
         if len(self.input) != len(self.events):
-            raise ValueError(
-                f"{where}: input and events must have as many steps, got {len(self.input)} and {len(self.events)}"
-            )
+            steps = f"{len(self.input)} and {len(self.events)}"
+            raise ValueError(f"{where}: input and events must have the same number of steps, got {steps}")
         if self.image is not None and self.image.ndim == 3:
             _matrix(where, "image", self.image.reshape(len(self.image), -1), "(T, rows, columns)")
             if len(self.image) != len(self.events):
-                raise ValueError(f"{where}: image must have as many frames as there are steps, got {self.image.shape}")
+                raise ValueError(f"{where}: image must have one frame per step, got shape {self.image.shape}")
         elif self.image is not None:
             _matrix(where, "image", self.image, "(rows, columns) or (T, rows, columns)")
         if self.layers and sum(units for _, units in self.layers) != self.events.shape[1]:
             raise ValueError(f"{where}: layers must add up to {self.events.shape[1]} units, got {self.layers}")
         if self.words and len(self.words) != len(self.events):
-            raise ValueError(f"{where}: words must be one a step, got {len(self.words)} for {len(self.events)}")
+            raise ValueError(
+                f"{where}: words must have one entry per step, got {len(self.words)} for {len(self.events)} steps"
+            )
 
     @property
-    def silent(self) -> float:
-        """The fraction of units and steps without an event."""
+    def activity_sparsity(self) -> float:
+        """Fraction of units and steps without an event."""
         return float((self.events == 0).mean())
 
 
 def check_runs(where: str, runs: Sequence[RunReport]) -> None:
-    """At least one run, and no two of one name."""
+    """Raise ValueError unless there is at least one run and all names are distinct."""
     if not runs:
-        raise ValueError(f"{where}: runs is empty; give at least one RunReport")
+        raise ValueError(f"{where}: runs must contain at least one RunReport, got none")
     names = [run.name for run in runs]
     if len(set(names)) != len(names):
-        raise ValueError(f"{where}: the runs need distinct names, got {', '.join(map(repr, names))}")
+        raise ValueError(f"{where}: the runs must have distinct names, got {', '.join(map(repr, names))}")
 
 
 def _fraction(where: str, field: str, value: float) -> None:
@@ -185,6 +202,6 @@ def _matrix(where: str, field: str, value: np.ndarray, shape: str) -> None:
     if not isinstance(value, np.ndarray):
         raise TypeError(f"{where}: {field} must be a numpy array of shape {shape}, got {type(value).__name__}")
     if value.ndim != 2 or 0 in value.shape:
-        raise ValueError(f"{where}: {field} must have shape {shape} with nothing empty, got {value.shape}")
+        raise ValueError(f"{where}: {field} must have shape {shape} without empty dimensions, got {value.shape}")
     if not np.isfinite(value).all():
         raise ValueError(f"{where}: {field} must be finite, got NaN or infinity")

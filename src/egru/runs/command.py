@@ -4,12 +4,14 @@ from typing import Any
 
 from egru.experiments.config import Config
 from egru.experiments.registry import RECIPES
-from egru.training import to_plain
+from egru.training import Result, to_plain
 
 
-def recorded_command(recipe: str, config: Config, result: dict[str, Any] | None) -> str:
-    """Return the command that produced a run: the one in its result if there is one, else `egru train …`."""
-    return (result or {}).get("made_by") or train_command(recipe, config)
+def recorded_command(recipe: str, config: Config, result: Result | None) -> str:
+    """Return the command that produced a run: `egru quieten …` if it was derived from another, else `egru train …`."""
+    if result is not None and result.derivation is not None:
+        return result.derivation.command
+    return train_command(recipe, config)
 
 
 def train_command(recipe: str, config: Config) -> str:

@@ -35,5 +35,5 @@ def export(
         RunError: If ``folder`` is not a run or ``out`` is not empty.
     """
     run, out = Run.open(folder, log), require_new_folder(out)
-    paths = save_shards(checkpoint.read_weights(run.at(run.best())), out, weights, largest)
+    paths = save_shards(checkpoint.read_weights(run.checkpoint_path(run.best_epoch())), out, weights, largest)
     return paths + run.copy_records(out)

@@ -13,7 +13,7 @@ from egru.experiments.build import Shape, build, build_classifier, load_data
 from egru.experiments.config import ClassifierConfig, Config, read_config
 from egru.models import SequenceClassifier
 from egru.runtime.shards import find_shards, load_shards
-from egru.training import Run, RunError, Task, checkpoint
+from egru.training import EpochMetrics, Run, RunError, Task, checkpoint
 
 PRETRAINED = {"smnist": Shape(frame=(1,), steps=784, classes=10)}
 """The pretrained models, which are exported runs in the folder ``pretrained``, and the shape of their data."""
@@ -61,7 +61,7 @@ def load(folder: Path, device: str | None = None, log: Callable[[str], None] = p
     data = load_data(config)
     model, task = build(config, data)
     weights, epoch = _best_weights(run)
-    checkpoint.put(model, weights)
+    checkpoint.set_weights(model, weights)
     return TrainedRun(config, model.eval(), task, data, epoch)
 
 
@@ -91,7 +91,7 @@ def pretrained(name: str) -> SequenceClassifier:
     _, config = read_config(Run.open(folder).config())
     assert isinstance(config, ClassifierConfig)
     model = build_classifier(config, PRETRAINED[name])
-    checkpoint.put(model, load_shards(folder))
+    checkpoint.set_weights(model, load_shards(folder))
     return model.eval()
 
 
@@ -109,7 +109,7 @@ def initialise_from(model: nn.Module, source: str, log: Callable[[str], None] = 
     folder, _ = find_run(Path(source), None)
     weights, _ = _best_weights(Run.open(folder, log))
     try:
-        checkpoint.put(model, weights)
+        checkpoint.set_weights(model, weights)
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip()
         raise ValueError(f"start_from: the weights of {source} do not fit this network: {reason}") from error
@@ -142,12 +142,31 @@ def find_run(run: Path, device: str | None) -> tuple[Path, str | None]:
     return _pretrained_folder(name), device or (None if torch.cuda.is_available() else "cpu")
 
 
+def training_metrics(run: Run) -> list[EpochMetrics]:
+    """Return the metrics of the training of a run.
+
+    A run that was derived from another one, by `egru quieten`, has no metrics: those of its source are returned.
+
+    Raises:
+        RunError: If the source is not found.
+    """
+    result, metrics = run.result(), run.metrics()
+    if metrics or result is None or result.derivation is None:
+        return metrics
+    source = result.derivation.source
+    folder = _pretrained_folder(source) if source in PRETRAINED else run.folder.parent / source
+    if not folder.is_dir():
+        raise RunError(f"{run.folder} was derived from {source}, which is not found; put that run next to it")
+    return training_metrics(Run.open(folder, run.log))
+
+
 def _best_weights(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
     """Return the weights of the best epoch, and the epoch."""
     if find_shards(run.folder):
-        return load_shards(run.folder), (run.result() or {}).get("best_epoch")
-    epoch = run.best()
-    return checkpoint.read_weights(run.at(epoch)), epoch
+        result = run.result()
+        return load_shards(run.folder), None if result is None else result.best_epoch
+    epoch = run.best_epoch()
+    return checkpoint.read_weights(run.checkpoint_path(epoch)), epoch
 
 
 def _pretrained_folder(name: str) -> Path:

@@ -1,9 +1,8 @@
 """Fewer events from a trained run: higher thresholds, as far as validation lets them go. Nothing is trained again."""
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from egru.compress import raise_thresholds
@@ -12,30 +11,12 @@ from egru.experiments.config import LanguageConfig, config_record, read_config
 from egru.layers import event_layers
 from egru.runs.load import TrainedRun, find_run, load, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
-from egru.training import LanguageTask, Result, Run, RunError, Scores, checkpoint, score
-from egru.training.run import METRICS
+from egru.training import LanguageTask, Result, Run, RunError, checkpoint, score
+from egru.training.records import Derivation, ThresholdTrial
 from egru.types import WeightFormat
 
 STEP = 0.05
 """Between two floors that are tried."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What floors under the thresholds, one a layer, come to on validation."""
-
-    floor: tuple[float, ...]
-    validation: Scores
-    activity_sparsity: float
-    forward_macs: float
-
-    def __str__(self) -> str:
-        scores = self.validation
-        quality = f"accuracy {100 * scores.accuracy:.2f} %"
-        if scores.perplexity is not None:
-            quality = f"perplexity {scores.perplexity:.2f}"
-        silent, macs = f"{100 * self.activity_sparsity:.1f} % silent", f"{self.forward_macs / 1e6:.3g} M MACs a step"
-        return f"floors {_words(self.floor)}: loss {scores.loss:.4f}, {quality}, {silent}, {macs}"
 
 
 def quieten(
@@ -71,54 +52,52 @@ def quieten(
     recipe, _ = read_config(Run.open(source).config())
     origin = resolve_source(str(folder))
     run = Run.create(out, config_record(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), log)
-    save_shards(checkpoint.weights_of(found.model), out, weights)
-    if (source / METRICS).exists():  # how it was trained
-        shutil.copyfile(source / METRICS, out / METRICS)
+    save_shards(checkpoint.get_weights(found.model), out, weights)
     written = load(out, log=log)
     scores, activity = score(written.model, written.task, "test")
-    result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun)
     options = [f"--floor {_words(floor)}" if floor else f"--within {within:g}"]
     options += [f"--weights {weights}"] * (weights != "bfloat16")
     options += [f"--device {device}"] * bool(device)
-    more = {
-        "activity": activity.to_dict(),
-        "validation": asdict(written.task.evaluate(written.model, "validation")),
-        "trials": [asdict(trial) for trial in trials],
-        "made_by": f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
-    }
-    run.finish(asdict(result) | more)
+    derivation = Derivation(
+        origin,
+        f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
+        written.task.evaluate(written.model, "validation"),
+        tuple(trials),
+    )
+    result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun, derivation)
+    run.write_result(result)
     return result
 
 
 def _raise(
     found: TrainedRun, floor: Sequence[float], within: float, log: Callable[[str], None]
-) -> tuple[list[Trial], tuple[float, ...]]:
+) -> tuple[list[ThresholdTrial], tuple[float, ...]]:
     """Lift the thresholds of ``found.model`` to ``floor``, or to what a search finds: all trials, and the floors."""
-    model, task, original = found.model, found.task, checkpoint.weights_of(found.model)
+    model, task, original = found.model, found.task, checkpoint.get_weights(found.model)
     if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
         task = LanguageTask(found.data, replace(found.config, evaluation_batch=found.config.test_batch))
     thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
     if not thresholds:
         raise ValueError(f"quieten: this run has no event layers, its cell is {found.config.cell}")
-    trials: list[Trial] = []
+    trials: list[ThresholdTrial] = []
 
     def lift(floor: Sequence[float]) -> None:
-        checkpoint.put(model, original)
+        checkpoint.set_weights(model, original)
         raise_thresholds(model, floor)
 
-    def measure(floor: Sequence[float]) -> Trial:
+    def measure(floor: Sequence[float]) -> ThresholdTrial:
         scores, activity = score(model, task, "validation")
-        trials.append(Trial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
+        trials.append(ThresholdTrial(tuple(floor), scores, activity.activity_sparsity, activity.forward_macs))
         log(str(trials[-1]))
         return trials[-1]
 
-    def attempt(floor: Sequence[float]) -> Trial:
+    def attempt(floor: Sequence[float]) -> ThresholdTrial:
         lift(floor)
         return measure(floor)
 
     if floor:
         lift(floor)  # refused here, if it is
-        checkpoint.put(model, original)
+        checkpoint.set_weights(model, original)
     before = measure([round(STEP * int(max(0.0, t.min().item()) / STEP), 6) for t in thresholds])  # nothing lies below
     if floor:
         return trials, attempt(floor).floor
@@ -130,7 +109,9 @@ def _raise(
     return trials, after.floor
 
 
-def search(attempt: Callable[[Sequence[float]], Trial], start: Trial, within: float) -> Trial:
+def search(
+    attempt: Callable[[Sequence[float]], ThresholdTrial], start: ThresholdTrial, within: float
+) -> ThresholdTrial:
     """Floors from ``start`` up, one layer at a time, the last one first, until nothing saves more.
 
     A step up is taken while the loss is at most ``within`` above the lowest so far: higher thresholds may lower it.

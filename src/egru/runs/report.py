@@ -3,16 +3,14 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from egru.activity import ActivitySummary
 from egru.experiments.config import Config, read_config
 from egru.report import Epoch, Raster, RunReport, write_report
 from egru.runs.command import flatten, recorded_command
-from egru.runs.load import TrainedRun, load
+from egru.runs.load import TrainedRun, load, training_metrics
 from egru.runs.raster import draw_rasters
 from egru.runtime.shards import find_shards
-from egru.training import Damaged, Run, RunError, to_plain
+from egru.training import DamagedCheckpointError, EpochMetrics, Run, RunError, to_plain
 
 
 def report(
@@ -53,7 +51,7 @@ def report(
         try:
             model = trained or _load_on_cpu(run)
             run_rasters = draw_rasters(model.model, model.config, model.data)
-        except (FileNotFoundError, ImportError, RunError, Damaged) as error:
+        except (FileNotFoundError, ImportError, RunError, DamagedCheckpointError) as error:
             notes.append(f"The events of {name} are not drawn: {' '.join(str(error).split())}.")
             continue
         run_rasters = run_rasters[: 1 if len(runs) > 2 else 2]
@@ -88,34 +86,32 @@ def _read_report(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     del settings["root"]
     return RunReport(
         name,
-        tuple(map(_epoch, run.metrics())),
-        result["test"]["accuracy"],
-        ActivitySummary.from_dict(result["activity"]),
-        result["seconds"],
+        tuple(map(_epoch, training_metrics(run))),
+        result.test.accuracy,
+        result.activity,
+        result.seconds,
         config.seed,
-        result["test"]["perplexity"],
+        result.test.perplexity,
         config=settings,
         environment=run.environment(),
         command=recorded_command(recipe, config, result),
     )
 
 
-def _epoch(line: dict[str, Any]) -> Epoch:
-    activity, validation = line["activity"], line["validation"]
-    events = activity["backward_sparsity"] is not None
-    layers = line.get("layers", {})  # missing in runs of older versions
+def _epoch(metrics: EpochMetrics) -> Epoch:
+    has_events = metrics.activity.backward_sparsity is not None
     return Epoch(
-        line["epoch"],
-        line["train"]["loss"],
-        validation["accuracy"],
-        activity["activity_sparsity"] if events else None,
-        line["seconds"],
-        validation["perplexity"],
-        {name: layer["activity_sparsity"] for name, layer in layers.items()} if events else {},
+        metrics.epoch,
+        metrics.train.loss,
+        metrics.validation.accuracy,
+        metrics.activity.activity_sparsity if has_events else None,
+        metrics.seconds,
+        metrics.validation.perplexity,
+        {name: layer.activity_sparsity for name, layer in metrics.layers.items()} if has_events else {},
     )
 
 
 def _load_on_cpu(run: Run) -> TrainedRun:
-    if not run.epochs() and not find_shards(run.folder):
+    if not run.saved_epochs() and not find_shards(run.folder):
         raise FileNotFoundError("the run has no checkpoints")
-    return load(run.folder, "cpu", run.say)
+    return load(run.folder, "cpu", run.log)

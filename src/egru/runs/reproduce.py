@@ -7,7 +7,6 @@ tables show ship with the package (:mod:`egru.experiments.results`).
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,10 +14,13 @@ from egru.experiments.config import read_config
 from egru.experiments.registry import RECIPES, Paper
 from egru.experiments.results import RESULTS, KeptResult, format_results, read_results
 from egru.experiments.tables import ALIASES, TABLES, find_table
+from egru.files import replace_file
+from egru.records import write_json
 from egru.report import format
 from egru.runs.command import recorded_command
+from egru.runs.load import training_metrics
 from egru.training import Run, RunError
-from egru.training.checkpoint import replace_file
+from egru.training.records import KeptRecord
 from egru.training.run import CONFIG, RESULT
 
 RUNS = Path(__file__).parents[3] / "benchmarks" / "results" / "runs"
@@ -35,35 +37,32 @@ def collect_results(runs: Path = RUNS) -> list[KeptResult]:
     """
     if not runs.is_dir():
         raise FileNotFoundError(f"{runs} does not exist: the records of our runs are only in a checkout")
-    results = [_read_result(path.parent) for path in sorted(runs.glob(f"*/{CONFIG}"))]
-    return sorted(filter(None, results), key=lambda result: result.date)
+    results = [_read_result(path.parent) for path in runs.glob(f"*/{RECORD}")]
+    return sorted(results, key=lambda result: (result.date, result.run))
 
 
-def _read_result(folder: Path) -> KeptResult | None:
-    """Read the result of a kept run, or None if the run was stopped before its end."""
-    run, record = Run.open(folder), folder / RECORD
+def _read_result(folder: Path) -> KeptResult:
+    """Read the result of a kept run."""
+    run, record = Run.open(folder), KeptRecord.read(folder / RECORD)
     result = run.result()
     if result is None:
-        return None
+        raise RunError(f"{folder} has a {RECORD} but no {RESULT}")
     recipe, config = read_config(run.config())
-    origin = {"command": recorded_command(recipe, config, result), "date": "undated"}
-    if record.exists():
-        origin = json.loads(record.read_text(encoding="utf-8"))
-    activity = result["activity"]["overall"]
-    dense = activity["backward_sparsity"] is None
+    activity = result.activity
+    is_dense = activity.backward_sparsity is None
     return KeptResult(
         run=folder.name,
         recipe=ALIASES.get(recipe, recipe),
         data=config.data,
         seed=config.seed,
-        command=origin["command"],
-        date=origin["date"],
-        accuracy=result["test"]["accuracy"],
-        perplexity=result["test"]["perplexity"],
-        activity_sparsity=None if dense else activity["activity_sparsity"],
-        backward_sparsity=activity["backward_sparsity"],
-        parameters=activity["parameters"],
-        forward_macs=activity["forward_macs"],
+        command=record.command,
+        date=record.date,
+        accuracy=result.test.accuracy,
+        perplexity=result.test.perplexity,
+        activity_sparsity=None if is_dense else activity.activity_sparsity,
+        backward_sparsity=activity.backward_sparsity,
+        parameters=activity.parameters,
+        forward_macs=activity.forward_macs,
     )
 
 
@@ -85,25 +84,31 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[P
         FileNotFoundError: If this is not a checkout of the repository.
     """
     run = Run.open(folder)
-    if run.result() is None:
+    result = run.result()
+    if result is None:
         raise RunError(f"{folder} is not finished; only finished runs are kept")
-    record = run.config()
-    recipe, config = read_config(record)
+    settings = run.config()
+    recipe, config = read_config(settings)
     if config.limit is not None:
         raise RunError(f"{folder} used only the first {config.limit} of each split; only runs on all data are kept")
     if not runs.is_dir():
         raise FileNotFoundError(f"{runs} does not exist: runs are kept in a checkout of the repository")
-    record["config"]["root"] = None
+    settings["config"]["root"] = None
     if config.start_from is not None:
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
-        record["config"]["start_from"] = config.start_from
+        settings["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    origin = {"command": recorded_command(recipe, config, run.result()), "date": finished.strftime("%Y-%m-%d")}
     target = runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M')}"
     target.mkdir(exist_ok=True)
     run.copy_records(target)
-    replace_file(target / CONFIG, json.dumps(record, indent=2).encode() + b"\n")
-    replace_file(target / RECORD, json.dumps(origin, indent=2).encode() + b"\n")
+    write_json(target / CONFIG, settings)
+    if result.derivation is not None:
+        derivation = dataclasses.replace(result.derivation, source=Path(result.derivation.source).name)
+        dataclasses.replace(result, derivation=derivation).write(target / RESULT)
+        if not (runs / derivation.source).is_dir():  # the source is not kept, so its metrics are copied
+            Run(target).write_metrics(training_metrics(run))
+    command = recorded_command(recipe, config, result)
+    KeptRecord(command, finished.strftime("%Y-%m-%d")).write(target / RECORD)
     replace_file(results, format_results(collect_results(runs)).encode())
     return [target, results]
 

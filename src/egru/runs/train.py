@@ -17,7 +17,7 @@ from egru.experiments.build import build, load_data
 from egru.experiments.config import Config, config_record, read_config
 from egru.runs.load import TrainedRun, initialise_from, resolve_source
 from egru.runs.report import report
-from egru.training import Result, Run, RunError, Silent, Task, bar, distributed, tensorboard
+from egru.training import NoProgress, Result, Run, RunError, Task, distributed, progress_bar, tensorboard
 from egru.training.loop import check_minutes
 from egru.training.progress import Progress
 from egru.training.run import CONFIG
@@ -62,7 +62,7 @@ def train(
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     if config.start_from is not None:
         config = dataclasses.replace(config, start_from=resolve_source(config.start_from))
-    with distributed.group(config.device) as device:
+    with distributed.process_group(config.device) as device:
         local = dataclasses.replace(config, device=device)
         data = load_data(local)
         model, task = build(local, data)
@@ -70,7 +70,7 @@ def train(
             initialise_from(model, config.start_from, log)
         if config.threshold_floor:
             raise_thresholds(model, config.threshold_floor)
-        with distributed.first_goes_first():
+        with distributed.rank_zero_first():
             record = config_record(recipe, config)
             run = Run.open(folder, log) if _is_same_run(folder, record) else Run.create(folder, record, log)
         return _run_training(recipe, local, model, task, data, run, minutes, progress, page)
@@ -95,7 +95,7 @@ def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | No
     if run.result() is not None:
         raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
     recipe, config = read_config(run.config())
-    with distributed.group(config.device) as device:
+    with distributed.process_group(config.device) as device:
         config = dataclasses.replace(config, device=device)
         data = load_data(config)
         return _run_training(recipe, config, *build(config, data), data, run, minutes)
@@ -105,7 +105,7 @@ def _is_same_run(folder: Path, record: dict[str, Any]) -> bool:
     """Whether this run exists: created by the first process, or before `torchrun` restarted all processes."""
     if distributed.rank() > 0:
         return True
-    exists = distributed.elastic() and (folder / CONFIG).exists()
+    exists = distributed.is_elastic() and (folder / CONFIG).exists()
     return exists and Run.open(folder).config() == json.loads(json.dumps(record))
 
 
@@ -123,15 +123,15 @@ def _run_training(
     with contextlib.ExitStack() as stack:
         first = distributed.rank() == 0
         if first:
-            stack.enter_context(run.alone())
+            stack.enter_context(run.lock())
         if not first:
-            progress = Silent()
+            progress = NoProgress()
         elif progress is None:
-            progress = stack.enter_context(bar(recipe, config.epochs))
+            progress = stack.enter_context(progress_bar(recipe, config.epochs))
         if config.tensorboard and first:
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = training.train(model, task, config, run, progress, minutes)
     if page and first:
         trained = TrainedRun(config, model.cpu().eval(), task, data, result.best_epoch)
-        report([run.folder], log=run.say, trained=trained)
+        report([run.folder], log=run.log, trained=trained)
     return result

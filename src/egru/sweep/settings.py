@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from egru.experiments import Config, LanguageConfig
 from egru.report import format
+from egru.training import EpochMetrics
 
 Search = Callable[[Any], dict[str, Any]]
 
@@ -69,23 +70,29 @@ class Goal:
 
     label: str
     direction: Literal["minimize", "maximize"]
-    of: Callable[[dict[str, Any]], float]
+    of: Callable[[EpochMetrics], float]
     show: Callable[[float], str]
 
 
 def goals(config: Config) -> dict[str, Goal]:
     """Every objective there is, by name. All are read in validation."""
     if isinstance(config, LanguageConfig):
-        quality = Goal("perplexity", "minimize", lambda line: line["validation"]["perplexity"], "{:.2f}".format)
+        quality = Goal("perplexity", "minimize", lambda line: _known(line.validation.perplexity), "{:.2f}".format)
     else:
-        quality = Goal("accuracy", "maximize", lambda line: line["validation"]["accuracy"], format.percent)
+        quality = Goal("accuracy", "maximize", lambda line: line.validation.accuracy, format.percent)
     return {
         "quality": quality,
-        "macs": Goal("MACs a step", "minimize", lambda line: line["activity"]["forward_macs"], format.count),
+        "macs": Goal("MACs a step", "minimize", lambda line: line.activity.forward_macs, format.count),
         "backward-macs": Goal(
-            "backward MACs a step", "minimize", lambda line: line["activity"]["backward_macs"], format.count
+            "backward MACs a step", "minimize", lambda line: line.activity.backward_macs, format.count
         ),
     }
+
+
+def _known(perplexity: float | None) -> float:
+    """Return the perplexity of a language model, which is always measured."""
+    assert perplexity is not None
+    return perplexity
 
 
 def read_search(path: Path) -> Search:

@@ -15,25 +15,25 @@ from egru.experiments import with_fields
 from egru.runs import train
 from egru.sweep.settings import Goal, Sweep, read_search
 from egru.sweep.study import open_study, optuna
-from egru.training import Run, Silent
+from egru.training import EpochMetrics, NoProgress, Run
 
 
 class Over(Exception):
     """The last epoch is done. The test split is left for the trial that will be chosen."""
 
 
-class Reports(Silent):
+class Reports(NoProgress):
     """Progress for Optuna: the objective after every epoch, and the end of a trial that is not worth its time."""
 
     def __init__(self, trial: Any, goals: list[Goal], epochs: int) -> None:
         self.trial, self.goals, self.epochs = trial, goals, epochs
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def epoch(self, metrics: EpochMetrics) -> None:
         if len(self.goals) == 1:  # of several, Optuna prunes by none
-            self.trial.report(self.goals[0].of(line), line["epoch"])
+            self.trial.report(self.goals[0].of(metrics), metrics.epoch)
             if self.trial.should_prune():
-                raise optuna().TrialPruned(f"after epoch {line['epoch']}")
-        if line["epoch"] == self.epochs:
+                raise optuna().TrialPruned(f"after epoch {metrics.epoch}")
+        if metrics.epoch == self.epochs:
             raise Over
 
 
@@ -79,8 +79,8 @@ def run_trial(sweep: Sweep, trial: Any) -> list[float]:
     with contextlib.suppress(Over):
         train(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
     run = Run.open(folder)
-    best = run.best()
-    line = next((line for line in run.metrics() if line["epoch"] == best), None)
+    best = run.best_epoch()
+    line = next((line for line in run.metrics() if line.epoch == best), None)
     if line is None:
         raise RuntimeError(f"the line of epoch {best}, the best, is missing from the metrics of {folder}")
     return [goal.of(line) for goal in goals]

@@ -1,38 +1,50 @@
-"""Training: one loop for every model, and runs that survive what happens to them.
+"""Training: one loop for all models, with checkpoints, resuming and data-parallel processes.
 
-Needs safetensors (``pip install 'egru[train]'``), imported when a checkpoint is asked for, and likes to have rich.
+Checkpoints require safetensors (``pip install 'egru[train]'``). The progress bar uses rich if it is installed.
+
+Example:
+    >>> training = ClassifierTraining(epochs=20, learning_rate=1e-3)
+    >>> task = ClassifierTask(data, training)
+    >>> result = train(model, task, training, Run.create("runs/first", {}))
+    >>> result.test.accuracy, result.activity.activity_sparsity
 """
 
+from egru.records import FormatError, from_plain, to_plain
 from egru.training import checkpoint, distributed
-from egru.training.checkpoint import Damaged
-from egru.training.config import ClassifierTraining, LanguageTraining, Training, from_plain, to_plain
-from egru.training.loop import Result, score, train
+from egru.training.checkpoint import DamagedCheckpointError
+from egru.training.config import ClassifierTraining, LanguageTraining, Training
+from egru.training.loop import score, train
 from egru.training.optimise import AveragedSGD, learning_rate_factor, make_optimiser
-from egru.training.progress import Silent, bar, tensorboard
+from egru.training.progress import NoProgress, Progress, progress_bar, tensorboard
+from egru.training.records import EpochMetrics, Result, Scores
 from egru.training.run import Paused, Run, RunError
-from egru.training.tasks import ClassifierTask, LanguageTask, Scores, Task
+from egru.training.tasks import Batch, ClassifierTask, LanguageTask, Task
 
 __all__ = [
     "AveragedSGD",
+    "Batch",
     "ClassifierTask",
     "ClassifierTraining",
-    "Damaged",
+    "DamagedCheckpointError",
+    "EpochMetrics",
+    "FormatError",
     "LanguageTask",
     "LanguageTraining",
+    "NoProgress",
     "Paused",
+    "Progress",
     "Result",
     "Run",
     "RunError",
     "Scores",
-    "Silent",
     "Task",
     "Training",
-    "bar",
     "checkpoint",
     "distributed",
     "from_plain",
     "learning_rate_factor",
     "make_optimiser",
+    "progress_bar",
     "score",
     "tensorboard",
     "to_plain",

@@ -1,68 +1,73 @@
-"""How a model is trained: dataclasses that go to JSON and back, checked when they are made."""
+"""Training settings: frozen dataclasses that are validated when they are created. Each field is a CLI option."""
 
 import dataclasses
-import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What every training run has."""
+    """Settings that all training runs share.
+
+    Raises:
+        ValueError: If a value is not accepted; the message names the field and the accepted values.
+    """
 
     epochs: int = 100
+    """Number of passes over the training split."""
     batch: int = 100
-    """Sequences in a step; where several processes train together, of each."""
+    """Sequences per step, in each process."""
     evaluation_batch: int = 500
-    """Sequences side by side when validation and test are scored."""
+    """Sequences evaluated in parallel on the validation and test split."""
     optimiser: Literal["adam", "adamw", "ntavsgd"] = "adam"
-    """ntavsgd: SGD that starts averaging the weights once validation stops improving."""
+    """ntavsgd: SGD that starts to average the weights when validation stops improving."""
     learning_rate: float = 1e-3
+    """Initial learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of adam and adamw."""
+    """Decay rates of the moment estimates (adam, adamw)."""
     weight_decay: float = 0.0
-    """On everything but thresholds: decoupled in adamw, L2 in the others."""
+    """Weight decay of all parameters but the thresholds: decoupled in adamw, L2 in the others."""
     patience: int = 5
-    """Of ntavsgd: averaging starts when validation is worse than it was before the last so many epochs."""
+    """Start averaging after this many epochs without improvement (ntavsgd)."""
     clip: float | None = None
-    """Largest norm of the whole gradient."""
+    """Maximum norm of the gradient. If none, gradients are not clipped."""
     schedule: Literal["constant", "cosine", "step", "one-cycle"] = "constant"
+    """Schedule of the learning rate."""
     constant_share: float = 0.5
-    """cosine: the share of the epochs before the learning rate starts to fall."""
+    """Fraction of the epochs before the learning rate starts to fall (cosine)."""
     final_factor: float = 0.1
-    """cosine: what is left of the learning rate at the end."""
+    """Final learning rate as a fraction of the initial one (cosine)."""
     step_epochs: int = 100
-    """step: epochs between two cuts of the learning rate."""
+    """Epochs between two reductions of the learning rate (step)."""
     step_factor: float = 0.8
-    """step: what a cut leaves."""
+    """Factor of each reduction (step)."""
     threshold_learning_rate: float | None = None
-    """Of the thresholds; none: as everything else."""
+    """Learning rate of the thresholds. If none, that of the other parameters."""
     freeze_thresholds: bool = False
-    """Keep the thresholds as they start."""
+    """Do not train the thresholds."""
     rate_loss: float = 0.0
-    """Weight of the loss on the events' rate above 5 % (the paper's w_reg)."""
+    """Weight of the loss on event rates above 5 % (w_reg in the paper)."""
     state_loss: float = 0.0
-    """Weight of the loss that pulls states below their thresholds (the paper's w_v)."""
+    """Weight of the loss that pulls states below their thresholds (w_v in the paper)."""
     squared_rate: bool = False
-    """Square the loss on the rate, as EvNN does."""
+    """Square the rate loss, as EvNN does."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of products: the short ones run under autocast, with float32 weights and states. float16 needs cuda; the loss is
-    scaled, and a step whose gradient overflows is left out."""
+    """Precision of matrix products under autocast; weights and states stay in float32. float16 requires cuda, scales
+    the loss and skips steps whose gradient overflows."""
     graph: bool = False
-    """Record forward and backward pass of each shape as a CUDA graph and replay it: for GPUs that wait for Python."""
+    """Record forward and backward pass of each batch shape as a CUDA graph, which removes launch overhead."""
     exchange: Literal["float32", "bfloat16"] = "float32"
-    """What processes that train together (torchrun) send each other of their gradients: bfloat16 is half the bytes."""
+    """Precision in which processes (torchrun) exchange gradients. bfloat16 halves the traffic."""
     device: str = "cpu"
+    """Device to train on, such as cpu or cuda."""
     seed: int = 0
+    """Seed of the random generators."""
     save_every: int = 1
-    """Epochs between two checkpoints: what a kill may cost. Validation chooses among the epochs that were saved."""
+    """Epochs between two checkpoints. Validation chooses among the saved epochs."""
     diagnose: bool = True
-    """After every epoch, measure on one validation batch how gradients grow or fade over time, and warn (egru)."""
+    """Measure the growth of gradients over time after every epoch, and warn if they explode (egru)."""
     tensorboard: bool = False
-    """Also write the metrics where TensorBoard finds them, in the run's folder."""
+    """Write the metrics for TensorBoard into the run folder."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs", "save_every"):
@@ -75,22 +80,27 @@ class Training:
         for name in ("optimiser", "schedule", "precision", "exchange"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
-        fine = self.precision != "float16" or self.device.startswith("cuda")
-        _require(self, "precision", fine, f"float32 or bfloat16 on device {self.device} (float16 needs cuda)")
-        fine = not self.graph or (self.device.startswith("cuda") and self.precision != "float16")
-        _require(self, "graph", fine, f"off on device {self.device} in {self.precision}: CUDA only, and not in float16")
+        on_cuda = self.device.startswith("cuda")
+        accepted = f"float32 or bfloat16 on device {self.device} (float16 requires cuda)"
+        _require(self, "precision", self.precision != "float16" or on_cuda, accepted)
+        accepted = f"off on device {self.device} in {self.precision} (graphs require cuda, and not float16)"
+        _require(self, "graph", not self.graph or (on_cuda and self.precision != "float16"), accepted)
         rate = self.threshold_learning_rate
         _require(self, "threshold_learning_rate", rate is None or rate > 0, "positive, or none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierTraining(Training):
-    """Labelled sequences, shuffled every epoch."""
+    """Settings for labelled sequences, which are shuffled in every epoch.
+
+    Example:
+        >>> ClassifierTraining(epochs=20, optimiser="adamw", learning_rate=1e-3, clip=1.0)
+    """
 
     label_smoothing: float = 0.0
-    """Share of the target that goes to all classes alike."""
+    """Fraction of the target probability that is spread over all classes."""
     augment: bool = False
-    """Crop, shift and rotate the frames of every training batch at random."""
+    """Crop, shift and rotate the frames of each training batch at random."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,19 +109,21 @@ class ClassifierTraining(Training):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageTraining(Training):
-    """One long text, read in parallel columns, a stretch at a time."""
+    """Settings for a text that is read in parallel columns, one segment per step."""
 
     evaluation_batch: int = 10
+    """Columns of the validation split."""
     test_batch: int = 1
-    """Columns the test split is read in: one, so that every word is judged by all that came before it."""
+    """Columns of the test split. With one, every word is predicted from all words before it."""
     bptt: int = 70
-    """Steps in a stretch, and so of back-propagation."""
+    """Steps per segment, which is also the length of back-propagation."""
     vary_bptt: bool = True
-    """Draw the length of each stretch from N(bptt, 5), half as long in 5 % of cases; the learning rate follows."""
+    """Draw the length of each segment from N(bptt, 5), with half the mean in 5 % of cases; scale the learning rate
+    with it."""
     activity_decay: float = 0.0
     """Weight of the mean square of the last layer's output, for dense baselines (AR)."""
     temporal_decay: float = 0.0
-    """Weight of the mean square of its change from step to step (TAR)."""
+    """Weight of the mean square of the output's change per step, for dense baselines (TAR)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,33 +131,6 @@ class LanguageTraining(Training):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
 
 
-def _require(config: Any, name: str, fine: bool, accepted: str) -> None:
-    if not fine:
+def _require(config: Any, name: str, is_valid: bool, accepted: str) -> None:
+    if not is_valid:
         raise ValueError(f"{type(config).__name__}: {name} must be {accepted}, got {getattr(config, name)!r}")
-
-
-def to_plain(config: Any) -> dict[str, Any]:
-    """A config as JSON can hold it: dicts, lists, numbers, strings."""
-    return dataclasses.asdict(config)
-
-
-def from_plain(kind: type[T], plain: Mapping[str, Any]) -> T:
-    """The config of type ``kind`` that :func:`to_plain` wrote down, through JSON or not."""
-    hints = typing.get_type_hints(kind)
-    fields = {field.name for field in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
-    strangers = sorted(set(plain) - fields)
-    if strangers:
-        raise ValueError(f"{kind.__name__}: unknown field {strangers[0]!r}; known: {', '.join(sorted(fields))}")
-    return kind(**{name: _value(hints[name], value) for name, value in plain.items()})
-
-
-def _value(hint: Any, value: Any) -> Any:
-    if value is None:
-        return None
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    if dataclasses.is_dataclass(hint):
-        return from_plain(typing.cast(type, hint), value)
-    if typing.get_origin(hint) is tuple:
-        return tuple(value)
-    return float(value) if hint is float else value

@@ -1,10 +1,10 @@
-"""Forward and backward pass of a batch: asked for step by step, or recorded once for every shape and replayed.
+"""Training steps as CUDA graphs: the forward and backward pass of each batch shape is recorded once and replayed.
 
-A short sequence takes a GPU less time than Python needs to ask for it. A replayed CUDA graph asks once.
+For short sequences a GPU finishes faster than Python launches the kernels. Replaying a graph is a single launch.
 """
 
 # pyright: reportPrivateImportUsage=false
-# torch._foreach_*: one launch for a list of tensors, as in torch.optim; there is no public name for them.
+# torch._foreach_*: one launch for a list of tensors, as in torch.optim; they have no public name.
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,30 +16,44 @@ from egru.models.stack import map_state
 from egru.training.tasks import Batch
 
 
-class Found(NamedTuple):
-    """Loss, objective (what was differentiated) and the state for the next batch; gradients are in the parameters."""
+class StepOutput(NamedTuple):
+    """Output of a training step; the gradients are in the parameters.
+
+    Attributes:
+        loss: Loss without regularisers.
+        objective: The value that was differentiated.
+        state: Recurrent state for the next batch.
+    """
 
     loss: Tensor
     objective: Tensor
     state: Any
 
 
-Step = Callable[[Batch, Any], Found]
-Capture = Callable[[Callable[[], Found]], tuple[Found, Callable[[], None]]]
+Step = Callable[[Batch, Any], StepOutput]
+"""Forward and backward pass of a batch, given the recurrent state."""
+Capture = Callable[[Callable[[], StepOutput]], tuple[StepOutput, Callable[[], None]]]
+"""Records a function; returns its output and a function that replays it into the same tensors."""
 
 
-class _Recorded(NamedTuple):
+class _Recording(NamedTuple):
     batch: Batch
-    before: Any
-    found: Found
+    state: Any
+    output: StepOutput
     replay: Callable[[], None]
 
 
-class Graphs:
-    """``step`` recorded as a CUDA graph for every shape of batch that comes a second time; the first is run as it is.
+class GraphedStep:
+    """A training step that is replayed as a CUDA graph.
 
-    Gradients stay where they are from now on: they are set to zero before ``step``, which adds to them. The state
-    that a call returns is overwritten when its shape comes again: it is for the next call to read.
+    The first batch of each shape runs eagerly and the second is recorded. Gradients keep their memory: they are set to
+    zero before each step, and ``step`` adds to them. The returned state is overwritten by the next call with the same
+    shape.
+
+    Args:
+        step: Forward and backward pass that accumulates gradients.
+        parameters: Parameters that receive gradients.
+        capture: Records a function as a graph. If None, a CUDA graph.
     """
 
     def __init__(self, step: Step, parameters: list[nn.Parameter], capture: Capture | None = None) -> None:
@@ -47,51 +61,52 @@ class Graphs:
         self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
         for parameter, gradient in zip(parameters, self.gradients, strict=True):
             parameter.grad = gradient
-        self.recorded: dict[Any, _Recorded | None] = {}
+        self.recordings: dict[Any, _Recording | None] = {}
 
-    def __call__(self, batch: Batch, state: Any) -> Found:
+    def __call__(self, batch: Batch, state: Any) -> StepOutput:
         key = (batch.x.shape, batch.y.shape, state is None)
-        if key not in self.recorded:
-            self.recorded[key] = None
+        if key not in self.recordings:
+            self.recordings[key] = None
             return self.eager(batch, state)
-        graph = self.recorded[key]
-        if graph is None:
-            graph = self.recorded[key] = self._record(batch, state)
-        pairs = [(graph.batch.x, batch.x), (graph.batch.y, batch.y)]
-        pairs += zip(leaves(graph.before), leaves(state), strict=True)
-        for kind in {to.dtype for to, _ in pairs}:
-            to, given = zip(*(pair for pair in pairs if pair[0].dtype == kind), strict=True)
-            torch._foreach_copy_(list(to), list(given))
-        graph.replay()
-        return Found(graph.found.loss.clone(), graph.found.objective.clone(), graph.found.state)
+        recording = self.recordings[key]
+        if recording is None:
+            recording = self.recordings[key] = self._record(batch, state)
+        copies = [(recording.batch.x, batch.x), (recording.batch.y, batch.y)]
+        copies += zip(state_tensors(recording.state), state_tensors(state), strict=True)
+        for dtype in {target.dtype for target, _ in copies}:
+            targets, sources = zip(*(pair for pair in copies if pair[0].dtype == dtype), strict=True)
+            torch._foreach_copy_(list(targets), list(sources))
+        recording.replay()
+        output = recording.output
+        return StepOutput(output.loss.clone(), output.objective.clone(), output.state)
 
-    def eager(self, batch: Batch, state: Any) -> Found:
-        """The same, not recorded and not replayed: Python sees what happens."""
+    def eager(self, batch: Batch, state: Any) -> StepOutput:
+        """Run the step without a graph, so that hooks and monitors see it."""
         torch._foreach_zero_(self.gradients)
         return self.step(batch, state)
 
-    def _record(self, batch: Batch, state: Any) -> _Recorded:
-        own = batch._replace(x=batch.x.clone(), y=batch.y.clone())
-        before = map_state(Tensor.clone, state)
-        found, replay = self.capture(lambda: self.eager(own, before))
-        return _Recorded(own, before, found, replay)
+    def _record(self, batch: Batch, state: Any) -> _Recording:
+        batch = batch._replace(x=batch.x.clone(), y=batch.y.clone())
+        state = map_state(Tensor.clone, state)
+        output, replay = self.capture(lambda: self.eager(batch, state))
+        return _Recording(batch, state, output, replay)
 
 
 class CUDACapture:
-    """Records on a stream of its own; all graphs share one pool of memory, since only one runs at a time."""
+    """Records functions as CUDA graphs. All graphs share one memory pool because only one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Found]) -> tuple[Found, Callable[[], None]]:
+    def __call__(self, run: Callable[[], StepOutput]) -> tuple[StepOutput, Callable[[], None]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            found = run()
-        return found, graph.replay
+            output = run()
+        return output, graph.replay
 
 
-def leaves(state: Any) -> list[Tensor]:
-    """The tensors of a state of whatever nesting, in order."""
+def state_tensors(state: Any) -> list[Tensor]:
+    """Return the tensors of a nested state, in order."""
     if isinstance(state, Tensor):
         return [state]
-    return [leaf for part in state for leaf in leaves(part)] if isinstance(state, tuple | list) else []
+    return [tensor for part in state for tensor in state_tensors(part)] if isinstance(state, tuple | list) else []

@@ -1,7 +1,7 @@
-"""Optimisers, their parameter groups and the course of the learning rate."""
+"""Optimisers, parameter groups and learning-rate schedules."""
 
 # pyright: reportPrivateImportUsage=false
-# torch._foreach_*: one launch for a list of tensors, as in torch.optim; there is no public name for them.
+# torch._foreach_*: one launch for a list of tensors, as in torch.optim; they have no public name.
 
 import contextlib
 import math
@@ -16,7 +16,12 @@ from egru.training.config import Training
 
 
 def learning_rate_factor(training: Training, progress: float) -> float:
-    """What the learning rate is multiplied with after ``progress`` epochs, fractions included."""
+    """Return the factor on the learning rate after a number of epochs.
+
+    Args:
+        training: Settings of the schedule.
+        progress: Number of epochs done, including fractions.
+    """
     match training.schedule:
         case "cosine":
             start = training.constant_share * training.epochs
@@ -26,7 +31,7 @@ def learning_rate_factor(training: Training, progress: float) -> float:
             return training.final_factor + (1 - training.final_factor) * fall
         case "step":
             return training.step_factor ** int(progress // training.step_epochs)
-        case "one-cycle":  # up in the first tenth, then down to almost nothing
+        case "one-cycle":  # rises in the first tenth, then falls to almost zero
             share = progress / training.epochs
             low, high = (1 / 25, 1.0) if share < 0.1 else (1 / 25e4, 1.0)
             phase = 1 - share / 0.1 if share < 0.1 else (share - 0.1) / 0.9
@@ -36,7 +41,10 @@ def learning_rate_factor(training: Training, progress: float) -> float:
 
 
 def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any]]:
-    """Thresholds apart: their own learning rate, no weight decay, left out when frozen."""
+    """Return the optimiser's parameter groups: thresholds are separate, without weight decay.
+
+    Frozen thresholds are left out and no longer require a gradient.
+    """
     thresholds: dict[int, nn.Parameter] = {}
     for _, layer in event_layers(model):
         thresholds |= {id(parameter): parameter for parameter in layer.threshold_parameters().values()}
@@ -46,15 +54,20 @@ def parameter_groups(model: nn.Module, training: Training) -> list[dict[str, Any
     rate = training.learning_rate
     others = [p for p in model.parameters() if p.requires_grad and id(p) not in thresholds]
     groups: list[dict[str, Any]] = [{"params": others, "base_lr": rate, "weight_decay": training.weight_decay}]
-    learning = [p for p in thresholds.values() if p.requires_grad]
-    if learning:
-        own_rate = training.threshold_learning_rate or rate
-        groups.append({"params": learning, "base_lr": own_rate, "weight_decay": 0.0})
+    trainable = [p for p in thresholds.values() if p.requires_grad]
+    if trainable:
+        threshold_rate = training.threshold_learning_rate or rate
+        groups.append({"params": trainable, "base_lr": threshold_rate, "weight_decay": 0.0})
     return groups
 
 
 def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimizer:
-    """Fused: one pass over the parameters, and nothing the host would wait for."""
+    """Return the optimiser of the config, fused so that the host does not wait for the device.
+
+    Args:
+        model: Model whose parameters are trained. Thresholds form a separate group.
+        training: Optimiser, learning rates and weight decay.
+    """
     groups = parameter_groups(model, training)
     match training.optimiser:
         case "adam":
@@ -66,11 +79,12 @@ def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimize
 
 
 def make_scaler(training: Training) -> torch.amp.GradScaler:
-    """Scales the loss of float16 so that small gradients stay above zero; does nothing for other precisions."""
+    """Return a gradient scaler for float16, which keeps small gradients above zero; disabled for other precisions."""
     return torch.amp.GradScaler(torch.device(training.device).type, enabled=training.precision == "float16")
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
+    """Set the learning rate of each group to ``factor`` times its base rate."""
     for group in optimiser.param_groups:
         group["lr"] = group["base_lr"] * factor
 
@@ -78,9 +92,19 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, factor: float) -> None:
 class AveragedSGD(torch.optim.Optimizer):
     """SGD that starts to average its iterates when validation stops improving (NT-AvSGD; Merity et al., 2018).
 
-    Call :meth:`epoch_done` with the validation loss: once it exceeds the best loss from more than ``patience`` epochs
-    before, averaging is on. From then on :meth:`averaged` puts the averages in place of the weights for as long as its
-    context lasts.
+    Averaging starts when the validation loss exceeds the best loss from more than ``patience`` epochs before.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate.
+        weight_decay: L2 weight decay.
+        patience: Epochs without improvement before averaging starts.
+
+    Example:
+        >>> optimiser = AveragedSGD(model.parameters(), lr=30.0)
+        >>> optimiser.epoch_done(validation_loss)  # after each epoch
+        >>> with optimiser.averaged():
+        ...     evaluate(model)
     """
 
     def __init__(self, params: Any, lr: float, *, weight_decay: float = 0.0, patience: int = 5) -> None:
@@ -89,9 +113,11 @@ class AveragedSGD(torch.optim.Optimizer):
 
     @property
     def averaging(self) -> bool:
+        """Whether averaging has started."""
         return self.param_groups[0]["averaging"]
 
     def epoch_done(self, validation_loss: float) -> None:
+        """Record the validation loss of an epoch, and start averaging if it has stopped improving."""
         first = self.param_groups[0]
         earlier = first["losses"][: -first["patience"]]
         if not self.averaging and earlier and validation_loss > min(earlier):
@@ -102,7 +128,7 @@ class AveragedSGD(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         if closure is not None:
-            raise TypeError("AveragedSGD.step: takes no closure; compute the loss before the step")
+            raise TypeError("AveragedSGD.step: closure is not supported; compute the loss before the step")
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
@@ -121,16 +147,16 @@ class AveragedSGD(torch.optim.Optimizer):
                 torch._foreach_add_(averages, steps)
 
     def averages(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """Each parameter with the average of its iterates; empty before averaging starts."""
+        """Return pairs of a parameter and the average of its iterates; empty before averaging starts."""
         return [
             (p, self.state[p]["average"]) for g in self.param_groups for p in g["params"] if "average" in self.state[p]
         ]
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The averages in place of the weights."""
+        """Replace the weights by their averages while the context is active."""
         pairs = self.averages()
-        kept = [parameter.detach().clone() for parameter, _ in pairs]
+        weights = [parameter.detach().clone() for parameter, _ in pairs]
         with torch.no_grad():
             for parameter, average in pairs:
                 parameter.copy_(average)
@@ -138,17 +164,17 @@ class AveragedSGD(torch.optim.Optimizer):
             yield
         finally:
             with torch.no_grad():
-                for (parameter, _), value in zip(pairs, kept, strict=True):
+                for (parameter, _), value in zip(pairs, weights, strict=True):
                     parameter.copy_(value)
 
 
 def averaged(optimiser: torch.optim.Optimizer) -> contextlib.AbstractContextManager[None]:
-    """The weights to judge a model by: the averages where the optimiser keeps them."""
+    """Return a context with the weights to evaluate: the averages if the optimiser keeps them."""
     return optimiser.averaged() if isinstance(optimiser, AveragedSGD) else contextlib.nullcontext()
 
 
 def gradient_norm(parameters: list[nn.Parameter], clip: float | None) -> Tensor:
-    """The norm of the whole gradient, before it is clipped in place to ``clip``."""
+    """Return the norm of the gradient over all parameters, then clip the gradient in place to ``clip``."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)
     if clip is not None:

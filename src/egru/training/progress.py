@@ -1,103 +1,124 @@
-"""What a person sees of a run while it goes on: a bar and a line per epoch; TensorBoard by option."""
+"""Progress display: a bar and one line per epoch, and optionally TensorBoard."""
 
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from egru.records import to_plain
+from egru.training.records import EpochMetrics
 
 
 class Progress(Protocol):
+    """Receives the progress of :func:`egru.training.train`."""
+
     def step(self, epochs: float) -> None:
-        """So many epochs are done, fractions included."""
+        """Called after every optimiser step with the number of epochs done, including fractions."""
         ...
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done and saved; ``line`` is what the metrics hold of it."""
+    def epoch(self, metrics: EpochMetrics) -> None:
+        """Called after every epoch, once its metrics and checkpoint are written."""
         ...
 
 
-class Silent:
-    """Shows nothing."""
+class NoProgress:
+    """Displays nothing. Base class for displays that override one method."""
 
     def step(self, epochs: float) -> None:
         pass
 
-    def epoch(self, line: dict[str, Any]) -> None:
+    def epoch(self, metrics: EpochMetrics) -> None:
         pass
 
 
-class Lines(Silent):
-    """A line per epoch."""
+class PrintedProgress(NoProgress):
+    """Prints one line per epoch."""
 
-    def epoch(self, line: dict[str, Any]) -> None:
-        print(words(line), flush=True)
+    def epoch(self, metrics: EpochMetrics) -> None:
+        print(describe_epoch(metrics), flush=True)
 
 
-def words(line: dict[str, Any]) -> str:
-    """An epoch on one line."""
-    trained, scores, activity = line["train"], line["validation"], line["activity"]
-    quality = (
-        f"accuracy {100 * scores['accuracy']:.1f} %"
-        if scores["perplexity"] is None
-        else f"perplexity {scores['perplexity']:.1f}"
+def describe_epoch(metrics: EpochMetrics) -> str:
+    """Return the metrics of an epoch as one line of text."""
+    train, scores = metrics.train, metrics.validation
+    quality = f"accuracy {100 * scores.accuracy:.1f} %"
+    if scores.perplexity is not None:
+        quality = f"perplexity {scores.perplexity:.1f}"
+    waiting = train.waited / max(metrics.seconds, 1e-9)
+    return (
+        f"epoch {metrics.epoch}: loss {train.loss:.3f}, validation {quality}, "
+        f"activity sparsity {100 * metrics.activity.activity_sparsity:.0f} %, "
+        f"gradient norm {train.gradient_norm:.2g} (max {train.gradient_norm_max:.2g}), "
+        f"{metrics.seconds:.1f} s, {100 * waiting:.0f} % waiting for data"
     )
-    parts = [
-        f"epoch {line['epoch']}: loss {trained['loss']:.3f}, validation {quality}",
-        f"{100 * activity['activity_sparsity']:.0f} % silent",
-        f"gradient {trained['gradient_norm']:.2g} (largest {trained['gradient_norm_max']:.2g})",
-        f"{line['seconds']:.1f} s, {100 * trained['waited'] / max(line['seconds'], 1e-9):.0f} % waiting for data",
-    ]
-    return ", ".join(parts)
 
 
 @contextlib.contextmanager
-def bar(name: str, epochs: int) -> Iterator[Progress]:
-    """A progress bar under one line per epoch; without rich, the lines alone."""
+def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
+    """Display a progress bar and one line per epoch. Without rich, only the lines are printed.
+
+    Args:
+        name: Label of the bar.
+        epochs: Number of epochs in total.
+
+    Example:
+        >>> with progress_bar("digits", training.epochs) as progress:
+        ...     train(model, task, training, run, progress)
+    """
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
     except ImportError:
-        yield Lines()
+        yield PrintedProgress()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f} / {task.total:.0f}"),
                TextColumn("epochs"), TimeRemainingColumn())  # fmt: skip
-    with Bar(*columns, console=Console(soft_wrap=True), transient=True) as shown:
-        task = shown.add_task(name, total=epochs)
+    with Bar(*columns, console=Console(soft_wrap=True), transient=True) as bar:
+        task = bar.add_task(name, total=epochs)
 
-        class Shown:
+        class BarProgress:
             def step(self, epochs: float) -> None:
-                shown.update(task, completed=epochs)
+                bar.update(task, completed=epochs)
 
-            def epoch(self, line: dict[str, Any]) -> None:
-                shown.update(task, completed=line["epoch"])
-                shown.console.print(words(line), highlight=False)
+            def epoch(self, metrics: EpochMetrics) -> None:
+                bar.update(task, completed=metrics.epoch)
+                bar.console.print(describe_epoch(metrics), highlight=False)
 
-        yield Shown()
+        yield BarProgress()
 
 
 @contextlib.contextmanager
 def tensorboard(inner: Progress, folder: Path) -> Iterator[Progress]:
-    """``inner``, with every epoch's metrics also written for TensorBoard."""
+    """Write the metrics of every epoch for TensorBoard, in addition to another progress display.
+
+    Args:
+        inner: Display that also receives the progress.
+        folder: Folder of the event files.
+
+    Raises:
+        ImportError: If tensorboard is not installed.
+    """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ImportError("--tensorboard needs tensorboard: pip install 'egru[tensorboard]'") from error
+        raise ImportError("--tensorboard requires tensorboard: pip install 'egru[tensorboard]'") from error
     with SummaryWriter(str(folder)) as writer:
 
-        class Both:
+        class TensorBoardProgress:
             def step(self, epochs: float) -> None:
                 inner.step(epochs)
 
-            def epoch(self, line: dict[str, Any]) -> None:
-                inner.epoch(line)
-                for group in ("train", "validation", "activity"):
-                    for name, value in line[group].items():
-                        if value is not None:
-                            writer.add_scalar(f"{group}/{name}", value, line["epoch"])
-                for layer, sparsities in line["layers"].items():
-                    for name, value in sparsities.items():
-                        if value is not None:
-                            writer.add_scalar(f"{layer}/{name}", value, line["epoch"])
+            def epoch(self, metrics: EpochMetrics) -> None:
+                inner.epoch(metrics)
+                for name, value in _scalars(metrics).items():
+                    if value is not None:
+                        writer.add_scalar(name, value, metrics.epoch)
 
-        yield Both()
+        yield TensorBoardProgress()
+
+
+def _scalars(metrics: EpochMetrics) -> dict[str, float | None]:
+    """Return the numbers of an epoch by their names in TensorBoard."""
+    parts = {"train": metrics.train, "validation": metrics.validation, "activity": metrics.activity, **metrics.layers}
+    return {f"{part}/{name}": value for part, values in parts.items() for name, value in to_plain(values).items()}

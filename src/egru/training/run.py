@@ -1,90 +1,113 @@
-"""A run is a folder: config, environment, metrics, checkpoints, result and report page."""
+"""A run is a folder with a config, environment, metrics, checkpoints, result and report page."""
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
-import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from egru.environment import Environment
+from egru.files import replace_file
+from egru.records import FORMAT, FormatError, read_json, write_json
 from egru.training import checkpoint
+from egru.training.records import EpochMetrics, Result
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
 
 _FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
-_OURS = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
-"""Names under which :mod:`egru.training.checkpoint` writes and removes: with the number of the process at the end."""
+_TEMPORARY = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
+"""Temporary names of :mod:`egru.files` and :mod:`egru.training.checkpoint`, which end with a process id."""
 
 
 class RunError(RuntimeError):
-    """A run that cannot start or go on; the message says why and what is left."""
+    """A run that cannot be started, continued or read."""
 
 
 class Paused(RunError):
-    """A run whose time was up before its end: saved, and ready to go on."""
+    """Raised when a time limit ends training early. The run is saved and can be resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run's folder. ``say`` gets what a person should know, such as a damaged checkpoint."""
+    """The folder of one run.
+
+    Use :meth:`create` for a new run and :meth:`open` for an existing one.
+
+    Attributes:
+        folder: Path of the run.
+        log: Called with messages for the user, such as a damaged checkpoint.
+
+    Example:
+        >>> run = Run.create("runs/first", {})
+        >>> train(model, task, training, run)
+        >>> Run.open("runs/first").result().test.accuracy
+    """
 
     folder: Path
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
 
     @classmethod
-    def create(cls, folder: Path, config: Mapping[str, Any], say: Callable[[str], None] = print) -> "Run":
-        """A new run in a folder that does not exist yet or is empty."""
+    def create(cls, folder: str | Path, config: Mapping[str, Any], log: Callable[[str], None] = print) -> "Run":
+        """Create a run.
+
+        Args:
+            folder: Path that does not exist, or an empty folder.
+            config: Settings to store, as JSON values.
+            log: Called with messages for the user.
+
+        Raises:
+            RunError: If ``folder`` is not empty.
+        """
         folder = Path(folder)
         if (folder / CONFIG).exists():
-            raise RunError(f"{folder} holds a run already: go on with --resume {folder}, or name another folder")
+            raise RunError(f"{folder} already contains a run: continue it with --resume {folder}, or use a new folder")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} exists and is not an empty folder; name another one")
+            raise RunError(f"{folder} exists and is not an empty folder; use a new folder")
         (folder / "checkpoints").mkdir(parents=True)
-        checkpoint.replace_file(folder / ENVIRONMENT, _json(environment()))
-        checkpoint.replace_file(folder / CONFIG, _json(config))
-        return cls(folder, say)
+        Environment.current().write(folder / ENVIRONMENT)
+        write_json(folder / CONFIG, config)
+        return cls(folder, log)
 
     @classmethod
-    def open(cls, folder: Path, say: Callable[[str], None] = print) -> "Run":
-        """A run that was started before."""
+    def open(cls, folder: str | Path, log: Callable[[str], None] = print) -> "Run":
+        """Open an existing run.
+
+        Args:
+            folder: Path of the run.
+            log: Called with messages for the user.
+
+        Raises:
+            RunError: If ``folder`` is not a run.
+        """
         folder = Path(folder)
         if not (folder / CONFIG).is_file():
             raise RunError(f"{folder} is not a run: it has no {CONFIG}")
-        return cls(folder, say)
-
-    def config(self) -> dict[str, Any]:
-        return json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
-
-    def copy_records(self, folder: Path) -> list[Path]:
-        """What the run is apart from its checkpoints and its page, as far as it is there, copied to ``folder``."""
-        there = [path for name in (CONFIG, ENVIRONMENT, METRICS, RESULT) if (path := self.folder / name).exists()]
-        return [Path(shutil.copyfile(path, folder / path.name)) for path in there]
-
-    def environment(self) -> dict[str, Any]:
-        path = self.folder / ENVIRONMENT
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return cls(folder, log)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes from training in this folder; a killed one lets go by itself."""
+    def lock(self) -> Iterator[None]:
+        """Lock the run against training by another process. The lock is released if the process is killed.
+
+        Raises:
+            RunError: If another process holds the lock.
+        """
         try:
             import fcntl
-        except ImportError:  # no such locks on this system
+        except ImportError:  # this platform has no file locks
             yield
             return
         with (self.folder / CONFIG).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise RunError(f"another process trains in {self.folder}; wait for it or stop it") from error
+                raise RunError(f"another process is training in {self.folder}; wait for it or stop it") from error
             yield
 
     # ---- checkpoints ------------------------------------------------------------------------------------------------
@@ -98,33 +121,32 @@ class Run:
         best: int,
         scaler: torch.amp.GradScaler,
     ) -> None:
-        """Write the checkpoint of ``epoch``, then forget all but it, the one before and the best of either."""
-        earlier = [e for e in self.epochs() if e < epoch]
-        with self._writing():
-            facts = {"epoch": epoch, "best": best, "scaler": scaler.state_dict()}
-            checkpoint.save(self.at(epoch), model, optimiser, device, facts)
-        keep = {epoch, best, *earlier[-1:]} | {self._best_of(e) for e in earlier[-1:]}
-        for old in self.epochs():
-            if old not in keep:
-                checkpoint.discard(self.at(old))
+        """Write the checkpoint of ``epoch``, then delete all others but the previous one and the best of both."""
+        earlier = [saved for saved in self.saved_epochs() if saved < epoch]
+        with self._report_write_errors():
+            metadata = {"epoch": epoch, "best": best, "scaler": scaler.state_dict()}
+            checkpoint.save(self.checkpoint_path(epoch), model, optimiser, device, metadata)
+        keep = {epoch, best, *earlier[-1:]} | {self._best_at(saved) for saved in earlier[-1:]}
+        for saved in self.saved_epochs():
+            if saved not in keep:
+                checkpoint.discard(self.checkpoint_path(saved))
 
     def restore(
         self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler
     ) -> tuple[int, int]:
-        """Put back the newest intact checkpoint, reporting damaged ones; returns its epoch and the best one's.
+        """Load the newest intact checkpoint, and delete checkpoints and metrics of later epochs.
 
-        What came after it, in checkpoints and metrics, is forgotten: it will be done again.
+        Returns:
+            The epoch of the checkpoint, and the best epoch up to it.
+
+        Raises:
+            RunError: If there is no intact checkpoint, or if it does not fit the model and optimiser.
         """
-        epoch = self.newest()
-        for later in [e for e in self.epochs() if e > epoch]:
-            checkpoint.discard(self.at(later))
+        epoch = self.newest_epoch()
+        for later in [saved for saved in self.saved_epochs() if saved > epoch]:
+            checkpoint.discard(self.checkpoint_path(later))
         best = self._load(epoch, model, optimiser, device, scaler)
-        path = self.folder / METRICS
-        lines = [json.dumps(line) for line in self.metrics() if line["epoch"] <= epoch]
-        kept = "".join(f"{line}\n" for line in lines).encode()
-        if not path.exists() or path.read_bytes() != kept:
-            with self._writing():
-                checkpoint.replace_file(path, kept)
+        self.write_metrics([metrics for metrics in self.metrics() if metrics.epoch <= epoch])
         return epoch, best
 
     def _load(
@@ -135,126 +157,165 @@ class Run:
         device: torch.device,
         scaler: torch.amp.GradScaler,
     ) -> int:
-        """Put back the checkpoint of ``epoch``; returns the best one's."""
+        """Load the checkpoint of ``epoch`` and return the best epoch up to it."""
         try:
-            facts = checkpoint.load(self.at(epoch), model, optimiser, device)
-            if facts.get("scaler"):
-                scaler.load_state_dict(facts["scaler"])
+            metadata = checkpoint.load(self.checkpoint_path(epoch), model, optimiser, device)
+            if metadata["scaler"]:  # empty unless the loss is scaled
+                scaler.load_state_dict(metadata["scaler"])
         except (KeyError, RuntimeError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {why}") from error
-        return facts["best"]
+            reason = " ".join(str(error).split())
+            raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {reason}") from error
+        return metadata["best"]
 
-    def must_be_new(self) -> None:
-        """Refuse to begin where epochs were trained already: their metrics would stand beside the new ones."""
+    def require_no_metrics(self) -> None:
+        """Raise :class:`RunError` if there are metrics of epochs whose checkpoints are lost."""
         if (path := self.folder / METRICS).exists() and path.stat().st_size:
-            raise RunError(f"{self.folder} has {METRICS} but no checkpoint; remove {path} to begin it again")
+            raise RunError(f"{self.folder} has {METRICS} but no checkpoint; remove {path} to start again")
 
-    def newest(self) -> int:
-        """The epoch of the newest intact checkpoint; damaged ones are reported."""
-        for epoch in reversed(self.epochs()):
+    def newest_epoch(self) -> int:
+        """Return the epoch of the newest intact checkpoint. Damaged checkpoints are logged.
+
+        Raises:
+            RunError: If there is no intact checkpoint.
+        """
+        for epoch in reversed(self.saved_epochs()):
             try:
-                checkpoint.verify(self.at(epoch))
-            except checkpoint.Damaged as damage:
-                self.say(f"damaged checkpoint passed over: {damage}")
+                checkpoint.verify(self.checkpoint_path(epoch))
+            except checkpoint.DamagedCheckpointError as error:
+                self.log(f"skipping a damaged checkpoint: {error}")
             else:
                 return epoch
-        raise RunError(f"{self.folder} has no intact checkpoint; start it again in another folder")
+        raise RunError(f"{self.folder} has no intact checkpoint; start again in a new folder")
 
-    def best(self) -> int:
-        """The epoch that validation chose; the newest intact one, with a word, where that is damaged."""
-        newest = self.newest()
-        best = self._best_of(newest)
+    def best_epoch(self) -> int:
+        """Return the saved epoch with the best validation score.
+
+        If its checkpoint is damaged, this is logged and the newest intact epoch is returned.
+
+        Raises:
+            RunError: If there is no intact checkpoint.
+        """
+        newest = self.newest_epoch()
+        best = self._best_at(newest)
         try:
-            checkpoint.verify(self.at(best))
-        except checkpoint.Damaged as damage:
-            self.say(f"the best epoch's checkpoint is damaged, epoch {newest} stands in: {damage}")
+            checkpoint.verify(self.checkpoint_path(best))
+        except checkpoint.DamagedCheckpointError as error:
+            self.log(f"the checkpoint of the best epoch is damaged, using epoch {newest} instead: {error}")
             return newest
         return best
 
-    def epochs(self) -> list[int]:
+    def saved_epochs(self) -> list[int]:
+        """Return the epochs that have a checkpoint, in increasing order."""
         return sorted(int(path.name[6:]) for path in (self.folder / "checkpoints").glob("epoch-*"))
 
-    def at(self, epoch: int) -> Path:
+    def checkpoint_path(self, epoch: int) -> Path:
+        """Return the folder of the checkpoint of ``epoch``."""
         return self.folder / "checkpoints" / f"epoch-{epoch:05d}"
 
-    def _best_of(self, epoch: int) -> int:
+    def _best_at(self, epoch: int) -> int:
+        """Return the best epoch up to the checkpoint of ``epoch``."""
         try:
-            return int(checkpoint.load_facts(self.at(epoch))["best"])
+            return int(checkpoint.load_metadata(self.checkpoint_path(epoch))["best"])
         except (OSError, ValueError, KeyError, TypeError):
-            return epoch  # damaged: there is nothing to keep for it
+            return epoch  # damaged, so there is no other checkpoint to keep for it
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Says what is left when the disk takes no more."""
+    def _report_write_errors(self) -> Iterator[None]:
+        """Convert an OSError to a RunError that names the last intact checkpoint."""
         try:
             yield
         except OSError as error:
-            last = f"the checkpoint of epoch {self.epochs()[-1]} is intact" if self.epochs() else "no checkpoint yet"
+            saved = self.saved_epochs()
+            last = f"the checkpoint of epoch {saved[-1]} is intact" if saved else "there is no checkpoint yet"
             raise RunError(f"cannot write to {self.folder}: {error.strerror}; training stopped, {last}") from error
 
-    def sweep(self) -> None:
-        """Remove what an interrupted write left behind, and nothing else: the folder is its owner's."""
-        for left in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
-            if _OURS.fullmatch(left.name):
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    def remove_temporary_files(self) -> None:
+        """Delete the temporary files of interrupted writes. Other files in the folder are not touched."""
+        for path in (*self.folder.glob(".*"), *(self.folder / "checkpoints").glob(".*")):
+            if _TEMPORARY.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    # ---- numbers ----------------------------------------------------------------------------------------------------
+    # ---- records ----------------------------------------------------------------------------------------------------
 
-    def record(self, line: Mapping[str, Any]) -> None:
-        """Add a line to the metrics."""
-        with self._writing(), (self.folder / METRICS).open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
+    def config(self) -> dict[str, Any]:
+        """Return the settings given to :meth:`create`.
+
+        Raises:
+            FormatError: If the run was written in another record format.
+        """
+        return read_json(self.folder / CONFIG)
+
+    def environment(self) -> Environment:
+        """Return the software and hardware that the run was created with."""
+        return Environment.read(self.folder / ENVIRONMENT)
+
+    def append_metrics(self, metrics: EpochMetrics) -> None:
+        """Append the metrics of one epoch and flush them to disk."""
+        with self._report_write_errors(), (self.folder / METRICS).open("ab") as file:
+            file.write(_encode(metrics))
             file.flush()
             os.fsync(file.fileno())
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """The metrics so far. A last line that was cut short does not count; other damaged lines are reported."""
+    def write_metrics(self, metrics: Sequence[EpochMetrics]) -> None:
+        """Replace the metrics of all epochs."""
+        path, lines = self.folder / METRICS, b"".join(map(_encode, metrics))
+        if not path.exists() or path.read_bytes() != lines:
+            with self._report_write_errors():
+                replace_file(path, lines)
+
+    def metrics(self) -> list[EpochMetrics]:
+        """Return the metrics of all epochs. Damaged lines are logged and left out.
+
+        An incomplete last line, left by an interrupted write, is ignored.
+
+        Raises:
+            FormatError: If the metrics were written in another record format.
+        """
         path = self.folder / METRICS
-        whole, _, cut = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-        found = [_metrics_line(line) for line in whole.split(b"\n") if line.strip()]
-        bad = found.count(None)
-        if bad:
-            self.say(f"{path}: {bad} of {len(found)} lines cannot be read and are left out")
-        return [line for line in (*found, _metrics_line(cut)) if line is not None]
+        complete, _, incomplete = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+        lines = [_parse(line) for line in complete.split(b"\n") if line.strip()]
+        formats = {line["format"] for line in lines if line is not None and "format" in line}
+        if any(line is not None for line in lines) and formats != {FORMAT}:
+            other = ", ".join(str(number) for number in formats - {FORMAT}) or "no number"
+            raise FormatError(f"{path}: the lines have format {other}; this version of egru reads format {FORMAT}")
+        metrics = [_metrics(line) for line in lines]
+        damaged = metrics.count(None)
+        if damaged:
+            self.log(f"{path}: {damaged} of {len(lines)} lines cannot be read and are left out")
+        return [line for line in (*metrics, _metrics(_parse(incomplete))) if line is not None]
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        with self._writing():
-            checkpoint.replace_file(self.folder / RESULT, _json(result))
+    def write_result(self, result: Result) -> None:
+        """Write the result, which marks the run as finished."""
+        with self._report_write_errors():
+            result.write(self.folder / RESULT)
 
-    def result(self) -> dict[str, Any] | None:
-        """What the run came to, or None before its end."""
+    def result(self) -> Result | None:
+        """Return the result, or None if the run is not finished."""
         path = self.folder / RESULT
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return Result.read(path) if path.exists() else None
+
+    def copy_records(self, folder: Path) -> list[Path]:
+        """Copy config, environment, metrics and result, as far as they exist, and return the copies."""
+        paths = [path for name in (CONFIG, ENVIRONMENT, METRICS, RESULT) if (path := self.folder / name).exists()]
+        return [Path(shutil.copyfile(path, folder / path.name)) for path in paths]
 
 
-def environment() -> dict[str, Any]:
-    """What the numbers of a run depend on beside its config."""
-    from egru import kernels
-
-    versions = {"python": platform.python_version()}
-    for name in ("egru", "torch", "numpy", "safetensors"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "versions": versions,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "kernels": dict(kernels.info()),
-    }
+def _encode(metrics: EpochMetrics) -> bytes:
+    return json.dumps(metrics.to_dict(), separators=(",", ":")).encode() + b"\n"
 
 
-def _metrics_line(line: bytes) -> dict[str, Any] | None:
-    """What a line of metrics says, or None where it is damaged."""
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in ``line``, or None if there is none."""
     try:
-        said = json.loads(line)
-        return said if isinstance(said["epoch"], int) and isinstance(said["validation"], dict) else None
-    except (ValueError, KeyError, TypeError):  # UnicodeDecodeError is a ValueError
+        parsed = json.loads(line)
+    except ValueError:  # includes UnicodeDecodeError
         return None
+    return parsed if isinstance(parsed, dict) else None
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=2).encode() + b"\n"
+def _metrics(line: dict[str, Any] | None) -> EpochMetrics | None:
+    """Return the metrics in ``line``, or None if it is damaged."""
+    try:
+        return None if line is None else EpochMetrics.from_dict(line)
+    except (ValueError, TypeError):
+        return None

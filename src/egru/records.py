@@ -1,0 +1,170 @@
+"""JSON records of dataclasses: one format number, one codec, one way to read and write them.
+
+A record stores measured numbers only. Numbers that follow from them (MACs, energy, overall sparsity) are properties of
+the dataclasses, so that a stored record never disagrees with the code that reads it.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from egru.files import replace_file
+
+FORMAT = 2
+"""Format number of every record this version writes, and the only one it reads. ``CHANGELOG.md`` lists the formats."""
+
+T = TypeVar("T")
+
+
+class FormatError(ValueError):
+    """A record with a missing or unsupported format number."""
+
+
+class JSONRecord:
+    """Base class of dataclasses that are stored as JSON with a format number.
+
+    ``from_dict(to_dict(x)) == x`` holds for every subclass, also after ``json.dumps`` and ``json.loads``.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values, preceded by the format number."""
+        return {"format": FORMAT, **to_plain(self)}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any], source: str | Path | None = None) -> Self:
+        """Return the record that :meth:`to_dict` converted.
+
+        Args:
+            plain: The result of :meth:`to_dict`.
+            source: File that ``plain`` was read from, for error messages. If None, the class name is used.
+
+        Raises:
+            FormatError: If the format number is missing or unsupported.
+            ValueError: If a field is missing or unknown.
+        """
+        source = cls.__name__ if source is None else source
+        fields = without_format(plain, source)
+        try:
+            return from_plain(cls, fields, use_defaults=False)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """Write the record to ``path``, atomically."""
+        replace_file(path, f"{dumps(self.to_dict())}\n".encode())
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the record in ``path``; raises as :meth:`from_dict` does."""
+        return cls.from_dict(_load(path), path)
+
+
+def to_plain(value: Any) -> Any:
+    """Convert dataclasses, mappings, tuples and lists to JSON values.
+
+    Example:
+        >>> to_plain(ClassifierTraining(epochs=3))["epochs"]
+        3
+    """
+    if dataclasses.is_dataclass(value):
+        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: to_plain(entry) for name, entry in value.items()}
+    return [to_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = True) -> T:
+    """Return the dataclass that :func:`to_plain` converted, following its type annotations.
+
+    Args:
+        cls: Dataclass to construct.
+        plain: Field values by name, for example read from JSON.
+        use_defaults: Whether a missing field takes its default value. If False, a missing field is an error.
+
+    Raises:
+        ValueError: If a field is unknown, or missing without a default.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
+    unknown = sorted(set(plain) - set(fields))
+    if unknown:
+        raise ValueError(f"{cls.__name__}: unknown field {unknown[0]!r}; known fields: {', '.join(sorted(fields))}")
+    missing = [name for name, field in fields.items() if name not in plain and not (use_defaults and _optional(field))]
+    if missing:
+        raise ValueError(f"{cls.__name__}: field {missing[0]!r} is missing")
+    hints = typing.get_type_hints(cls)
+    return cls(**{name: _convert(hints[name], value, use_defaults) for name, value in plain.items()})
+
+
+def _optional(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _convert(hint: Any, value: Any, use_defaults: bool) -> Any:
+    """Convert a JSON value to the type that ``hint`` names."""
+    if value is None:
+        return None
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _convert(next(part for part in arguments if part is not type(None)), value, use_defaults)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(typing.cast(type, hint), value, use_defaults=use_defaults)
+    if origin is tuple:
+        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_convert(part, entry, use_defaults) for part, entry in zip(hints, value, strict=True))
+    if origin is dict:
+        return {name: _convert(arguments[1], entry, use_defaults) for name, entry in value.items()}
+    return float(value) if hint is float else value
+
+
+def without_format(plain: Mapping[str, Any], source: str | Path) -> dict[str, Any]:
+    """Check the format number of a record and return the other entries.
+
+    Raises:
+        FormatError: If the number is missing or is not :data:`FORMAT`. The message names ``source``.
+    """
+    if "format" not in plain:
+        raise FormatError(f"{source}: the record has no format number; this version of egru reads format {FORMAT}")
+    if plain["format"] != FORMAT:
+        raise FormatError(
+            f"{source}: the record has format {plain['format']!r}; this version of egru reads format {FORMAT}"
+        )
+    return {name: value for name, value in plain.items() if name != "format"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read the record in ``path`` and return its entries without the format number.
+
+    Raises:
+        FormatError: If the format number is missing or unsupported.
+    """
+    return without_format(_load(path), path)
+
+
+def write_json(path: Path, plain: Mapping[str, Any]) -> None:
+    """Write ``plain`` with the format number to ``path``, atomically."""
+    replace_file(path, f"{dumps({'format': FORMAT, **plain})}\n".encode())
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # includes UnicodeDecodeError
+        raise ValueError(f"{path}: not a JSON file: {error}") from error
+
+
+def dumps(value: Any, indent: str = "") -> str:
+    """Return indented JSON that keeps lists of numbers and strings on one line."""
+    inner = f"{indent}  "
+    if isinstance(value, Mapping) and value:
+        entries = [f"{json.dumps(name)}: {dumps(entry, inner)}" for name, entry in value.items()]
+        opening, closing = "{", "}"
+    elif isinstance(value, list | tuple) and any(isinstance(entry, Mapping) for entry in value):
+        entries = [dumps(entry, inner) for entry in value]
+        opening, closing = "[", "]"
+    else:
+        return json.dumps(value)
+    return f"{opening}\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}{closing}"
