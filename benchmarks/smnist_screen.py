@@ -37,7 +37,7 @@ from egru.experiments.config import read_config
 from egru.layers import Threshold
 from egru.report import LIGHT
 from egru.training import EpochMetrics, NoProgress, Run, RunError, to_plain, train
-from egru.training.loop import EXPLODED
+from egru.training.statistics import EXPLODED
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "smnist_screen.jsonl"
 FIGURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "smnist-gradients.png"

@@ -5,12 +5,11 @@
 """
 
 import dataclasses
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-FORMAT = 1
+from egru.records import FORMAT, dumps, from_plain, read_json, to_plain
+
 RESULTS = Path(__file__).with_name("results.json")
 
 
@@ -51,15 +50,11 @@ def read_results(path: Path = RESULTS) -> list[KeptResult]:
     """Read the results, in order of their dates.
 
     Raises:
-        ValueError: If the file has another format.
+        FormatError: If the file has another format.
     """
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if content["format"] != FORMAT:
-        raise ValueError(f"{path}: format must be {FORMAT}, got {content['format']}")
-    return [KeptResult(**result) for result in content["results"]]
+    return [from_plain(KeptResult, result, use_defaults=False) for result in read_json(path)["results"]]
 
 
 def format_results(results: Iterable[KeptResult]) -> str:
     """Return the content of ``results.json``."""
-    content = {"format": FORMAT, "results": [dataclasses.asdict(result) for result in results]}
-    return json.dumps(content, indent=1) + "\n"
+    return dumps({"format": FORMAT, "results": to_plain(list(results))}) + "\n"
