@@ -1,4 +1,4 @@
-"""The check in front of the GPU benchmark, on the CPU: it passes right layers and stops wrong ones."""
+"""The correctness check that the GPU benchmark runs before timing, tested on the CPU."""
 
 import dataclasses
 from typing import Any
@@ -18,37 +18,37 @@ def make_layer(reset_gate: str) -> egru.EGRU:
 
 @pytest.mark.parametrize("reset_gate", ["after", "before"])
 @pytest.mark.parametrize("precision", gpu_check.PRECISIONS)
-def test_a_right_layer_passes(precision: str, reset_gate: str) -> None:
+def test_correct_layers_pass(precision: str, reset_gate: str) -> None:
     errors = gpu_check.check_layer(make_layer(reset_gate), torch.randn(6, 9, 5).float(), precision, gradients=True)
     assert set(errors) == {"state", "ties", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta"}
 
 
-class Wrong:
-    """The reference, but for one thing."""
+class BrokenKernel:
+    """The reference kernel with one fault."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, fault: str) -> None:
         self.kernel: Any = registry.get("reference")
-        self.what = what
+        self.fault = fault
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kernel, name)
 
     def forward(self, problem: Any, save: bool) -> Any:
         out = self.kernel.forward(problem, save)
-        if self.what == "state":  # one state of one step
+        if self.fault == "state":  # one state of one step
             out.c[2, 3, 4] += 1e-2
-        if self.what == "event":  # a unit that fires when it must not
+        if self.fault == "event":  # an event that is missing or superfluous
             out.y[1, 2, 3] = 0.5 if out.y[1, 2, 3] == 0 else 0.0
         return out
 
     def backward(self, problem: Any, *arguments: Any, **options: Any) -> Any:
-        if self.what == "gradient":
+        if self.fault == "gradient":
             problem = dataclasses.replace(problem, weight_hh=problem.weight_hh * 1.1)
         return self.kernel.backward(problem, *arguments, **options)
 
 
-@pytest.mark.parametrize("what", ["state", "event", "gradient"])
-def test_a_wrong_one_is_stopped(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._KERNELS, "reference", Wrong(what))
-    with pytest.raises(gpu_check.Wrong, match="gradient" if what == "gradient" else "states off by"):
+@pytest.mark.parametrize("fault", ["state", "event", "gradient"])
+def test_wrong_layers_are_rejected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._KERNELS, "reference", BrokenKernel(fault))
+    with pytest.raises(gpu_check.Wrong, match="gradient" if fault == "gradient" else "states off by"):
         gpu_check.check_layer(make_layer("after"), torch.randn(6, 9, 5).float(), "float32", gradients=True)
