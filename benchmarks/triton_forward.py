@@ -180,7 +180,8 @@ def prepare(problem: Problem, variant: Variant) -> Callable[[], tuple[Tensor, Te
             step_kernel[(blocks, B // variant.rows)](
                 x, w, v, bias, problem.theta, state, exchange, counter, failed, y, c, first, T if persistent else 1,
                 B=B, H=H, R=variant.rows, U=variant.units, K=64, STAGES=variant.stages,
-                RESIDENT=variant.weights == "resident", MAX_POLLS=MAX_POLLS if persistent else 0, num_warps=variant.warps, launch_cooperative_grid=persistent,
+                RESIDENT=variant.weights == "resident", MAX_POLLS=MAX_POLLS if persistent else 0,
+                num_warps=variant.warps, launch_cooperative_grid=persistent,
             )  # fmt: skip
         return y, c
 
