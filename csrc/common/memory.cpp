@@ -19,7 +19,7 @@ std::mutex& guard() {
     static auto* mutex = new std::mutex;  // never destroyed: tensors may outlive this library's statics
     return *mutex;
 }
-std::vector<Block>& kept() {  // oldest first
+std::vector<Block>& cache() {  // oldest first
     static auto* blocks = new std::vector<Block>;
     return *blocks;
 }
@@ -37,49 +37,49 @@ Block allocate(std::size_t bytes) {
 
 std::size_t total() {
     std::size_t sum = 0;
-    for (const Block& block : kept()) sum += block.size;
+    for (const Block& block : cache()) sum += block.size;
     return sum;
 }
 
 }  // namespace
 
-Block take_memory(std::size_t bytes) {
+Block acquire_block(std::size_t bytes) {
     {
         std::lock_guard<std::mutex> lock(guard());
-        auto& blocks = kept();
+        auto& blocks = cache();
         auto best = blocks.end();
         for (auto block = blocks.begin(); block != blocks.end(); ++block)
             if (block->size >= bytes && block->size <= bytes + bytes / 4 + line &&
                 (best == blocks.end() || block->size < best->size))
                 best = block;
         if (best != blocks.end()) {
-            const Block found = *best;
+            const Block block = *best;
             blocks.erase(best);
-            return found;
+            return block;
         }
     }
     return allocate(bytes ? bytes : line);
 }
 
-void give_memory(Block block) {
+void return_block(Block block) {
     std::lock_guard<std::mutex> lock(guard());
-    auto& blocks = kept();
+    auto& blocks = cache();
     blocks.push_back(block);
-    while (total() > memory_kept_most) {
+    while (total() > cache_capacity) {
         std::free(blocks.front().address);
         blocks.erase(blocks.begin());
     }
 }
 
-std::size_t memory_kept() {
+std::size_t cached_memory() {
     std::lock_guard<std::mutex> lock(guard());
     return total();
 }
 
 void release_memory() {
     std::lock_guard<std::mutex> lock(guard());
-    for (const Block& block : kept()) std::free(block.address);
-    kept().clear();
+    for (const Block& block : cache()) std::free(block.address);
+    cache().clear();
 }
 
 }  // namespace egru

@@ -1,21 +1,21 @@
-// Blocks of memory that are kept when they are given back, for the next call of the same size. A training step fills a
-// hundred megabytes and more; fresh from the system, every page of them would be cleared and mapped again at each step.
+// A cache of memory blocks. A training step uses a hundred megabytes or more; without the cache the system would map
+// and clear all pages again at each step.
 #pragma once
 
 #include <cstddef>
 
 namespace egru {
 
-constexpr std::size_t memory_kept_most = std::size_t(1) << 30;  // bytes in blocks nobody holds
+constexpr std::size_t cache_capacity = std::size_t(1) << 30;  // bytes
 
 struct Block {
     void* address;
-    std::size_t size;  // at least what was asked for
+    std::size_t size;  // at least the requested size
 };
 
-Block take_memory(std::size_t bytes);  // on a cache line; throws std::bad_alloc
-void give_memory(Block block);
-std::size_t memory_kept();
-void release_memory();  // all blocks nobody holds, to the system
+Block acquire_block(std::size_t bytes);  // aligned to a cache line; throws std::bad_alloc
+void return_block(Block block);          // to the cache
+std::size_t cached_memory();             // bytes in the cache
+void release_memory();                   // free all blocks in the cache
 
 }  // namespace egru

@@ -1,5 +1,6 @@
-// Vectors as wide as the level has registers, by the compiler's vector extensions: one source for every level.
-// Intrinsics appear only where the extensions have no word for it. Everything has internal linkage (see levels.hpp).
+// Vectors as wide as the registers of the level, for the training kernels. One source for all levels: the compiler's
+// vector extensions, and intrinsics only where the extensions do not suffice. Everything has internal linkage; see
+// levels.hpp.
 #pragma once
 
 #include <cmath>
@@ -42,10 +43,10 @@ inline void store(S* to, Vector<S> v) {
 }
 template <class S>
 inline Vector<S> broadcast(S value) {
-    return value - Vector<S>{};  // exact, and folded into one broadcast, as 0 + value is not: it maps -0 to 0
+    return value - Vector<S>{};  // compiles to one broadcast; 0 + value would not, because it maps -0 to 0
 }
 
-// The first `count` elements (at least one), zero beyond: the end of a row whose length is no multiple of the vector.
+// The first `count` elements (at least one), the rest zero: for the end of a row.
 template <class S>
 inline Vector<S> load_part(const S* from, int count) {
     if (__builtin_expect(count >= lanes<S>, 1)) return load<S>(from);
@@ -114,8 +115,8 @@ inline uint32_t bit_column(const uint32_t* words, int column) {
 #endif
 }
 
-// The non-zero elements of `count` values: appends (offset + lane, value) and returns the new length. May write one
-// vector beyond it.
+// Append (offset + lane, value) for the non-zero elements among `count` values, and return the new length. May write up
+// to one vector past the new end.
 template <class S>
 inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, S* value, int length) {
 #if defined(__AVX512F__)
@@ -132,7 +133,7 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
     }
 #endif
     const int end = count < lanes<S> ? count : lanes<S>;
-    for (int i = 0; i < end; ++i) {  // without a branch: whether an element is zero cannot be predicted
+    for (int i = 0; i < end; ++i) {  // branch-free: zeros are not predictable
         index[length] = (uint8_t)(offset + i);
         value[length] = from[i];
         length += from[i] != 0;
@@ -140,7 +141,7 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
     return length;
 }
 
-// out[row] += the sum of a vector, for each of the N rows that `mask` names, in ascending order.
+// out[row] += the sum of a vector, for each of the N rows in `mask`, in ascending order.
 template <class S, int N>
 [[gnu::always_inline]] inline void add_sums(const Vector<S> (&v)[N], unsigned mask, S* out) {
 #if defined(__AVX512F__)
@@ -148,7 +149,7 @@ template <class S, int N>
         const __m512 none = _mm512_setzero_ps();
         __m512 result = none;
 #pragma GCC unroll 4
-        for (int i = 0; i < N; i += 4) {  // four at a time, transposed while they are added
+        for (int i = 0; i < N; i += 4) {  // four vectors at a time, transposed while they are summed
             const __m512 a = (__m512)v[i], b = i + 1 < N ? (__m512)v[i + 1] : none;
             const __m512 c = i + 2 < N ? (__m512)v[i + 2] : none, d = i + 3 < N ? (__m512)v[i + 3] : none;
             const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -176,7 +177,7 @@ template <class S, int N>
     }
 }
 
-// A square of vectors: exchanges rows and columns one bit of their numbers at a time.
+// Transpose a square of vectors, one bit of the row and column numbers at a time.
 template <class S>
 inline void transpose(Vector<S> (&v)[lanes<S>]) {
     constexpr int L = lanes<S>;
@@ -199,9 +200,9 @@ inline void transpose(Vector<S> (&v)[lanes<S>]) {
     }
 }
 
-// ---- functions --------------------------------------------------------------------------------------------------------
+// ---- functions -------------------------------------------------------------------------------------------------------
 
-// exp to about one unit in the last place (Cephes). Arguments are clamped to +-87, beyond which gates are saturated.
+// exp to about one unit in the last place (Cephes). Arguments are clamped to +-87, where gates are saturated.
 inline Vector<float> exponential(Vector<float> x) {
     typedef int32_t Int __attribute__((vector_size(vector_bytes)));
     x = clamp<float>(x, -87.0f, 87.0f);
@@ -223,7 +224,7 @@ inline Vector<float> sigmoid(Vector<float> x) { return 1.0f / (1.0f + exponentia
 
 inline Vector<float> hyperbolic_tangent(Vector<float> x) {
     const Vector<float> far = 1.0f - 2.0f / (exponential(x + x) + 1.0f);
-    const Vector<float> s = x * x;  // near zero that difference loses digits; a polynomial (Cephes) does not
+    const Vector<float> s = x * x;  // near zero `far` loses digits; the polynomial (Cephes) does not
     Vector<float> p = s * -5.70498872745e-3f + 2.06390887954e-2f;
     p = p * s - 5.37397155531e-2f;
     p = p * s + 1.33314422036e-1f;
@@ -231,7 +232,7 @@ inline Vector<float> hyperbolic_tangent(Vector<float> x) {
     return absolute<float>(x) < 0.625f ? p * s * x + x : far;
 }
 
-// float64 serves the parity tests: the library's functions, lane by lane.
+// float64 is used by the parity tests: the library's functions, lane by lane.
 inline Vector<double> sigmoid(Vector<double> x) {
     for (int i = 0; i < lanes<double>; ++i) x[i] = 1.0 / (1.0 + ::exp(-x[i]));
     return x;

@@ -12,7 +12,7 @@
 namespace egru {
 namespace {
 
-constexpr int spins = 2000;  // some 10 to 50 us: longer than a balanced step, shorter than a scheduling slice
+constexpr int spins = 2000;  // about 10 to 50 us: longer than a balanced step, shorter than a time slice
 
 void pause() {
 #ifdef EGRU_X86
@@ -58,7 +58,7 @@ public:
     }
 
 private:
-    // At least `workers` sleeping threads; false if the system refuses.
+    // Start threads until there are `workers`; return false if the system refuses.
     bool grow(int workers) {
         try {
             for (; workers_ < workers; ++workers_)
@@ -85,7 +85,7 @@ private:
         }
     }
 
-    std::mutex busy_;   // held by the call that owns the pool
+    std::mutex busy_;   // locked by the call that uses the pool
     std::mutex mutex_;  // guards job_ and the rounds
     std::condition_variable wake_;
     Job job_;
@@ -94,7 +94,8 @@ private:
     std::atomic<int> running_{0};
 };
 
-// Never destroyed: workers may be asleep in it when the process ends. Replaced in a forked child, which has no workers.
+// Never destroyed: workers may wait in it when the process ends. A forked child gets a new pool because it has no
+// workers.
 Pool* pool = nullptr;
 
 Pool& shared_pool() {

@@ -1,7 +1,7 @@
-// A small pool of threads that run one body together, and the barrier they meet at.
+// A thread pool whose members run one function together, and a barrier for them.
 //
-// Kernels synchronise at every time step, so waiting is a short spin, then yielding: a spin alone collapses as soon as
-// another process wants the core. Between jobs workers sleep.
+// Kernels synchronise at every step, so a wait spins briefly and then yields. Spinning alone would be very slow as soon
+// as another process uses the core. Workers sleep between jobs.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace egru {
 
-// Meet `count` threads, any number of times.
+// A reusable barrier for `count` threads.
 class Barrier {
 public:
     explicit Barrier(int count) : count_(count) {}
@@ -23,18 +23,18 @@ private:
 
 constexpr int max_team = 64;
 
-// What a body knows of its team.
+// One member's view of its team.
 struct Team {
     int index;
     int size;
     Barrier* barrier;
 
-    // Always inlined: these are called from sources compiled for one instruction set (see levels.hpp).
+    // Always inlined, because sources compiled for one instruction set call them (see levels.hpp).
     [[gnu::always_inline]] void meet() const {
         if (size > 1) barrier->wait();
     }
-    // This member's share of [0, n): contiguous, sizes differ by at most one, larger shares last: the last block of a
-    // layer is often a short one.
+    // This member's share of [0, n). Shares are contiguous and differ by at most one; larger shares come last, because
+    // the last block of a layer is often a short one.
     [[gnu::always_inline]] int begin(int n) const { return share(n, index); }
     [[gnu::always_inline]] int end(int n) const { return share(n, index + 1); }
 
@@ -42,8 +42,8 @@ private:
     [[gnu::always_inline]] int share(int n, int i) const { return (int)((long long)n * i / size); }
 };
 
-// Runs `body(team)` on up to `threads` threads (at most max_team), the caller among them, and returns when all are done. The team is
-// smaller (down to the caller alone) when another call holds the pool, so results must not depend on its size.
+// Run `body(team)` on at most `threads` threads (and at most max_team), including the caller, and wait for all of them.
+// If another call uses the pool, the caller runs alone, so results must not depend on the size of the team.
 void run_team(int threads, void (*body)(const Team&, void*), void* context);
 
 template <class Body>

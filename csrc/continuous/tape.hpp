@@ -15,14 +15,14 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
-        for (const Block& block : blocks_) give_memory(block);
+        for (const Block& block : blocks_) return_block(block);
     }
 
     double* take(int64_t count) {
         const size_t bytes = static_cast<size_t>(count) * sizeof(double);
         if (blocks_.empty() || blocks_.back().size - used_ < bytes) {
             blocks_.reserve(blocks_.size() + 1);
-            blocks_.push_back(take_memory(bytes > piece ? bytes : next_));
+            blocks_.push_back(acquire_block(bytes > piece ? bytes : next_));
             next_ = next_ < piece ? 2 * next_ : piece;
             used_ = 0;
         }

@@ -1,4 +1,4 @@
-// Python: `call = TrainCall(); call.T = ...; train_forward_begin(call); ...`. Functions run without the GIL.
+// Bindings of the sequence operation. All functions release the GIL.
 #include <nanobind/nanobind.h>
 
 #include "sequence/train.hpp"
@@ -9,14 +9,14 @@ using egru::TrainCall;
 namespace {
 
 template <class Function>
-void define(nb::module_& m, const char* name, Function function) {
-    m.def(name, function, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>());
+void define(nb::module_& m, const char* name, Function function, const char* doc) {
+    m.def(name, function, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>(), doc);
 }
 
 }  // namespace
 
-void bind_train(nb::module_& m) {
-    nb::class_<TrainCall> call(m, "TrainCall");
+void bind_sequence(nb::module_& m) {
+    nb::class_<TrainCall> call(m, "TrainCall", "Arguments of one call; csrc/sequence/train.hpp documents the fields.");
     call.def(nb::init<>());
     call.def(nb::init<const TrainCall&>());
 #define FIELD(name) call.def_rw(#name, &TrainCall::name)
@@ -33,12 +33,18 @@ void bind_train(nb::module_& m) {
         "reset", [](const TrainCall& self) { return egru::reset_name(self.reset); },
         [](TrainCall& self, const char* reset) { self.reset = egru::parse_reset(reset); });
 
-    define(m, "train_gates_size", [](const TrainCall& c) { return EGRU_PICK(forward_table).gates_size(c); });
-    define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); });
-    define(m, "train_forward_begin", [](const TrainCall& c) { EGRU_PICK(forward_table).begin(c); });
-    define(m, "train_forward_chunk", [](const TrainCall& c) { EGRU_PICK(forward_table).chunk(c); });
-    define(m, "train_backward_workspace", [](const TrainCall& c) { return EGRU_PICK(backward_table).workspace(c); });
-    define(m, "train_backward_begin", [](const TrainCall& c) { EGRU_PICK(backward_table).begin(c); });
-    define(m, "train_backward_chunk", [](const TrainCall& c) { EGRU_PICK(backward_table).chunk(c); });
-    define(m, "train_backward_finish", [](const TrainCall& c) { EGRU_PICK(backward_table).finish(c); });
+    define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); },
+           "Return the number of bytes that the forward pass needs at call.workspace.");
+    define(m, "train_forward_begin", [](const TrainCall& c) { EGRU_PICK(forward_table).begin(c); },
+           "Pack the weights for a forward pass.");
+    define(m, "train_forward_chunk", [](const TrainCall& c) { EGRU_PICK(forward_table).chunk(c); },
+           "Run the steps from call.first to call.last.");
+    define(m, "train_backward_workspace", [](const TrainCall& c) { return EGRU_PICK(backward_table).workspace(c); },
+           "Return the number of bytes that the backward pass needs at call.workspace.");
+    define(m, "train_backward_begin", [](const TrainCall& c) { EGRU_PICK(backward_table).begin(c); },
+           "Pack the weights and clear the gradients for a backward pass.");
+    define(m, "train_backward_chunk", [](const TrainCall& c) { EGRU_PICK(backward_table).chunk(c); },
+           "Run the steps from call.last back to call.first.");
+    define(m, "train_backward_finish", [](const TrainCall& c) { EGRU_PICK(backward_table).finish(c); },
+           "Write the gradients in torch's layout.");
 }

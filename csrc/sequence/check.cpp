@@ -1,6 +1,6 @@
-// The core's own test program, for sanitizers: every level this machine has, both types, both forms, all resets, kept
-// and recomputed gates, odd sizes, one to three threads. Buffers have exactly the size the core is promised, so a
-// sanitizer sees any step beyond. Results must be finite, and the same bits for every thread count.
+// Test program for the sanitizers: all levels of this machine, both types, both forms, all resets, saved and recomputed
+// gates, odd sizes, one to three threads. Buffers have the exact size, so that a sanitizer detects any access past
+// their end. Results must be finite and bitwise equal for all numbers of threads.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +14,7 @@
 
 namespace {
 
+using egru::Reset;
 using egru::TrainCall;
 
 struct Shape {
@@ -54,7 +55,7 @@ public:
         return all;
     }
     ~Buffers() {
-        for (void* each : owned_) std::free(each);
+        for (void* buffer : owned_) std::free(buffer);
     }
 
 private:
@@ -72,7 +73,7 @@ private:
 };
 
 template <class S>
-std::vector<S> run(const Shape& shape, int threads, bool after, egru::Reset reset, bool lean) {
+std::vector<S> run(const Shape& shape, int threads, bool after, Reset reset, bool lean) {
     const auto [T, B, I, H] = shape;
     Buffers<S> make(shape, 7);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
@@ -86,12 +87,13 @@ std::vector<S> run(const Shape& shape, int threads, bool after, egru::Reset rese
     call.width = 0.5, call.height = 0.7;
     const std::int64_t state = std::int64_t(B) * H, all = T * state;
     call.input = make.random(std::int64_t(T) * B * I, 1), call.input_t = std::int64_t(B) * I, call.input_b = I;
-    call.weight_ih = make.random(3 * std::int64_t(H) * I, 0.5), call.weight_hh = make.random(3 * std::int64_t(H) * H, 0.3);
+    call.weight_ih = make.random(3 * std::int64_t(H) * I, 0.5);
+    call.weight_hh = make.random(3 * std::int64_t(H) * H, 0.3);
     call.bias_ih = make.random(3 * H, 0.3), call.bias_hh = make.random(3 * H, 0.3);
     call.theta = make.random(H, 0.1);
     if (lean) call.rho_units = make.random(H, 0.5);
     call.c0 = make.random(state, 0.3), call.y0 = make.zeros(state);
-    call.keep = make.random(1, 0.2);  // one share for all: strides zero
+    call.keep = make.random(1, 0.2);  // the same share for all units: strides are zero
     call.lengths = reinterpret_cast<std::uintptr_t>(lengths.data());
     call.y = make.output(all), call.c = make.output(all);
     call.c_last = make.output(state), call.y_last = make.output(state);
@@ -109,7 +111,8 @@ std::vector<S> run(const Shape& shape, int threads, bool after, egru::Reset rese
     call.grad_c = make.random(all, 1), call.grad_c_t = state, call.grad_c_b = H;
     call.grad_c0 = make.zeros(state), call.grad_y0 = make.zeros(state);
     call.grad_input = make.output(std::int64_t(T) * B * I);
-    call.grad_weight_ih = make.output(3 * std::int64_t(H) * I), call.grad_weight_hh = make.output(3 * std::int64_t(H) * H);
+    call.grad_weight_ih = make.output(3 * std::int64_t(H) * I);
+    call.grad_weight_hh = make.output(3 * std::int64_t(H) * H);
     call.grad_bias_ih = make.output(3 * H), call.grad_bias_hh = make.output(3 * H), call.grad_theta = make.output(H);
     const egru::BackwardTable& backward = EGRU_PICK(backward_table);
     call.workspace = make.bytes(backward.workspace(call));
@@ -127,18 +130,18 @@ int check(const char* level) {
     const Shape shapes[] = {{1, 1, 1, 1}, {3, 2, 5, 7}, {5, 17, 64, 33}, {4, 3, 70, 100}};
     int wrong = 0;
     for (const Shape& shape : shapes)
-        for (int reset = 0; reset < 4; ++reset)
+        for (const Reset reset : {Reset::output, Reset::threshold, Reset::hard, Reset::none})
             for (bool after : {false, true})
                 for (bool lean : {false, true}) {
-                    const auto one = run<S>(shape, 1, after, static_cast<egru::Reset>(reset), lean);
+                    const auto one = run<S>(shape, 1, after, reset, lean);
                     bool finite = true;
                     for (S value : one) finite = finite && std::isfinite(value);
                     for (int threads : {2, 3}) {
-                        const auto more = run<S>(shape, threads, after, static_cast<egru::Reset>(reset), lean);
-                        if (finite && std::memcmp(one.data(), more.data(), one.size() * sizeof(S)) == 0) continue;
-                        std::printf("%s: T%d B%d I%d H%d, reset %d, after %d, lean %d, %d threads: %s\n", level, shape.T,
-                                    shape.B, shape.I, shape.H, reset, after, lean, threads,
-                                    finite ? "other bits" : "not finite");
+                        const auto other = run<S>(shape, threads, after, reset, lean);
+                        if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
+                        std::printf("%s: T%d B%d I%d H%d, reset %s, after %d, lean %d, %d threads: %s\n", level,
+                                    shape.T, shape.B, shape.I, shape.H, egru::reset_name(reset), after, lean, threads,
+                                    finite ? "different bits" : "not finite");
                         ++wrong;
                     }
                 }
@@ -152,13 +155,13 @@ int main() {
     for (int i = 0; i < egru::level_count; ++i) {
         const auto level = static_cast<egru::Level>(i);
         if (!egru::level_available(level)) {
-            std::printf("%s: not on this machine\n", egru::level_name(level));
+            std::printf("%s: not available on this machine\n", egru::level_name(level));
             continue;
         }
         egru::force_level(egru::level_name(level));
-        const int here = check<float>(egru::level_name(level)) + check<double>(egru::level_name(level));
-        std::printf("%s: %s\n", egru::level_name(level), here ? "wrong" : "ok");
-        wrong += here;
+        const int failures = check<float>(egru::level_name(level)) + check<double>(egru::level_name(level));
+        std::printf("%s: %s\n", egru::level_name(level), failures ? "wrong" : "ok");
+        wrong += failures;
     }
     return wrong ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -1,4 +1,4 @@
-// Forward: the input's product over a chunk of steps, then the steps one by one, each over the events of the last.
+// The forward pass: the input product of a chunk of steps, then each step over the events of the previous one.
 #include "sequence/layer.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -9,9 +9,9 @@ struct ForwardSpace {
     S *V, *W;         // packed weights
     S* p;             // x W + b of a chunk
     S* reset;         // r * y of a step ("before")
-    S* gates;         // of one step, where they are not kept
-    Lists<S> inputs;  // of a chunk
-    // One per thread: the products of some blocks, and the events of the last step.
+    S* gates;         // of one step, if they are not saved
+    Lists<S> inputs;  // non-zero inputs of a chunk
+    // One per thread: the products of a few blocks, and the events of the previous step.
     S* h[max_team];
     Lists<S> events[max_team];
     int64_t bytes;
@@ -76,10 +76,10 @@ private:
         for (int at = 0; at < layer.tiles_H; ++at) list_tile(from, t, B, B, H, at, events);
     }
 
-    // The recurrent products of `count` gates from `gate` on, of `some` blocks from b on; product(j, gate) is where.
-    void recur(int b, int some, int gate, int count) {
+    // Write the recurrent products of `count` gates from `gate`, for `block_count` blocks from b, to product(j, gate).
+    void recur(int b, int block_count, int gate, int count) {
         Columns<S> columns;
-        for (int j = 0; j < some; ++j)
+        for (int j = 0; j < block_count; ++j)
             for (int g = gate; g < gate + count; ++g) {
                 fill_bias(layer.bias_hh, H, g, b + j, B, product(j, g));
                 columns.add(panel(b + j, g), product(j, g), layer.units(b + j));
@@ -90,10 +90,10 @@ private:
 
     void step_after(int t) {
         list_events(layer.y_prev, t - 1);
-        for (int b = first_block, some = 0; b < last_block; b += some) {
-            some = blocks_together(last_block - b);
-            recur(b, some, R, 3);
-            for (int j = 0; j < some; ++j) {
+        for (int b = first_block, count = 0; b < last_block; b += count) {
+            count = blocks_together(last_block - b);
+            recur(b, count, R, 3);
+            for (int j = 0; j < count; ++j) {
                 const S* p[3] = {p_at(t, b + j, R), p_at(t, b + j, U), p_at(t, b + j, Z)};
                 const S* h[3] = {product(j, R), product(j, U), product(j, Z)};
                 S* gates[4];
@@ -104,13 +104,13 @@ private:
         }
     }
 
-    // Two products, one after the other: every unit's r is needed for any unit's z.
+    // Two products in sequence: the z of each unit depends on the r of all units.
     void step_before(int t) {
         list_events(layer.y_prev, t - 1);
-        for (int b = first_block, some = 0; b < last_block; b += some) {
-            some = blocks_together(last_block - b);
-            recur(b, some, R, 2);
-            for (int j = 0; j < some; ++j) {
+        for (int b = first_block, count = 0; b < last_block; b += count) {
+            count = blocks_together(last_block - b);
+            recur(b, count, R, 2);
+            for (int j = 0; j < count; ++j) {
                 const S* p[2] = {p_at(t, b + j, R), p_at(t, b + j, U)};
                 const S* h[2] = {product(j, R), product(j, U)};
                 S* gates[2] = {gates_at(t, b + j, R), gates_at(t, b + j, U)};
@@ -119,17 +119,17 @@ private:
         }
         team.meet();
         list_events(Steps<S>{space.reset, 0, H}, 0);
-        for (int b = first_block, some = 0; b < last_block; b += some) {
-            some = blocks_together(last_block - b);
-            recur(b, some, Z, 1);
-            for (int j = 0; j < some; ++j) {
+        for (int b = first_block, count = 0; b < last_block; b += count) {
+            count = blocks_together(last_block - b);
+            recur(b, count, Z, 1);
+            for (int j = 0; j < count; ++j) {
                 gate_z<S>(layer, b + j, p_at(t, b + j, Z), product(j, Z), gates_at(t, b + j, Z));
                 emit(t, b + j);
             }
         }
     }
 
-    // From the gates of a block to its new state and events.
+    // Compute the new state and the events of a block from its gates.
     void emit(int t, int b) {
         const S *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
         for (int s = 0; s < B; ++s) {

@@ -1,4 +1,4 @@
-// Weight gradients while they grow.
+// Accumulators of the weight gradients.
 #pragma once
 
 #include "sequence/layer.hpp"
@@ -6,9 +6,9 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
-// A weight gradient as it grows: panels, panel(gate * blocks + b)[source][32], kept in the memory of the result. A panel
-// is as large as the rows of the result that it becomes, but for a last block with fewer units: that one lies elsewhere
-// and leaves room for the others to start on a cache line.
+// A weight gradient is accumulated in panels, panel(gate * blocks + b)[source][32], inside the memory of the result. A
+// panel is as large as the rows of the result that it becomes, except for a last block with fewer units. That block is
+// stored in `spare`, which leaves room for the others to start on a cache line.
 template <class S>
 struct GradPanels {
     S *result, *spare;
@@ -27,16 +27,16 @@ struct GradPanels {
         const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
         return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
     }
-    // Panels into torch's (3H, width). `held` has room for two panels.
-    void unpack(const Team& team, S* held) const {
+    // Convert the panels to torch's (3H, width) in place. `buffer` has room for two panels.
+    void unpack(const Team& team, S* buffer) const {
         const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
-        S *here = held, *last = held + size();
-        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next member may write over it
+        S *current = buffer, *last = buffer + size();
+        if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next thread may overwrite it
         team.meet();
         for (int p = from; p < to; ++p) {
             const int gate = p / blocks, b = p % blocks, units = H - b * block < block ? H - b * block : block;
-            if (p < to - 1) __builtin_memcpy(here, panel(p), size() * sizeof(S));
-            const S* values = p < to - 1 ? here : last;
+            if (p < to - 1) __builtin_memcpy(current, panel(p), size() * sizeof(S));
+            const S* values = p < to - 1 ? current : last;
             for (int n0 = 0; n0 < width; n0 += tile)
                 for (int i = 0; i < units; ++i) {
                     S* row = result + ((int64_t)gate * H + b * block + i) * width;

@@ -1,10 +1,11 @@
-// A call with its types: the addresses of a TrainCall as pointers, and what forward and backward both compute.
+// A TrainCall with typed pointers, and the computations that the forward and the backward pass share.
 //
-// Panels: gate g of block b is panel g * blocks + b. Gates are kept as gates[t][b][g][s][32], g in r, u, z and, in the
-// "after" form, q = y V_z + b: the part of z that r multiplies.
+// Gate g of block b is panel g * blocks + b. Gates are saved as gates[t][b][g][s][32] with g in r, u, z and, in the
+// "after" form, q = y V_z + b, which r multiplies.
 #pragma once
 
-#include "sequence/products.hpp"
+#include "sequence/dots.hpp"
+#include "sequence/gather.hpp"
 #include "common/threads.hpp"
 #include "sequence/train.hpp"
 
@@ -22,7 +23,7 @@ struct Layer {
     const S *theta, *bias_ih, *bias_hh;
     const int64_t* lengths;
     S *y, *c;
-    Steps<S> input, y_prev;  // y_prev.at(t - 1, s) is what step t sees
+    Steps<S> input, y_prev;  // y_prev.at(t - 1, s) are the events that step t reads
 
     explicit Layer(const TrainCall& call_)
         : call(call_), B(call_.B), I(call_.I), H(call_.H),
@@ -40,17 +41,17 @@ struct Layer {
     int rows() const { return steps() * B; }  // batch rows of this chunk
     int64_t rows_max() const { return (int64_t)call.chunk * B; }
     int64_t gates_step() const { return (int64_t)blocks * gate_count * B * block; }
-    // Elements of unit block b that exist.
+    // The number of units in block b; the last block may have fewer than 32.
     int units(int b) const { return H - b * block < block ? H - b * block : block; }
     bool real(int t, int s) const { return !lengths || t < lengths[s]; }
-    // How much of what an event clears is cleared, for `count` units from `unit`.
+    // reset_scale of `count` units from `unit`.
     Vector<S> rho(int unit, int count) const {
         return call.rho_units ? load_part<S>(as(call.rho_units) + unit, count) : broadcast<S>((S)call.rho);
     }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };
 
-// The share of the old state that zoneout keeps, for `count` units from `unit`; null where there is no zoneout.
+// Zoneout: the share of the previous state that is kept, for `count` units from `unit`. Without zoneout `base` is null.
 template <class S>
 struct Keep {
     const S* base;
@@ -64,8 +65,8 @@ struct Keep {
     }
 };
 
-// Panel p of the transpose of weight (3H, width), torch's layout: to[source * stride][32]. Sources up to the last tile's
-// end and units that do not exist are zero.
+// Copy panel p of the transpose of weight (3H, width), torch's layout, to to[source * stride][32]. Sources and units
+// that do not exist are zero, up to the end of the last tile.
 template <class S>
 void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p, S* to, int64_t stride) {
     const int gate = p / blocks, unit = p % blocks * block;
@@ -84,7 +85,7 @@ void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p,
         }
 }
 
-// Block b of the columns of the first gate of weight (3H, H), as it is: to[unit][32]. Zero beyond.
+// Copy block b of the columns of the first gate of weight (3H, H), not transposed, to to[unit][32]; zero past the end.
 template <class S>
 void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
     const int columns = H - b * block < block ? H - b * block : block;
@@ -93,26 +94,26 @@ void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
             to[n * block + i] = n < H && i < columns ? weight[(int64_t)n * H + b * block + i] : S(0);
 }
 
-// All panels in [begin, end), one after the other: what `gather` takes.
+// Pack the panels in [begin, end) for `gather`.
 template <class S>
 void pack_panels(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
     for (int p = begin; p < end; ++p)
         pack_panel(weight, H, width, blocks, tiles, p, panels + (int64_t)p * tiles * tile * block, block);
 }
 
-// The panels in [begin, end) that belong to `pieces`, in whole rows of a piece: what `dots` takes.
+// Pack the panels in [begin, end) that belong to `groups` for `dots`, in whole rows of a group.
 template <class S>
-void pack_pieces(const S* weight, int H, int width, int blocks, int tiles, const Pieces& pieces, int begin, int end,
-                 S* to) {
-    for (int p = begin > pieces.first ? begin : pieces.first; p < end && p < pieces.first + pieces.count; ++p) {
-        const int within = p - pieces.first, from = within / pieces.most * pieces.most;
-        S* piece = to + (int64_t)(pieces.first + from) * tiles * tile * block;
-        pack_panel(weight, H, width, blocks, tiles, p, piece + (within - from) * block,
-                   (int64_t)pieces.size(from) * block);
+void pack_groups(const S* weight, int H, int width, int blocks, int tiles, const PanelGroups& groups, int begin,
+                 int end, S* to) {
+    for (int p = begin > groups.first ? begin : groups.first; p < end && p < groups.first + groups.count; ++p) {
+        const int within = p - groups.first, from = within / groups.size_max * groups.size_max;
+        S* group = to + (int64_t)(groups.first + from) * tiles * tile * block;
+        pack_panel(weight, H, width, blocks, tiles, p, group + (within - from) * block,
+                   (int64_t)groups.size(from) * block);
     }
 }
 
-// rows of bias (3H, or null for zero) blocks, one per batch row: what a product is added to. out[g][row][32].
+// Initialise the rows of a product with the bias of a gate (null for zero): out[row][32].
 template <class S>
 void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
     alignas(64) S padded[block] = {};
@@ -121,11 +122,12 @@ void fill_bias(const S* bias, int H, int gate, int b, int rows, S* out) {
         for (int i = 0; i < block; i += lanes<S>) store<S>(out + (int64_t)row * block + i, load<S>(padded + i));
 }
 
-// How many of the `left` blocks of a member to gather together: three fill the registers, one alone leaves them idle.
+// The number of a thread's `left` remaining blocks to gather together: three fill the registers, a single one does not.
 constexpr int together_max = 4;
 inline int blocks_together(int left) { return left <= together_max ? left : 3; }
 
-// p[gate][b][row][32] = x W + bias over the rows of this chunk, for the blocks of this member; panel(gate, b) is a panel of W.
+// p[gate][b][row][32] = x W + bias over the rows of a chunk, for the blocks of this thread. panel(gate, b) is a panel
+// of W.
 template <class S, class Panel>
 void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, S* p, Panel panel) {
     const int rows = layer.rows(), blocks = layer.blocks;
@@ -143,9 +145,9 @@ void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& list
     }
 }
 
-// ---- gates of the units of block b at a step, from the input's part p and the recurrent part h ------------------------
+// ---- gates of block b at one step, from the input product p and the recurrent product h ------------------------------
 
-// z = tanh(p_z + r * (y V_z + b)), the bracket being h_z.
+// "after": z = tanh(p_z + r * h_z) with h_z = y V_z + b.
 template <class S>
 inline void gates_after(const Layer<S>& layer, int b, const S* const* p, const S* const* h, S* const* gate) {
     for (int s = 0; s < layer.B; ++s)
@@ -159,7 +161,7 @@ inline void gates_after(const Layer<S>& layer, int b, const S* const* p, const S
         }
 }
 
-// "before": r and u, and reset[s] = r * y, which is what V_z multiplies.
+// "before": r, u and reset[s] = r * y, which V_z multiplies.
 template <class S>
 inline void gates_before(const Layer<S>& layer, int t, int b, const S* const* p, const S* const* h, S* const* gate,
                          S* reset) {

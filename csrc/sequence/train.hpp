@@ -1,8 +1,8 @@
-// Training on the CPU: one call of the sequence operation, and the functions that run it.
+// The arguments of one call of the sequence operation on the CPU, and the functions that run it.
 //
-// The caller (cpu/kernel.py) owns every buffer and runs a call in chunks of time steps, so that a long call can be
-// interrupted between chunks. Layouts are torch's, contiguous unless strides are given; weights have their blocks in
-// torch's order r, u, z (torch calls the last two z and n, and its z is 1 - u).
+// The caller (kernels/cpu/kernel.py) owns all buffers and runs a call in chunks of steps, so that a long call can be
+// interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have torch's block
+// order r, u, z. (torch calls the last two z and n, and its z is 1 - u.)
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,36 @@ namespace egru {
 
 struct TrainCall {
     int T = 0, B = 0, I = 0, H = 0;
-    int first = 0, last = 0;  // the steps of this chunk: first <= t < last
-    int chunk = 0;            // the most steps a chunk has; sizes the workspace
+    int first = 0, last = 0;  // steps of this chunk: first <= t < last
+    int chunk = 0;            // maximum number of steps per chunk; determines the size of the workspace
     int threads = 1;
     bool float64 = false;
-    bool after = false;  // reset gate after the recurrent product (torch) or before it (the paper)
+    bool after = false;  // the reset gate acts after the recurrent product (torch), not before it (the paper)
     Reset reset = Reset::output;
     bool bounded = false;
     double width = 1, height = 1;  // surrogate
-    double rho = 1;                // reset_scale of all units, unless rho_units holds one for each
+    double rho = 1;                // reset_scale of all units, unless rho_units has one per unit
 
-    // Addresses, 0 where absent.
+    // Addresses; 0 if absent.
     std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0;
     std::uintptr_t rho_units = 0, keep = 0, lengths = 0;
-    std::int64_t input_t = 0, input_b = 0;           // strides, in elements; the last one is 1
+    std::int64_t input_t = 0, input_b = 0;            // strides in elements; the last one is 1
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
     std::uintptr_t y = 0, c = 0, c_last = 0, y_last = 0;
-    std::uintptr_t gates = 0;  // the reserve; 0: forward keeps none, backward computes them again
+    std::uintptr_t gates = 0;  // the reserve; if 0, the backward pass recomputes the gates
     std::uintptr_t workspace = 0;
 
-    // Backward: what comes in (strides as for the input), and what goes out.
+    // Backward: gradients of the outputs (strides as for the input), then gradients of the arguments.
     std::uintptr_t grad_y = 0, grad_c = 0;
     std::int64_t grad_y_t = 0, grad_y_b = 0, grad_c_t = 0, grad_c_b = 0;
-    // grad_c0 and grad_y0 hold the gradients of the final state on entry and carry those of each chunk's start.
+    // On entry grad_c0 and grad_y0 contain the gradients of the final state.
     std::uintptr_t grad_c0 = 0, grad_y0 = 0;
-    std::uintptr_t grad_input = 0;  // 0 where not wanted
+    std::uintptr_t grad_input = 0;  // 0 if not requested
     std::uintptr_t grad_weight_ih = 0, grad_weight_hh = 0, grad_bias_ih = 0, grad_bias_hh = 0, grad_theta = 0;
 };
 
-// A call: `begin` once, `chunk` for each chunk of steps (ascending forward, descending backward), backward `finish`.
+// Call `begin` once, then `chunk` for each chunk of steps (ascending in the forward pass, descending in the backward
+// pass), then `finish` after the backward pass.
 struct ForwardTable {
     std::int64_t (*gates_size)(const TrainCall&);  // elements of the reserve
     std::int64_t (*workspace)(const TrainCall&);   // bytes

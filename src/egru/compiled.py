@@ -1,18 +1,14 @@
-"""Load the compiled core, or record why it is missing."""
+"""Load the compiled core, ``egru._core``. All other modules access it through this one."""
 
-import importlib
-import types
 import warnings
-from typing import Any
 
-core: types.ModuleType | None = None
-"""The extension module ``egru._core``, or None if it was not built or cannot be loaded."""
 missing: str = ""
 """Why :data:`core` is None."""
 
 try:
-    core = importlib.import_module("egru._core")
+    import egru._core as core
 except ImportError as error:
+    core = None
     missing = (
         "the compiled core was not built (was a C++ compiler available when the package was installed?)"
         if isinstance(error, ModuleNotFoundError)
@@ -20,7 +16,7 @@ except ImportError as error:
     )
 
 
-def require() -> Any:
+def require():
     """Return the compiled core.
 
     Raises:
@@ -35,7 +31,7 @@ _warned = False
 
 
 def warn_missing() -> None:
-    """Warn, once per process, that the slow reference implementations are used."""
+    """Warn that the slow reference implementations are used, if the core is missing. Warns once per process."""
     global _warned
     if core is None and not _warned:
         _warned = True

@@ -19,6 +19,7 @@ from egru import compiled
 from egru.events import Surrogate
 from egru.kernels import Problem, choose, get, info
 from egru.kernels.cpu.kernel import CPUKernel
+from egru.types import RESETS, Reset
 
 ROOT = Path(__file__).parents[2]
 needs_core = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
@@ -52,6 +53,25 @@ def test_info_names_level_threads_and_build() -> None:
     assert compiled.core.level() in text
     assert f"{torch.get_num_threads()} thread" in text
     assert compiled.core.compiler() in text
+
+
+@needs_core
+def test_type_stub_is_up_to_date() -> None:
+    """``make stub`` writes it."""
+    stubgen = pytest.importorskip("nanobind.stubgen", reason="needs nanobind")
+    stub = stubgen.StubGen(compiled.core)
+    stub.put(compiled.core)
+    assert stub.get() == Path(compiled.__file__).with_name("_core.pyi").read_text()
+
+
+@needs_core
+@pytest.mark.parametrize("reset", RESETS)
+def test_resets_are_matched_by_name(reset: Reset) -> None:
+    call = compiled.require().TrainCall()
+    call.reset = reset
+    assert call.reset == reset
+    with pytest.raises(ValueError, match="reset must be one of output, threshold, hard, none, got 'soft'"):
+        call.reset = "soft"
 
 
 @needs_core
@@ -114,7 +134,7 @@ def test_under_autocast_weights_and_input_are_rounded(precision: str) -> None:
 
 @needs_core
 def test_an_interrupt_stops_a_long_call() -> None:
-    long = problem(T=20_000, B=4, H=1024)  # tens of seconds, and little memory to fill before it starts
+    long = problem(T=10_000, B=1, H=2048)  # tens of seconds of work, and little memory to fill before it starts
     sent: list[float] = []
 
     def interrupt() -> None:

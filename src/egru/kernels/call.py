@@ -15,9 +15,9 @@ def is_plain(x: Tensor) -> bool:
     return (
         type(x) is Tensor
         and not torch.compiler.is_compiling()
-        and not torch._C._is_tracing()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()  # pyright: ignore[reportPrivateUsage]
+        and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
+        and torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportPrivateUsage]
     )
 
 

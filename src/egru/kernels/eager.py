@@ -39,7 +39,7 @@ class _Sequence(torch.autograd.Function):
 
 
 # Function.apply without its handling of functorch transforms: call.is_plain has excluded them.
-_apply: Any = super(torch.autograd.Function, _Sequence).apply  # pyright: ignore[reportAttributeAccessIssue]
+_apply: Any = super(torch.autograd.Function, _Sequence).apply  # pyright: ignore
 
 
 def run_eager(problem: Problem, kernel: str, save: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ def sequence(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return result.y, result.c, result.c_last, result.y_last, result.reserve
 
 
-@sequence.register_fake
+@sequence.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *values, kernel, save = arguments
     problem = Problem.unflatten(values)
@@ -51,7 +51,7 @@ def sequence_backward(*arguments: Any) -> tuple[Tensor | None, ...]:
     return tuple(gradients if input_gradient else gradients._replace(input=problem.input.new_empty(0)))
 
 
-@sequence_backward.register_fake
+@sequence_backward.register_fake  # pyright: ignore[reportUnknownMemberType]
 def _(*arguments: Any) -> tuple[Tensor | None, ...]:
     _, _, _, _, _, _, _, *values, _, input_gradient = arguments
     problem = Problem.unflatten(values)
@@ -89,4 +89,6 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     return call.mask_gradients(Backward(*gradients), ctx.needs_input_grad)
 
 
-sequence.register_autograd(_backward, setup_context=_setup_context)
+sequence.register_autograd(  # pyright: ignore[reportUnknownMemberType]
+    _backward, setup_context=_setup_context
+)

@@ -1,4 +1,4 @@
-"""The compiled, event-driven CPU kernel of the sequence operation."""
+"""The CPU kernel of the sequence operation: compiled and event-driven."""
 
 from egru.kernels.cpu.kernel import CPUKernel
 

@@ -1,32 +1,37 @@
-"""The sequence operation on the compiled core: work in proportion to events, forward and backward."""
+"""The sequence operation on the compiled core. The amount of work is proportional to the number of events."""
 
 import math
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from egru import compiled
 from egru.kernels.problem import Backward, Forward, Problem
 
+if TYPE_CHECKING:
+    from egru._core import TrainCall
+
 _CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
-"""Multiplications of a dense product that a chunk of steps may stand for: a few tenths of a second on one core."""
+"""Multiplications of a dense product over one chunk of steps: a few tenths of a second on one core."""
 _FORWARD_ROWS = 256
-"""Batch rows of a forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
+"""Batch rows per forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
 _BACKWARD_ROWS = 1024
-"""Batch rows of a backward chunk: every chunk passes over all weight gradients once."""
+"""Batch rows per backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = (128, 512)
-"""The same where memory matters more: a sixteenth of all rows, within these bounds."""
-_LONG = 0.2
-"""Seconds that a forward chunk should not take: an interrupt waits for its end."""
+"""Bounds on the batch rows per backward chunk with ``lean=True``, which takes a sixteenth of all rows."""
+_SLOW_CHUNK = 0.2
+"""Seconds that a forward chunk should not exceed, because interrupts are handled between chunks."""
 _SMALL = 1 << 20
-"""Bytes under which memory is left to torch."""
+"""Arrays below this number of bytes are allocated by torch."""
 
 
 class CPUKernel:
-    """Compiled, event-driven, for float32 and float64 on the CPU."""
+    """Compiled, event-driven kernel for float32 and float64 on the CPU."""
 
     name = "cpu"
     options = frozenset({"lean"})
@@ -43,19 +48,18 @@ class CPUKernel:
             compiled.warn_missing()
             return compiled.missing
         if dtype not in (torch.float32, torch.float64):
-            return f"it knows float32 and float64, not {dtype}"
+            return f"it requires float32 or float64, got {dtype}"
         if not same_type:
             return "it requires input, state, weights and thresholds of one type"
         if problem.surrogate.shape != "triangle":
-            return f"it knows the triangle surrogate, not {problem.surrogate.shape!r}"
+            return f"it supports the triangle surrogate only, got {problem.surrogate.shape!r}"
         if 0 in problem.input.shape:
-            return f"it needs at least one step, row and feature, the input has shape {tuple(problem.input.shape)}"
+            return f"it requires at least one step, row and feature, got an input of shape {tuple(problem.input.shape)}"
         return None
 
     def describe(self) -> str:
-        """Its standing, for :func:`egru.kernels.info`."""
         if compiled.core is None:
-            return f"absent: {compiled.missing}"
+            return f"not available: {compiled.missing}"
         core = compiled.core
         return (
             f"compiled, event-driven, float32 and float64 on the CPU; level {core.level()} of "
@@ -77,19 +81,19 @@ class CPUKernel:
         call = _Call(problem, _FORWARD_ROWS)
         dtype = problem.c0.dtype
         y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
-        c_last, y_last = _copy(problem.c0), _copy(problem.y0)  # what a row of length zero ends with
+        c_last, y_last = _copy(problem.c0), _copy(problem.y0)  # the final state of a sequence of length zero
         reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
-        call.give_workspace(core.train_forward_workspace)
+        call.allocate_workspace(core.train_forward_workspace)
         core.train_forward_begin(call.raw)
         first, steps = 0, max(1, call.raw.chunk // 4)
         while first < T:
             start = time.perf_counter()
-            call.steps(first, steps)
+            call.set_steps(first, steps)
             core.train_forward_chunk(call.raw)
             first += steps
-            # Results do not depend on where a chunk ends. On a busy machine chunks become short.
-            slow = time.perf_counter() - start > _LONG
+            # Results do not depend on the length of the chunks. On a busy machine they become shorter.
+            slow = time.perf_counter() - start > _SLOW_CHUNK
             steps = max(1, steps // 2) if slow else min(call.raw.chunk, 2 * steps)
         if problem.lean:
             del call
@@ -113,58 +117,64 @@ class CPUKernel:
         problem = problem.rounded()
         fewest, most = _LEAN_ROWS
         call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
-        make, dtype = problem.theta.new_empty, problem.theta.dtype
-        grads = Backward(
-            _empty(tuple(problem.input.shape), dtype) if input_gradient else None,
-            _zeros(problem.c0) if grad_c_last is None else _copy(grad_c_last),
-            _zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
-            _empty(tuple(problem.weight_ih.shape), dtype),
-            _empty(tuple(problem.weight_hh.shape), dtype),
-            make(problem.weight_hh.shape[0]),
-            make(problem.weight_hh.shape[0]),
-            make(problem.theta.shape),
+        theta = problem.theta
+        dtype, gates = theta.dtype, problem.weight_hh.shape[0]
+        # The core reads the gradients of the final state from c0 and y0 and overwrites them.
+        gradients = Backward(
+            input=_empty(tuple(problem.input.shape), dtype) if input_gradient else None,
+            c0=_zeros(problem.c0) if grad_c_last is None else _copy(grad_c_last),
+            y0=_zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
+            weight_ih=_empty(tuple(problem.weight_ih.shape), dtype),
+            weight_hh=_empty(tuple(problem.weight_hh.shape), dtype),
+            bias_ih=theta.new_empty(gates),
+            bias_hh=theta.new_empty(gates),
+            theta=theta.new_empty(theta.shape),
         )
         call.set(y=y, c=c, gates=reserve)
         call.set_strided(grad_y=grad_y, grad_c=grad_c)
-        call.set(**{f"grad_{name}": grad for name, grad in grads._asdict().items()})
-        call.give_workspace(core.train_backward_workspace)
+        call.set(**{f"grad_{name}": gradient for name, gradient in gradients._asdict().items()})
+        call.allocate_workspace(core.train_backward_workspace)
         core.train_backward_begin(call.raw)
         for first in reversed(range(0, T, call.raw.chunk)):
-            call.steps(first, call.raw.chunk)
+            call.set_steps(first, call.raw.chunk)
             core.train_backward_chunk(call.raw)
         core.train_backward_finish(call.raw)
         if problem.lean:
             del call
             core.release_memory()
-        return grads
+        return gradients
 
 
-# States are copied and cleared by NumPy: threads that torch wakes for them would spin on beside those of the core.
+# NumPy copies and clears states: threads that torch would start for this keep spinning and compete with the core's.
+
+
+def _from_numpy(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _copy(state: Tensor) -> Tensor:
-    return torch.from_numpy(state.detach().numpy().copy(order="C"))
+    return _from_numpy(state.detach().numpy().copy(order="C"))
 
 
 def _zeros(state: Tensor) -> Tensor:
-    return torch.from_numpy(np.zeros_like(state.detach().numpy(), order="C"))
+    return _from_numpy(np.zeros_like(state.detach().numpy(), order="C"))
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """``torch.empty`` from memory the core keeps between calls: no page is cleared and mapped anew at every step."""
+    """Return ``torch.empty`` in memory that the core caches between calls, which avoids mapping and clearing pages."""
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL:
         return torch.empty(shape, dtype=dtype)
-    memory = torch.from_numpy(compiled.require().allocate(size))
-    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore[reportAttributeAccessIssue]
-        memory.fill_(255)  # NaN, as torch fills its own
+    memory = _from_numpy(compiled.require().allocate(size))
+    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore
+        memory.fill_(255)  # NaN, which torch.empty is filled with too
     return memory.view(dtype).view(shape)
 
 
 class _Call:
-    """A ``TrainCall`` of the core, and the tensors whose addresses it holds.
+    """Builds a ``TrainCall`` of the core and keeps the tensors alive whose addresses it contains.
 
-    A call runs in chunks of steps: an interrupt is seen between chunks, and buffers need only hold one.
+    A call runs in chunks of steps: interrupts are handled between chunks, and buffers are sized for one chunk.
     """
 
     def __init__(self, problem: Problem, rows: int) -> None:
@@ -172,7 +182,8 @@ class _Call:
         T, B, features = problem.input.shape
         H = problem.c0.shape[-1]
         self._alive: list[Tensor] = []
-        self.raw = raw = core.TrainCall()
+        self.raw: TrainCall = core.TrainCall()
+        raw = self.raw
         raw.T, raw.B, raw.I, raw.H = T, B, features, H
         rows = min(rows, int(_CHUNK_WORK[core.level()] / (3 * H * (H + features))))
         raw.chunk = min(T, max(1, rows // max(B, 1)))
@@ -201,14 +212,14 @@ class _Call:
             raw.keep_t, raw.keep_b, raw.keep_h = keep.stride()
 
     def set(self, **tensors: Tensor | None) -> None:
-        """Addresses of tensors; an absent or empty one is 0."""
+        """Set the addresses of tensors; the address of an absent or empty one is 0."""
         for name, value in tensors.items():
             if value is not None:
                 self._alive.append(value)
             setattr(self.raw, name, 0 if value is None or value.numel() == 0 else value.data_ptr())
 
     def set_strided(self, **tensors: Tensor | None) -> None:
-        """The same for tensors of shape (T, B, width) of any strides but in the last dimension."""
+        """Set the addresses and strides of ``(T, B, width)`` tensors. Only the last dimension must be contiguous."""
         for name, value in tensors.items():
             if value is None:
                 continue
@@ -218,8 +229,8 @@ class _Call:
             setattr(self.raw, name + "_t", value.stride(0))
             setattr(self.raw, name + "_b", value.stride(1))
 
-    def give_workspace(self, size: Any) -> None:
+    def allocate_workspace(self, size: "Callable[[TrainCall], int]") -> None:
         self.set(workspace=_empty((size(self.raw),), torch.uint8))
 
-    def steps(self, first: int, count: int) -> None:
+    def set_steps(self, first: int, count: int) -> None:
         self.raw.first, self.raw.last = first, min(first + count, self.raw.T)

@@ -1,0 +1,136 @@
+// The parts of the backward pass that run once per chunk: gates, weight gradients and the gradient of the input.
+#pragma once
+
+#include "sequence/backward.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+// Recompute the gates of the chunk from its input and events, for all rows at once.
+template <class S>
+inline void Backward<S>::recompute_gates() {
+    const int rows = layer.rows();
+    S* h = space.h[team.index];
+    const auto pack = [&](uintptr_t weight, int width, int tiles, int p, int at) {
+        S* to = space.panels[team.index] + at * layer.panel_size(tiles);
+        pack_panel(layer.as(weight), H, width, blocks, tiles, p, to, block);
+        return to;
+    };
+    project_input(layer, team, space.rows, space.p,
+                  [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g * blocks + b, g); });
+    team.meet();
+    list_rows(layer.y_prev, call.first - 1);
+    const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
+        Columns<S> columns;
+        for (int j = 0; j < count; ++j) {
+            fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
+            columns.add(pack(call.weight_hh, H, layer.tiles_H, gates[j] * blocks + b, j), out[j], layer.units(b));
+        }
+        gather_all(columns, layer.tiles_H, space.rows, rows);
+    };
+    S* out[3] = {h, h + (int64_t)rows * block, h + (int64_t)2 * rows * block};
+    constexpr int order[3] = {R, U, Z};
+    for (int b = first_block; b < last_block; ++b) {
+        recurrent(b, order, call.after ? 3 : 2, out);
+        for (int t = call.first; t < call.last; ++t) {
+            const int64_t at = (int64_t)(t - call.first) * B * block;
+            const S* products[3] = {out[R] + at, out[U] + at, out[Z] + at};
+            const S* p[3] = {p_at(t, b, R), p_at(t, b, U), p_at(t, b, Z)};
+            S* gates[4];
+            for (int g = 0; g < layer.gate_count; ++g) gates[g] = const_cast<S*>(gates_at(t, b, g));
+            if (call.after)
+                gates_after<S>(layer, b, p, products, gates);
+            else
+                gates_before<S>(layer, t, b, p, products, gates, space.reset + (int64_t)(t - call.first) * B * H);
+        }
+    }
+    team.meet();
+    if (call.after) return;
+    list_rows(Steps<S>{space.reset, (int64_t)B * H, H}, 0);
+    for (int b = first_block; b < last_block; ++b) {
+        recurrent(b, order + Z, 1, out);
+        for (int t = call.first; t < call.last; ++t)
+            gate_z<S>(layer, b, p_at(t, b, Z), out[0] + (int64_t)(t - call.first) * B * block,
+                      const_cast<S*>(gates_at(t, b, Z)));
+    }
+    team.meet();
+}
+
+template <class S>
+inline void Backward<S>::list_rows(const Steps<S>& from, int first) {
+    for (int at = team.begin(layer.tiles_H); at < team.end(layer.tiles_H); ++at)
+        list_tile(from, first, B, layer.rows(), H, at, space.rows);
+    team.meet();
+}
+
+// grad[gate][b][source][32] += the sum over the chunk's rows of source value * a.
+template <class S>
+inline void Backward<S>::weight_gradients() {
+    const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
+    const auto list = [&](const Steps<S>& from, int first, int width) {
+        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+            list_columns(from, first, B, rows, width, at, space.columns);
+        team.meet();
+    };
+    // Add the gradients of the weights of `gates` whose sources were listed last.
+    const auto collect = [&](const GradPanels<S>& grad, std::initializer_list<Gate> gates) {
+        for (int b = first_block, count = 0; b < last_block; b += count) {
+            count = blocks_together(last_block - b);
+            Columns<S> columns;
+            for (int j = b; j < b + count; ++j)
+                for (const Gate g : gates)
+                    columns.add(a_at(call.first, j, g), grad.panel((g == Q ? Z : g) * blocks + j), layer.units(j));
+            gather_all(columns, tiles, space.columns, grad.width);
+        }
+        team.meet();
+    };
+    list(layer.input, call.first, layer.I);
+    collect(space.grad_W, {R, U, Z});
+    list(layer.y_prev, call.first - 1, H);
+    if (call.after) {
+        collect(space.grad_V, {R, U, Q});
+        return;
+    }
+    collect(space.grad_V, {R, U});
+    const auto reset_by = [&](int t, int s) { return gates_at(t, 0, R) + s * block; };
+    for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+        scale_columns<S>(reset_by, (int64_t)layer.gate_count * B * block, call.first, B, rows, H, at, space.columns);
+    team.meet();
+    collect(space.grad_V, {Z});
+}
+
+// The gradient of the input. Every entry is needed; threads divide the batch rows.
+template <class S>
+inline void Backward<S>::input_gradient() {
+    const int rows = layer.rows(), row_groups = (int)divide_up(rows, rows_max), panels = 3 * blocks;
+    const int64_t size = layer.panel_size(layer.tiles_I);
+    const int begin = team.begin(row_groups) * rows_max, end = team.end(row_groups) * rows_max;
+    const PanelGroups groups(0, panels);
+    S *d = space.d[team.index], *products = space.products[team.index];
+    Requests all{space.masks[team.index], space.order[team.index], {}};
+    for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
+        const int row_count = rows - s0 < rows_max ? rows - s0 : rows_max;
+        for (int n = 0; n < layer.I; ++n) all.mask[n] = (uint16_t)((1u << row_count) - 1);
+        all.sort(layer.I);
+        for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) products[i] = 0;
+        for (int from = 0; from < panels; from += groups.size_max) {
+            const int count = groups.size(from);
+            const S* panel[panels_max];
+            for (int j = 0; j < count; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
+            pack_rows<S>(panel, count, row_count, d);
+            dots_all<S>(space.W_rows + from * size, d, count, all, true, products);
+        }
+        for (int i0 = 0; i0 < layer.I; i0 += block) {
+            alignas(64) S result[rows_max * block] = {};
+            add_transposed<S>(products + (int64_t)i0 * rows_max, row_count, result);
+            const int positions = layer.I - i0 < block ? layer.I - i0 : block;
+            for (int i = 0; i < row_count; ++i) {
+                S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + s0 + i) * layer.I + i0;
+                for (int n = 0; n < positions; ++n) to[n] = result[i * block + n];
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

@@ -1,0 +1,100 @@
+// The workspace of the backward pass.
+#pragma once
+
+#include "sequence/grad_panels.hpp"
+#include "sequence/layer.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
+constexpr int ahead = 8;           // rows between a prefetch in `cell` and its use
+constexpr int sums_kept = 5;       // per unit: the bias gradients of r, u, z, r * z and the threshold's gradient
+
+template <class S>
+struct BackwardSpace {
+    S *V_rows, *W_rows;       // weights for dot products; W only if the gradient of the input is requested
+    GradPanels<S> grad_V, grad_W;
+    double* totals;           // [sums_kept][H]
+    S* a;                     // gradients of pre-activations of a chunk
+    // Only if the gates were not saved: the gates of a chunk; x W + b, which shares memory with `a` because it is no
+    // longer needed when `a` is written; and r * y.
+    S *gates, *p, *reset;
+    S* panels[max_team];      // the weights of a block, to recompute gates; later the gradients to unpack
+    S* h[max_team];           // y V + b of a block
+    S *dc, *de, *m;           // [b][s][32]
+    S* dy[2];                 // of this step and of the previous one
+    S* a_r;                     // "before": gradients of r at a step, row by row
+    Lists<S> resets[max_team];  // their non-zero entries, one list per thread
+    Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, by row and by column
+    // One per thread: which gradients of y are needed (one bit per unit of a block, row by row); the same by unit for
+    // groups of 16 rows; packed rows of `a`; and the products of 16 rows (gradients of y or of the input).
+    uint32_t* needed[max_team];
+    Requests* requests[max_team];
+    uint16_t* masks[max_team];
+    uint32_t* order[max_team];
+    S *d[max_team], *products[max_team];
+    int64_t bytes;
+
+    explicit BackwardSpace(const Layer<S>& layer) {
+        const TrainCall& call = layer.call;
+        Arena arena(call.workspace);
+        const bool recompute = !call.gates;
+        const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
+        const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
+        const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
+        V_rows = arena.take<S>(V_size);
+        W_rows = arena.take<S>(call.grad_input ? W_size : 0);
+        grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
+        grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
+        totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
+        a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
+        gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
+        p = a;
+        a_r = arena.take<S>(call.after ? 0 : (int64_t)layer.B * layer.H);
+        dc = arena.take<S>(state);
+        de = arena.take<S>(state);
+        m = arena.take<S>(state);
+        for (S*& gradient : dy) gradient = arena.take<S>(state);
+        const int widest = layer.H > layer.I ? layer.H : layer.I;
+        const int tiles_widest = layer.tiles_H > layer.tiles_I ? layer.tiles_H : layer.tiles_I;
+        reset = arena.take<S>(recompute && !call.after ? count * layer.H : 0);
+        Arena early = arena;
+        if (recompute) rows = Lists<S>(early, count, widest);
+        columns = Lists<S>(arena, widest, count);
+        arena.cover(early);
+        const int64_t groups = divide_up(layer.B, rows_max);
+        const int64_t wide_H = layer.blocks * block, wide_I = layer.tiles_I * tile;
+        const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
+        for (int i = 0; i < call.threads; ++i) {
+            needed[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
+            requests[i] = arena.take<Requests>(groups);
+            masks[i] = arena.take<uint16_t>(positions);
+            order[i] = arena.take<uint32_t>(positions);
+            if (!call.after) resets[i] = Lists<S>(arena, layer.B, layer.H);
+            d[i] = arena.take<S>(rows_max * d_width);
+            products[i] = arena.take<S>(positions * rows_max);
+            h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
+            panels[i] = arena.take<S>(3 * layer.panel_size(tiles_widest));
+        }
+        bytes = arena.bytes();
+    }
+};
+
+// The ranges of panels for the dot products with `a`: one range of all gates ("after"), or one for z and one for u
+// ("before"). In the "before" form the gradient of r is zero wherever y is, so `gather_reset` computes its product.
+template <class S>
+struct RecurrentGroups {
+    PanelGroups first, second;
+    const PanelGroups* begin() const { return &first; }
+    const PanelGroups* end() const { return second.count ? &second + 1 : &second; }
+};
+template <class S>
+RecurrentGroups<S> recurrent_groups(const Layer<S>& layer) {
+    const int blocks = layer.blocks;
+    if (layer.call.after) return {PanelGroups(0, 3 * blocks), PanelGroups(0, 0)};
+    return {PanelGroups(2 * blocks, blocks), PanelGroups(blocks, blocks)};
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL

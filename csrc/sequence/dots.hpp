@@ -1,0 +1,141 @@
+// The sparse product of the gradient of y:
+//   out[row][n] += panel[n] . d[row], only for the pairs (row, n) that are requested
+// Panels are visited in ascending order for any number of threads, so the result does not depend on it.
+#pragma once
+
+#include <utility>
+
+#include "sequence/layout.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+// A range of panels, divided into groups of at most panels_max. A dot product takes one group at a time and reads both
+// operands in whole rows: the weights of a group are weight[row][panels * 32], stored where its first panel would be.
+struct PanelGroups {
+    int first, count;  // panels of the range
+    int size_max;      // panels per group
+
+    PanelGroups(int first_, int count_)
+        : first(first_), count(count_), size_max(count_ ? (int)divide_up(count_, divide_up(count_, panels_max)) : 0) {}
+    int size(int from) const { return count - from < size_max ? count - from : size_max; }
+};
+
+constexpr int d_width = panels_max * block;  // columns of a packed row of d
+
+// Copy rows [0, rows) of up to panels_max panels so that each row is contiguous: d[row][panel * 32 + column].
+template <class S>
+void pack_rows(const S* const* panel, int panels, int rows, S* d) {
+    for (int j = 0; j < panels; ++j)
+        for (int row = 0; row < rows; ++row)
+            for (int v = 0; v < block; v += lanes<S>)
+                store<S>(d + row * d_width + j * block + v, load<S>(panel[j] + (int64_t)row * block + v));
+}
+
+// For each weight row, a bit mask of the (at most 16) rows that need a product with it. `order` sorts the weight rows
+// by the number of such rows: products of equal size are adjacent, so that branches are predictable.
+struct Requests {
+    uint16_t* mask;
+    uint32_t* order;  // weight rows needed by n rows: order[start[n]] to order[start[n + 1] - 1]
+    uint32_t start[rows_max + 2];
+
+    void sort(int count) {
+        uint32_t ends[rows_max + 2] = {};
+        for (int n = 0; n < count; ++n) ++ends[__builtin_popcount(mask[n]) + 1];
+        for (int i = 1; i < rows_max + 2; ++i) ends[i] += ends[i - 1];
+        for (int i = 0; i < rows_max + 2; ++i) start[i] = ends[i];
+        for (int n = 0; n < count; ++n) order[ends[__builtin_popcount(mask[n])]++] = (uint32_t)n;
+    }
+};
+
+// out[row] += weight . d[row] over `panels` * 32 columns, for the N rows in `mask`. Takes three panels at a time, so
+// that the address of a row of d is computed once for several products.
+template <class S, int N>
+inline void dots(const S* weight, const S* d, unsigned mask, int panels, S* out) {
+    constexpr int L = lanes<S>, wide = block / L;
+    constexpr int together = wide <= 2 ? 3 : 1;  // panels
+    Vector<S> total[N];
+    const S* row[N];
+    unsigned left = mask;
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) {
+        total[i] = Vector<S>{};
+        row[i] = d + __builtin_ctz(left) * d_width;
+        left &= left - 1;
+    }
+    int64_t at = 0;
+    int j = 0;
+    for (; j + together <= panels; j += together, at += together * block) {
+        Vector<S> w[together * wide];
+#pragma GCC unroll 16
+        for (int k = 0; k < together * wide; ++k) w[k] = load<S>(weight + at + k * L);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+            const S* x = row[i] + at;
+            asm("" : "+r"(x));  // otherwise GCC keeps one address per product and runs out of registers
+#pragma GCC unroll 16
+            for (int k = 0; k < together * wide; ++k) total[i] += w[k] * load<S>(x + k * L);
+        }
+    }
+    for (; j < panels; ++j, at += block)
+#pragma GCC unroll 16
+        for (int i = 0; i < N; ++i) {
+            const S* x = row[i] + at;
+            asm("" : "+r"(x));
+#pragma GCC unroll 16
+            for (int v = 0; v < wide; ++v) total[i] += load<S>(weight + at + v * L) * load<S>(x + v * L);
+        }
+    add_sums<S, N>(total, mask, out);
+}
+
+// All weight rows that N rows of d need. Prefetches `lines` cache lines of the next weight row.
+template <class S, int N>
+void dots_of(const S* weight, const S* d, int panels, const Requests& requests, int lines, S* out) {
+    for (uint32_t i = requests.start[N]; i < requests.start[N + 1]; ++i) {
+        const int64_t n = requests.order[i];
+        const S* row = weight + n * panels * block;
+        unsigned mask = requests.mask[n];
+        const S* next = weight + (int64_t)requests.order[i + 1 < requests.start[N + 1] ? i + 1 : i] * panels * block;
+        for (int k = 0; k < lines; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
+        if constexpr (N <= dots_max) {
+            dots<S, N>(row, d, mask, panels, out + n * rows_max);
+        } else {
+            unsigned rest = mask;
+            for (int k = 0; k < dots_max; ++k) rest &= rest - 1;
+            dots<S, dots_max>(row, d, mask ^ rest, panels, out + n * rows_max);
+            dots<S, N - dots_max>(row, d, rest, panels, out + n * rows_max);
+        }
+    }
+}
+
+// out[n * 16 + row] += weight row n . d[row], for up to 16 packed rows of d, where requested. Weight row n is
+// weight[n][panels * 32]. `fresh` weights are not expected in the second-level cache.
+template <class S, int... N>
+void dots_each(const S* weight, const S* d, int panels, const Requests& requests, int lines, S* out,
+               std::integer_sequence<int, N...>) {
+    (dots_of<S, N + 1>(weight, d, panels, requests, lines, out), ...);
+}
+template <class S>
+void dots_all(const S* weight, const S* d, int panels, const Requests& requests, bool fresh, S* out) {
+    const int lines = fresh ? panels * block * (int)sizeof(S) / 64 : 6;
+    dots_each<S>(weight, d, panels, requests, lines, out, std::make_integer_sequence<int, rows_max>{});
+}
+
+// out[row][32] += the transpose of from[32][16], for the first `rows` rows.
+template <class S>
+void add_transposed(const S* from, int rows, S* out) {
+    constexpr int L = lanes<S>;
+    for (int row = 0; row < rows; row += L)
+        for (int column = 0; column < block; column += L) {
+            Vector<S> v[L];
+            for (int i = 0; i < L; ++i) v[i] = load<S>(from + (column + i) * rows_max + row);
+            transpose<S>(v);
+            for (int i = 0; i < L && row + i < rows; ++i) {
+                S* to = out + (row + i) * block + column;
+                store<S>(to, load<S>(to) + v[i]);
+            }
+        }
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL
