@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from egru.sweep import sweep
-from egru.sweep.study import done, open_study
+from egru.sweep.study import count_finished, open_study
 from egru.sweep.worker import work
 from egru.training import Run
 from tests.sweep.small import settings
@@ -121,4 +121,4 @@ def test_the_trial_of_a_machine_that_died_is_tried_elsewhere(server, tmp_path):
     lost, again = study.get_trials()
     assert (lost.state.name, again.state.name) == ("FAIL", "COMPLETE")
     assert again.params == lost.params
-    assert done(study) == 1
+    assert count_finished(study) == 1

@@ -22,7 +22,7 @@ from egru import cli
 from egru.experiments import find, with_fields
 from egru.runs import resume
 from egru.sweep import read_search, sweep, table, worker, write_outcome
-from egru.sweep.study import RETRIES, done, lose, mend, open_study
+from egru.sweep.study import RETRIES, count_finished, mark_lost, open_study, repair_journal
 from egru.training import Run, RunError
 from tests.sweep.small import SPACE, settings, stillborn
 
@@ -64,10 +64,10 @@ def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
     assert resume(tmp_path / "trial-00001").best_epoch == Run.open(tmp_path / "trial-00001").best_epoch()
     assert len(said) == 2
     sweep(first, said.append)
-    assert said[2:] == ["going on with study 'small': 2 of 2 trials are there"]
+    assert said[2:] == ["resuming study 'small': 2 of 2 trials are finished"]
     study = sweep(dataclasses.replace(first, trials=3), said.append)
     assert states(study) == ["COMPLETE"] * 3
-    assert table(study, first).startswith("best 3 (3 complete, 0 pruned, 0 failed; in validation):\n")
+    assert table(study, first).startswith("best 3 trials on validation (3 complete, 0 pruned, 0 failed):\n")
     (written,) = write_outcome(study, first)
     assert written.read_text().splitlines()[0] == "trial,state,quality,hidden,threshold"
     assert len(written.read_text().splitlines()) == 4
@@ -96,7 +96,7 @@ def test_two_objectives_give_a_pareto_front(tmp_path):
         line = run.metrics()[run.best_epoch() - 1]
         assert trial.values == [line.validation.accuracy, line.activity.forward_macs]
     shown = table(study, given)
-    assert shown.startswith(f"Pareto front of {len(study.best_trials)} (3 complete")
+    assert shown.startswith(f"Pareto front, {len(study.best_trials)} trials on validation (3 complete")
     assert {path.name for path in write_outcome(study, given)} == {"trials.csv", "pareto.svg", "pareto.png"}
     assert "</svg>" in (tmp_path / "pareto.svg").read_text()
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
@@ -119,8 +119,8 @@ def test_a_killed_worker_loses_only_its_trial(tmp_path):
     lost, *_, again = study.get_trials()
     assert again.params == lost.params
     assert again.user_attrs["replaces"] == 0
-    assert said[2] == "trial 0: its worker was lost (exit code -9), tried again"
-    assert done(study) == 3
+    assert said[2] == "trial 0: the worker was killed (exit code -9), will be repeated"
+    assert count_finished(study) == 3
 
 
 @pytest.mark.parametrize("dead", [RETRIES, RETRIES + 1])
@@ -131,11 +131,11 @@ def test_workers_that_die_before_they_have_a_trial(dead, tmp_path, monkeypatch):
     for i in range(dead):
         (tmp_path / f"dead-{i}").touch()
     if dead > RETRIES:
-        with pytest.raises(RunError, match="3 workers in a row ended before they had a trial"):
+        with pytest.raises(RunError, match="3 workers in a row ended before they started a trial"):
             sweep(given, said.append)
     else:
         assert states(sweep(given, said.append)) == ["COMPLETE"]
-    assert said[:dead] == ["a worker ended before it had a trial (exit code 9)"] * dead
+    assert said[:dead] == ["a worker ended before it started a trial (exit code 9)"] * dead
 
 
 def test_workers_see_the_environment_of_now(tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
     process.stdin.close()
     run = Run(tmp_path / "trial-00000")
     until(lambda: len(run.metrics()) > 2)
-    with pytest.raises(RunError, match="another sweep works in"):
+    with pytest.raises(RunError, match="another sweep is running in"):
         sweep(given)
     process.kill()
     process.wait()
@@ -180,7 +180,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
     said = []
     study = sweep(given, said.append)
     assert states(study) == ["FAIL", "COMPLETE"]
-    assert said[0] == "trial 0 was left in the middle: tried again"
+    assert said[0] == "trial 0 was interrupted and will be repeated"
 
 
 def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
@@ -212,7 +212,7 @@ def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
     assert "egru: stopped; the same command resumes" in capsys.readouterr().err
     assert cli.main(arguments) == 0
     out = capsys.readouterr().out
-    assert "best 1 (1 complete, 0 pruned, 1 failed; in validation):" in out
+    assert "best 1 trials on validation (1 complete, 0 pruned, 1 failed):" in out
     assert "written: here/trials.csv" in out
 
 
@@ -221,10 +221,10 @@ def test_a_lost_trial_is_tried_so_often(tmp_path):
     for number in range(RETRIES + 1):
         trial = study.ask({"hidden": optuna.distributions.IntDistribution(2, 6)})
         assert trial.number == number
-        assert done(study) == 0
-        assert lose(study, number)
-        assert not lose(study, number)
-    assert done(study) == 1  # given up
+        assert count_finished(study) == 0
+        assert mark_lost(study, number)
+        assert not mark_lost(study, number)
+    assert count_finished(study) == 1  # given up
     assert states(study) == ["FAIL"] * (RETRIES + 1)
     assert len({t.params["hidden"] for t in study.get_trials()}) == 1
 
@@ -291,7 +291,7 @@ def test_other_settings_are_another_study(tmp_path):
     given = settings(tmp_path)
     open_study(given)
     other = dataclasses.replace(given, config=dataclasses.replace(given.config, limit=20))
-    with pytest.raises(RunError, match="study 'small' was made with limit 30, now 20"):
+    with pytest.raises(RunError, match="study 'small' was created with limit 30, got 20"):
         open_study(other)
     elsewhere = dataclasses.replace(given, config=dataclasses.replace(given.config, root="/elsewhere"))
     open_study(elsewhere)
@@ -312,16 +312,16 @@ def test_a_journal_cut_short_is_mended(tmp_path):
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 4, "wor')
     Path("journal.log.lock").symlink_to(journal)
-    mend(journal)
+    repair_journal(journal)
     assert not Path("journal.log.lock").is_symlink()
     assert journal.read_bytes() == whole
     assert states(open_study(given)) == ["RUNNING"]
-    mend(tmp_path / "nothing.log")
+    repair_journal(tmp_path / "nothing.log")
 
 
 @pytest.mark.parametrize("folder", ["absolute", "relative"])
 def test_a_dead_writers_lock_is_broken(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("egru.sweep.study._GRACE", 3)
+    monkeypatch.setattr("egru.sweep.study._LOCK_TIMEOUT", 3)
     study = open_study(settings(Path("here") if folder == "relative" else tmp_path / "here"))
     lock = study._storage._backend._lock
     lock.acquire()
@@ -369,7 +369,7 @@ def test_optuna_that_is_not_there(capsys, monkeypatch, tmp_path):
     (tmp_path / "space.py").write_text(SPACE)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["sweep", "digits", "--search", "space.py"]) == 1
-    assert "sweeps need Optuna: pip install 'egru[sweep]'" in capsys.readouterr().err
+    assert "sweeps require Optuna: pip install 'egru[sweep]'" in capsys.readouterr().err
 
 
 def test_help_shows_a_space(capsys):

@@ -1,4 +1,4 @@
-"""What a trained model says while it reads: one sequence of the validation split, every event layer."""
+"""Record the events of a trained model on sequences of the validation split, for the report page."""
 
 import math
 
@@ -12,52 +12,62 @@ from egru.layers import Record, event_layers, record
 from egru.report import Raster
 
 WORDS = 160
-"""Read for a raster, from the beginning of the validation text."""
+"""Number of words of the validation text that are drawn."""
 
 
 @torch.no_grad()
 def draw_rasters(model: nn.Module, config: Config, data: Classification | Text) -> list[Raster]:
-    """Of the first sequence of validation, and of the first of another class; of a text, its beginning.
+    """Run a model on validation sequences and record the events of all layers.
 
-    Empty where the model has no event layers. ``model`` is run on the CPU, in float32.
+    Args:
+        model: The model, on the CPU in float32.
+        config: The config of the model.
+        data: The data set. Of labelled sequences, the first one and the first one of another class are drawn. Of a
+            text, the first :data:`WORDS` words.
+
+    Returns:
+        One raster per sequence; empty if the model has no event layers.
     """
     if not any(event_layers(model)):
         return []
     model.eval()
     if isinstance(data, Text):
-        tokens = data.validation[:WORDS, None]
-        _, records = _watched(model, tokens)
-        words = tuple(data.vocabulary[i] for i in tokens[:, 0].tolist())
-        read = records[0].input[:, 0].float().numpy()
-        return [
-            _raster("Events while reading text", read, records, None, "the beginning of the validation text", words)
-        ]
+        return [_draw_text(model, data)]
     assert isinstance(config, ClassifierConfig)
     y = data.validation.y
-    others = (y != y[0]).nonzero()[:1, 0].tolist()
-    return [_sequence(model, config, data, index) for index in (0, *others)]
+    other_class = (y != y[0]).nonzero()[:1, 0].tolist()
+    return [_draw_sequence(model, config, data, index) for index in (0, *other_class)]
 
 
-def _sequence(model: nn.Module, config: ClassifierConfig, data: Classification, index: int) -> Raster:
+def _draw_text(model: nn.Module, data: Text) -> Raster:
+    tokens = data.validation[:WORDS, None]
+    _, records = _run(model, tokens)
+    words = tuple(data.vocabulary[i] for i in tokens[:, 0].tolist())
+    inputs = records[0].input[:, 0].float().numpy()
+    return _make_raster("Events while reading text", inputs, records, None, "start of the validation text", words)
+
+
+def _draw_sequence(model: nn.Module, config: ClassifierConfig, data: Classification, index: int) -> Raster:
     x = data.validation.x[index : index + 1]
     x = (x if data.decode is None else data.decode(x)).float()
-    scores, records = _watched(model, x)
+    scores, records = _run(model, x)
     scores = scores.mean(1) if scores.dim() == 3 else scores
-    right, read = int(data.validation.y[index]), int(scores.argmax())
-    label = f"validation sequence {index}, class {right}, read as {'the same' if read == right else read}"
-    flat = x[0].flatten(1).numpy()
-    return _raster(f"Events while reading class {right}", flat, records, _picture(x[0], config), label)
+    target, predicted = int(data.validation.y[index]), int(scores.argmax())
+    outcome = "classified correctly" if predicted == target else f"classified as {predicted}"
+    label = f"validation sequence {index}, class {target}, {outcome}"
+    inputs = x[0].flatten(1).numpy()
+    return _make_raster(f"Events while reading class {target}", inputs, records, _image(x[0], config), label)
 
 
-def _watched(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Record]]:
+def _run(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Record]]:
     """Return the scores, and a record of every event layer and direction."""
     with record(model) as records:
         return model(x)[0], records
 
 
-def _raster(
+def _make_raster(
     title: str,
-    read: np.ndarray,
+    inputs: np.ndarray,
     records: list[Record],
     image: np.ndarray | None,
     label: str,
@@ -65,14 +75,14 @@ def _raster(
 ) -> Raster:
     events = [record.y[:, 0].float().numpy() for record in records]
     layers = tuple((record.label, part.shape[1]) for record, part in zip(records, events, strict=True))
-    return Raster(title, read, np.concatenate(events, 1), image, label, layers, words)
+    return Raster(title, inputs, np.concatenate(events, 1), image, label, layers, words)
 
 
-def _picture(x: Tensor, config: ClassifierConfig) -> np.ndarray | None:
-    """A film of frames, both polarities together, or the picture whose pixels were read one by one in order."""
+def _image(x: Tensor, config: ClassifierConfig) -> np.ndarray | None:
+    """Return the frames with both polarities added, or the image whose pixels were read in order, or None."""
     if x.dim() == 4:
         return x.sum(1).numpy()
     side = math.isqrt(x.numel())
-    if config.data.startswith("p") or side**2 != x.numel():
+    if config.data.startswith("p") or side**2 != x.numel():  # permuted
         return None
     return x.reshape(side, side).numpy()

@@ -1,6 +1,6 @@
-"""Sweeps: Optuna chooses a recipe's fields, every trial is a run in a process of its own.
+"""Hyper-parameter search: Optuna chooses fields of a recipe, and every trial is a run in a separate process.
 
-Needs Optuna (``pip install 'egru[sweep]'``), imported when a sweep starts.
+Requires Optuna (``pip install 'egru[sweep]'``), which is imported when a sweep starts.
 """
 
 from egru.sweep.outcome import table, write_outcome

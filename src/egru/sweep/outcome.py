@@ -1,4 +1,4 @@
-"""What a sweep came to: a table for the terminal, a CSV of all trials, the Pareto front as a figure."""
+"""The results of a sweep: a table for the terminal, a CSV file of all trials, and a figure of the Pareto front."""
 
 import csv
 from pathlib import Path
@@ -7,17 +7,17 @@ from typing import Any
 from egru.report import pareto_front
 from egru.sweep.settings import Sweep
 
-SHOWN = 10
-"""Rows of the table."""
+MAX_ROWS = 10
+"""Maximum number of rows of the table with a single objective."""
 
 
 def describe(trial: Any, sweep: Sweep) -> str:
-    """A trial that has ended, in half a line."""
+    """Return the state, objectives and fields of a finished trial in one line."""
     fields = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
     match trial.state.name:
         case "COMPLETE":
-            shown = (f"{g.label} {g.show(v)}" for g, v in zip(sweep.goals(), trial.values, strict=True))
-            return f"{', '.join(shown)} ({fields})"
+            values = (f"{g.label} {g.show(v)}" for g, v in zip(sweep.goals(), trial.values, strict=True))
+            return f"{', '.join(values)} ({fields})"
         case "PRUNED":
             return f"pruned after epoch {trial.last_step} ({fields})"
         case _:
@@ -25,7 +25,7 @@ def describe(trial: Any, sweep: Sweep) -> str:
 
 
 def ranked(study: Any, sweep: Sweep) -> list[Any]:
-    """The trials to choose from, best first; of several objectives, the Pareto front by the last of them."""
+    """Return the complete trials, best first. With several objectives, the Pareto front sorted by the last one."""
     complete = [t for t in study.get_trials(deepcopy=False) if t.state.name == "COMPLETE"]
     if len(sweep.objectives) > 1:
         return sorted(study.best_trials, key=lambda t: t.values[-1]) if complete else []
@@ -33,25 +33,38 @@ def ranked(study: Any, sweep: Sweep) -> list[Any]:
 
 
 def table(study: Any, sweep: Sweep) -> str:
-    """The best trials, or the Pareto front, with the fields that made them."""
+    """Return a table of the best trials, or of the Pareto front, with their fields.
+
+    Args:
+        study: The Optuna study, from :func:`egru.sweep.sweep`.
+        sweep: The settings of the sweep.
+    """
     rows = ranked(study, sweep)
     states = [t.state.name for t in study.get_trials(deepcopy=False)]
     counts = f"{states.count('COMPLETE')} complete, {states.count('PRUNED')} pruned, {states.count('FAIL')} failed"
     if not rows:
-        return f"no trial is complete ({counts})"
+        return f"no complete trials ({counts})"
     fields = list(dict.fromkeys(name for trial in rows for name in trial.params))
     lines = [["trial", *(goal.label for goal in sweep.goals()), *fields]]
-    for trial in rows if len(sweep.objectives) > 1 else rows[:SHOWN]:
+    for trial in rows if len(sweep.objectives) > 1 else rows[:MAX_ROWS]:
         values = [goal.show(value) for goal, value in zip(sweep.goals(), trial.values, strict=True)]
         lines.append([str(trial.number), *values, *(_short(trial.params.get(name, "-")) for name in fields)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     body = "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
-    title = f"Pareto front of {len(rows)}" if len(sweep.objectives) > 1 else f"best {len(lines) - 1}"
-    return f"{title} ({counts}; in validation):\n{body}"
+    title = f"Pareto front, {len(rows)} trials" if len(sweep.objectives) > 1 else f"best {len(lines) - 1} trials"
+    return f"{title} on validation ({counts}):\n{body}"
 
 
 def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
-    """Write ``trials.csv`` and, of two objectives, ``pareto.svg`` and ``pareto.png``; returns what was written."""
+    """Write ``trials.csv`` and, for two objectives, ``pareto.svg`` and ``pareto.png`` to the sweep's folder.
+
+    Args:
+        study: The Optuna study, from :func:`egru.sweep.sweep`.
+        sweep: The settings of the sweep.
+
+    Returns:
+        The files that were written.
+    """
     trials = study.get_trials(deepcopy=False)
     fields = list(dict.fromkeys(name for trial in trials for name in trial.params))
     path = sweep.folder / "trials.csv"
@@ -69,14 +82,14 @@ def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
         [(trial.number, trial.values[1], trial.values[0]) for trial in complete],
         {trial.number for trial in study.best_trials},
         cost=cost.label,
-        quality=f"{quality.label} in validation",
+        quality=f"{quality.label} on validation",
         show_cost=cost.show,
         show_quality=quality.show,
     )
-    written = [sweep.folder / f"pareto.{kind}" for kind in ("svg", "png")]
-    for target in written:
+    figures = [sweep.folder / "pareto.svg", sweep.folder / "pareto.png"]
+    for target in figures:
         figure.savefig(target, dpi=160)
-    return [path, *written]
+    return [path, *figures]
 
 
 def _short(value: Any) -> str:

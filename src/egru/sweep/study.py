@@ -1,4 +1,4 @@
-"""The study a sweep adds to: where Optuna keeps it, how much of it is done, what becomes of lost trials."""
+"""The Optuna study of a sweep: its storage, its progress, and what happens to lost trials."""
 
 import json
 import random
@@ -12,46 +12,55 @@ from egru.sweep.settings import Sweep
 from egru.training import RunError, to_plain
 
 RETRIES = 2
-"""Times a lost trial is tried again: one that takes its worker down every time must end some day."""
-_GRACE = 10
-"""Seconds after which a worker that holds the journal's lock, and writes nothing, counts as dead."""
-_PLACE = ("device", "root", "tensorboard")
-"""Fields that may differ from machine to machine, or call to call."""
+"""How often a lost trial is repeated, so that a trial that always kills its worker does not repeat forever."""
+_LOCK_TIMEOUT = 10
+"""Seconds after which a worker that holds the journal's lock without writing is considered dead."""
+_LOCAL_FIELDS = ("device", "root", "tensorboard")
+"""Fields that may differ between machines and between calls."""
 
 
 def optuna() -> Any:
-    """Optuna, quiet, or an error that says how to get it."""
+    """Import Optuna with its log messages disabled.
+
+    Raises:
+        ImportError: If Optuna is not installed.
+    """
     try:
         import optuna
     except ImportError as error:
-        raise ImportError("sweeps need Optuna: pip install 'egru[sweep]'") from error
+        raise ImportError("sweeps require Optuna: pip install 'egru[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     return optuna
 
 
 def open_study(sweep: Sweep) -> Any:
-    """The study, made or found; one that was made with other settings is refused."""
+    """Create or open the study of a sweep.
+
+    Raises:
+        RunError: If the study exists with other settings, or the storage cannot be opened.
+        ImportError: If Optuna or the driver of the database is not installed.
+    """
     try:
-        study = _first_to_come(lambda: _open(sweep))
+        study = _retry_races(lambda: _open(sweep))
     except ImportError as error:
-        raise ImportError(f"the database's driver is missing ({error}): pip install 'egru[sweep]'") from error
+        raise ImportError(f"the database driver is not installed ({error}): pip install 'egru[sweep]'") from error
     except Exception as error:
         if type(error).__module__.startswith("sqlalchemy"):
             raise RunError(f"--storage: {str(error).splitlines()[0]}") from error
         raise
-    made, own = study.user_attrs["settings"], _settings(sweep)
-    name = next((name for name in {**own, **made} if made.get(name) != own.get(name)), None)
+    stored, current = study.user_attrs["settings"], _shared_settings(sweep)
+    name = next((name for name in {**current, **stored} if stored.get(name) != current.get(name)), None)
     if name is not None:
         raise RunError(
-            f"study {sweep.study!r} was made with {name} {made.get(name)!r}, now {own.get(name)!r}: "
-            "take that again, or another --study"
+            f"study {sweep.study!r} was created with {name} {stored.get(name)!r}, got {current.get(name)!r}: "
+            "use the same value or another --study"
         )
     return study
 
 
-def _first_to_come(attempt: Callable[[], Any]) -> Any:
-    """``attempt``, again where another machine made the same tables or rows in the same moment."""
+def _retry_races(attempt: Callable[[], Any]) -> Any:
+    """Call ``attempt``, and retry if another machine creates the same tables or rows at the same time."""
     for wait in (0.2, 0.5, 1.0, 2.0):
         try:
             return attempt()
@@ -68,39 +77,39 @@ def _open(sweep: Sweep) -> Any:
         storage=_storage(sweep),
         study_name=sweep.study,
         directions=[goal.direction for goal in sweep.goals()],
-        sampler=engine.samplers.TPESampler(constant_liar=True),  # parallel trials keep away from each other
+        sampler=engine.samplers.TPESampler(constant_liar=True),  # parallel trials avoid each other
         pruner=_pruner(sweep),
         load_if_exists=True,
     )
     if "settings" not in study.user_attrs:
-        study.set_user_attr("settings", _settings(sweep))
+        study.set_user_attr("settings", _shared_settings(sweep))
     return study
 
 
-def _settings(sweep: Sweep) -> dict[str, Any]:
-    """What must be the same whenever a study goes on, as JSON gives it back."""
-    own = {"recipe": sweep.recipe, "objectives": list(sweep.objectives)}
-    own |= {name: value for name, value in to_plain(sweep.config).items() if name not in _PLACE}
-    return json.loads(json.dumps(own))
+def _shared_settings(sweep: Sweep) -> dict[str, Any]:
+    """Return the settings that must be the same whenever a study is resumed, in the form that JSON restores."""
+    settings = {"recipe": sweep.recipe, "objectives": list(sweep.objectives)}
+    settings |= {name: value for name, value in to_plain(sweep.config).items() if name not in _LOCAL_FIELDS}
+    return json.loads(json.dumps(settings))
 
 
 def _storage(sweep: Sweep) -> Any:
     storages = optuna().storages
     if "://" not in sweep.storage:
-        path = Path(sweep.storage).resolve()  # the lock is a link to it: a relative one would lead nowhere
+        path = Path(sweep.storage).resolve()  # the lock is a symbolic link to it, which must not be relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = storages.journal.JournalFileSymlinkLock(str(path), grace_period=_GRACE)
+        lock = storages.journal.JournalFileSymlinkLock(str(path), grace_period=_LOCK_TIMEOUT)
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(path), lock))
     scheme, address = sweep.storage.split("://", 1)
     if scheme in ("postgresql", "postgres"):
-        scheme = "postgresql+psycopg"  # which driver stands behind the plain name depends on SQLAlchemy's version
-    from sqlalchemy.pool import NullPool  # comes with Optuna
+        scheme = "postgresql+psycopg"  # the default driver depends on SQLAlchemy's version
+    from sqlalchemy.pool import NullPool  # a dependency of Optuna
 
     return storages.RDBStorage(
         f"{scheme}://{address}",
-        engine_kwargs={"poolclass": NullPool},  # hundreds of workers must not hold a connection each
+        engine_kwargs={"poolclass": NullPool},  # hundreds of workers must not keep connections open
         heartbeat_interval=sweep.heartbeat,
-        heartbeat_stale_trial_callback=retry,
+        heartbeat_stale_trial_callback=enqueue_again,
     )
 
 
@@ -115,11 +124,8 @@ def _pruner(sweep: Sweep) -> Any:
             return pruners.NopPruner()
 
 
-def mend(journal: Path) -> None:
-    """Undo what a dead writer left: its lock, and a half-written last line that Optuna would stumble over later.
-
-    Only where nobody else writes.
-    """
+def repair_journal(journal: Path) -> None:
+    """Remove the lock and the incomplete last line of a killed writer. Call only if no other process is writing."""
     journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
     data = journal.read_bytes() if journal.exists() else b""
     if data and not data.endswith(b"\n"):
@@ -127,44 +133,48 @@ def mend(journal: Path) -> None:
             file.truncate(data.rfind(b"\n") + 1)
 
 
-def retry(study: Any, trial: Any) -> None:
-    """Put a lost trial's fields in line again, a few times."""
+def enqueue_again(study: Any, trial: Any) -> None:
+    """Enqueue a lost trial again, at most :data:`RETRIES` times."""
     tries = trial.user_attrs.get("tries", 1)
     if tries <= RETRIES:
         study.enqueue_trial(trial.params, user_attrs={"replaces": trial.number, "tries": tries + 1})
 
 
-def lose(study: Any, number: int) -> bool:
-    """The worker of a trial is gone: count it as failed and put it in line again; False if it had ended before."""
+def mark_lost(study: Any, number: int) -> bool:
+    """Mark the trial of a killed worker as failed and enqueue it again. Return False if it had finished."""
     trial = study.get_trials(deepcopy=False)[number]
     if trial.state.is_finished():
         return False
     study.tell(number, state=optuna().trial.TrialState.FAIL)
-    retry(study, trial)
+    enqueue_again(study, trial)
     return True
 
 
-def reclaim(study: Any, sweep: Sweep, own: bool) -> list[int]:
-    """Lose what an earlier call left running in this folder. ``own``: nobody else writes to this study."""
+def mark_abandoned(study: Any, sweep: Sweep, exclusive: bool) -> list[int]:
+    """Mark the trials as lost that an earlier call left running in this folder, and return their numbers.
+
+    ``exclusive`` says that no other process uses this study, so that trials without a folder belong to it too.
+    """
     running = optuna().trial.TrialState.RUNNING
-    left = study.get_trials(deepcopy=False, states=(running,))
-    gone = [t.number for t in left if t.user_attrs.get("folder", sweep.home if own else None) == sweep.home]
-    return [number for number in gone if lose(study, number)]
+    default = sweep.home if exclusive else None
+    trials = study.get_trials(deepcopy=False, states=(running,))
+    abandoned = [trial.number for trial in trials if trial.user_attrs.get("folder", default) == sweep.home]
+    return [number for number in abandoned if mark_lost(study, number)]
 
 
-def lose_stale(study: Any) -> None:
-    """Lose the trials in a database that have not given a sign of life for too long, wherever they were."""
+def mark_stale(study: Any) -> None:
+    """Mark the trials in a database as lost whose heartbeat is overdue, on any machine."""
     optuna().storages.fail_stale_trials(study)
 
 
-def done(study: Any) -> int:
-    """Trials that ended; one that was lost and tried again counts once."""
+def count_finished(study: Any) -> int:
+    """Return the number of finished trials. A lost trial and its repetition count once."""
     trials = study.get_trials(deepcopy=False)
     replaced = {t.user_attrs.get("replaces") for t in trials}
     return sum(t.state.is_finished() and t.number not in replaced for t in trials)
 
 
-def elsewhere(study: Any, sweep: Sweep) -> int:
-    """Trials that other machines, or other folders, are busy with."""
+def count_elsewhere(study: Any, sweep: Sweep) -> int:
+    """Return the number of trials that are running on other machines or in other folders."""
     running = study.get_trials(deepcopy=False, states=(optuna().trial.TrialState.RUNNING,))
     return sum(t.user_attrs.get("folder", sweep.home) != sweep.home for t in running)

@@ -1,4 +1,4 @@
-"""The sweep itself: so many workers at a time, a new one for every trial, nothing lost but what a dead one held."""
+"""Run a sweep: start one process per trial, several at a time, and repeat the trials of killed processes."""
 
 import contextlib
 import dataclasses
@@ -10,119 +10,152 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from egru.sweep import study as studies
 from egru.sweep.outcome import describe
 from egru.sweep.settings import Sweep, read_search
-from egru.sweep.study import RETRIES, done, elsewhere, lose, lose_stale, mend, open_study, reclaim
 from egru.sweep.worker import work
 from egru.training import RunError
 
 
-def sweep(settings: Sweep, say: Callable[[str], None] = print) -> Any:
-    """Run trials until the study has as many as asked for; returns the study."""
-    read_search(settings.search)  # its errors first
+def sweep(settings: Sweep, log: Callable[[str], None] = print) -> Any:
+    """Run trials until the study has the requested number. Resumes an existing study.
+
+    Args:
+        settings: The recipe, the search space and the study.
+        log: Called with one line per finished or lost trial.
+
+    Returns:
+        The Optuna study.
+
+    Raises:
+        RunError: If the settings do not fit the study, another sweep uses the folder, or every trial would fail.
+        FileNotFoundError: If the search space or the data set does not exist.
+        ImportError: If Optuna is not installed.
+    """
+    read_search(settings.search)  # reports errors in the search space first
     settings.folder.mkdir(parents=True, exist_ok=True)
-    with _alone(settings.folder):
-        own = "://" not in settings.storage and Path(settings.storage).resolve().parent == settings.folder.resolve()
-        if own:
-            mend(Path(settings.storage))
-        study = open_study(settings)
-        for number in reclaim(study, settings, own):
-            say(f"trial {number} was left in the middle: tried again")
-        if had := done(study):
-            say(f"going on with study {settings.study!r}: {had} of {settings.trials} trials are there")
-        _supervise(study, settings, say, own)
+    with _lock(settings.folder):
+        exclusive = _is_in_folder(settings)
+        if exclusive:
+            studies.repair_journal(Path(settings.storage))
+        study = studies.open_study(settings)
+        for number in studies.mark_abandoned(study, settings, exclusive):
+            log(f"trial {number} was interrupted and will be repeated")
+        if finished := studies.count_finished(study):
+            log(f"resuming study {settings.study!r}: {finished} of {settings.trials} trials are finished")
+        _supervise(study, settings, log, exclusive)
     return study
+
+
+def _is_in_folder(settings: Sweep) -> bool:
+    """Whether the study is a journal in the sweep's folder, which only this sweep writes to."""
+    return "://" not in settings.storage and Path(settings.storage).resolve().parent == settings.folder.resolve()
 
 
 @dataclasses.dataclass
 class _Worker:
+    """A process that runs one trial.
+
+    Attributes:
+        process: The process.
+        connection: Receives the messages of :func:`egru.sweep.worker.work`.
+        trial: The number of the trial, once the worker has one.
+        failure: Why the trial failed.
+        error: An error that every trial would raise.
+    """
+
     process: Any
     connection: Connection
     trial: int | None = None
-    failed: str | None = None
-    wrong: Exception | None = None
+    failure: str | None = None
+    error: Exception | None = None
 
-    def listen(self) -> None:
+    def receive(self) -> None:
         with contextlib.suppress(EOFError, OSError):
             while self.connection.poll():
                 match self.connection.recv():
                     case ("trial", number):
                         self.trial = number
-                    case ("failed", why):
-                        self.failed = why
-                    case ("wrong", missing, why):
-                        self.wrong = (FileNotFoundError if missing else RunError)(why)
+                    case ("failed", reason):
+                        self.failure = reason
+                    case ("wrong", missing, reason):
+                        self.error = (FileNotFoundError if missing else RunError)(reason)
 
 
-def _supervise(study: Any, settings: Sweep, say: Callable[[str], None], own: bool) -> None:
+def _supervise(study: Any, settings: Sweep, log: Callable[[str], None], exclusive: bool) -> None:
     context = multiprocessing.get_context("spawn" if sys.platform == "win32" else "forkserver")
     if sys.platform != "win32":
-        context.set_forkserver_preload(["egru.sweep", "optuna", "torch._dynamo"])  # the slow part of a start, once
+        context.set_forkserver_preload(["egru.sweep", "optuna", "torch._dynamo"])  # slow imports, done once
     workers: dict[int, _Worker] = {}
-    fruitless = 0
+    without_trial = 0
     try:
         while True:
-            lose_stale(study)
-            wanted = settings.trials - done(study) - elsewhere(study, settings) - len(workers)
+            studies.mark_stale(study)
+            running = studies.count_elsewhere(study, settings) + len(workers)
+            wanted = settings.trials - studies.count_finished(study) - running
             free = [slot for slot in range(settings.workers) if slot not in workers]
             for slot in free[: max(wanted, 0)]:
-                device = settings.devices[slot % len(settings.devices)] if settings.devices else None
-                ours, theirs = context.Pipe(duplex=False)
-                given = (settings, device, dict(os.environ), theirs)
-                process = context.Process(target=work, args=given, name=f"egru sweep {slot}")
-                process.start()
-                theirs.close()
-                workers[slot] = _Worker(process, ours)
+                workers[slot] = _start_worker(context, settings, slot)
             if not workers:
                 return
             wait([worker.process.sentinel for worker in workers.values()], timeout=10)
             for slot, worker in list(workers.items()):
                 if not worker.process.is_alive():
                     del workers[slot]
-                    fruitless = 0 if _settle(study, settings, worker, say) else fruitless + 1
-            if fruitless > RETRIES:
-                raise RunError(f"{fruitless} workers in a row ended before they had a trial, as the last lines say")
-    finally:  # Ctrl-C, or an error that every trial would run into
+                    without_trial = 0 if _finish(study, settings, worker, log) else without_trial + 1
+            if without_trial > studies.RETRIES:
+                raise RunError(f"{without_trial} workers in a row ended before they started a trial; see their output")
+    finally:  # Ctrl-C, or an error that every trial would raise
         for worker in workers.values():
             worker.process.terminate()
         for worker in workers.values():
             worker.process.join()
-        if own:
-            mend(Path(settings.storage))
+        if exclusive:
+            studies.repair_journal(Path(settings.storage))
         for worker in workers.values():
-            worker.listen()
+            worker.receive()
             if worker.trial is not None:
-                lose(study, worker.trial)
+                studies.mark_lost(study, worker.trial)
 
 
-def _settle(study: Any, settings: Sweep, worker: _Worker, say: Callable[[str], None]) -> bool:
-    """A worker has ended: say what its trial came to, or put it in line again; False if it had none yet."""
+def _start_worker(context: Any, settings: Sweep, slot: int) -> _Worker:
+    device = settings.devices[slot % len(settings.devices)] if settings.devices else None
+    receiver, sender = context.Pipe(duplex=False)
+    arguments = (settings, device, dict(os.environ), sender)
+    process = context.Process(target=work, args=arguments, name=f"egru sweep {slot}")
+    process.start()
+    sender.close()
+    return _Worker(process, receiver)
+
+
+def _finish(study: Any, settings: Sweep, worker: _Worker, log: Callable[[str], None]) -> bool:
+    """Log the result of a worker that ended, or repeat its trial. Return False if it had not started a trial."""
     worker.process.join()
-    worker.listen()
-    if worker.wrong is not None:
-        raise worker.wrong
+    worker.receive()
+    if worker.error is not None:
+        raise worker.error
     if worker.trial is None:
-        say(f"a worker ended before it had a trial (exit code {worker.process.exitcode})")
+        log(f"a worker ended before it started a trial (exit code {worker.process.exitcode})")
         return False
-    if lose(study, worker.trial):
-        say(f"trial {worker.trial}: its worker was lost (exit code {worker.process.exitcode}), tried again")
+    if studies.mark_lost(study, worker.trial):
+        log(f"trial {worker.trial}: the worker was killed (exit code {worker.process.exitcode}), will be repeated")
         return True
     trial = study.get_trials(deepcopy=False)[worker.trial]
-    say(f"trial {trial.number}: {describe(trial, settings)}" + (f": {worker.failed}" if worker.failed else ""))
+    log(f"trial {trial.number}: {describe(trial, settings)}" + (f": {worker.failure}" if worker.failure else ""))
     return True
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One sweep at a time in a folder; a killed one lets go by itself."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Allow one sweep per folder. The lock of a killed sweep is released by the system."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system
+    except ImportError:  # not available on this system
         yield
         return
     with (folder / ".lock").open("wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RunError(f"another sweep works in {folder}; wait for it, or name another --out") from error
+            raise RunError(f"another sweep is running in {folder}; wait for it or choose another --out") from error
         yield
