@@ -60,7 +60,7 @@ def test_layouts():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1.5"):
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got 1.5"):
         egru.exponential_trace(torch.zeros(2, 2), 1.5)
     with pytest.raises(ValueError, match=r"non-empty .* got \(0, 2, 2\)"):
         egru.exponential_trace(torch.zeros(0, 2, 2))

@@ -1,10 +1,11 @@
-"""Refuse second derivatives of autograd functions that have only first ones."""
+"""Helpers for autograd functions: refuse second derivatives, bound gradients."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def refuse_double_backward(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -25,3 +26,19 @@ def refuse_double_backward(backward: Callable[..., tuple[Any, ...]]) -> Callable
         return refuse(*(None if gradient is None else gradient.detach().requires_grad_() for gradient in gradients))
 
     return guarded
+
+
+class _BoundedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad.clamp(-ctx.bound, ctx.bound), None
+
+
+def bounded_gradient(x: Tensor, bound: float) -> Tensor:
+    """Return ``x`` unchanged and clamp its gradient element-wise to ``[-bound, bound]``."""
+    return _BoundedGradient.apply(x, bound)  # pyright: ignore[reportReturnType]

@@ -1,10 +1,10 @@
 r"""The event mechanism: cross a threshold, emit a value, clear the state.
 
-Everything event-based in this library is built from the three pieces of this file, whatever the cell around them:
+All event-based layers are built from these parts, independently of the cell:
 
 * :func:`emit` turns a state into events, ``y = v * [c > theta]``, with a surrogate gradient;
-* :class:`Surrogate` describes that gradient: ``dH/dc = height * shape((c - theta) / width)``;
-* :data:`egru.types.Reset` names the ways in which a state is cleared after an event.
+* :class:`Surrogate` describes that gradient, ``dH/dc = height * shape((c - theta) / width)``;
+* :data:`egru.types.Reset` lists the ways in which a state is cleared after an event.
 """
 
 import dataclasses
@@ -17,16 +17,18 @@ from torch import Tensor
 
 
 class EventState(NamedTuple):
-    """What a layer carries from one call to the next: always both halves.
+    """The state that a layer carries from one call to the next.
 
-    ``c`` is the internal state after clearing, ``y`` the events of the last step (zero where a unit was silent).
+    Attributes:
+        c: Internal state after the reset.
+        y: Values emitted at the last step; zero for inactive units.
     """
 
     c: Tensor
     y: Tensor
 
     def detach(self) -> "EventState":
-        """The same values without history: the seam of truncated back-propagation."""
+        """Return the state detached from the graph, for truncated back-propagation through time."""
         return EventState(self.c.detach(), self.y.detach())
 
 
@@ -42,11 +44,22 @@ _SHAPES: dict[str, _RegisteredShape] = {}
 
 
 def register_surrogate(name: str, shape: Shape, *, compact: bool) -> None:
-    """Add a surrogate shape under ``name``, for use as ``Surrogate(shape=name)``.
+    """Register a surrogate shape, for use as ``Surrogate(shape=name)``.
 
-    ``shape`` maps ``x = (c - theta) / width`` to a slope (1 at ``x = 0`` by convention). ``compact`` says that it is
-    exactly zero for ``|x| >= 1``; only then is the backward pass sparse. Registered shapes run on the reference
-    backend; compiled kernels know the built-in triangle.
+    The compiled kernels support only the built-in triangle. Layers with other shapes run on the reference backend.
+
+    Args:
+        name: A Python identifier that is not registered yet.
+        shape: A function from ``x = (c - theta) / width`` to the slope; by convention 1 at ``x = 0``.
+        compact: Whether the slope is exactly zero for ``|x| >= 1``. Only then is the backward pass sparse.
+
+    Raises:
+        ValueError: If ``name`` is not an identifier or is already registered.
+        TypeError: If ``shape`` is not callable.
+
+    Example:
+        >>> egru.register_surrogate("parabola", lambda x: (1 - x**2).clamp_min(0), compact=True)
+        >>> layer = egru.EGRU(2, 8, surrogate=egru.Surrogate(shape="parabola"))
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"register_surrogate: name must be an identifier, got {name!r}")
@@ -64,18 +77,20 @@ register_surrogate("fast_sigmoid", lambda x: (1 + x.abs()).pow(-2), compact=Fals
 
 @dataclasses.dataclass(frozen=True)
 class Surrogate:
-    r"""The slope given to the step function in the backward pass.
+    r"""The surrogate gradient of the step function.
 
-    ``s = height * shape((c - theta) / width)``; for the default triangle
-    ``s = height * max(0, 1 - |c - theta| / width)``, the paper's, with its epsilon = ``width``.
+    The slope is ``s = height * shape((c - theta) / width)``. For the default triangle, which the paper uses with
+    epsilon = ``width``, this is ``s = height * max(0, 1 - |c - theta| / width)``.
 
     Args:
-        width: half-width of the window, in units of the state. Smaller is sparser in the backward pass.
-        height: slope at the threshold. The paper's 1; with clearing, long sequences need 0.3 or less (see ``bounded``).
-        bounded: clamp the slope of the output, ``k = e + c*s``, to [0, 1]. Keeps the clearing diagonal
-            ``1 - u - k`` from growing over long sequences. The gradient is then no longer the exact gradient of the
-            surrogate, only of a bounded version of it.
-        shape: a registered name; see :func:`register_surrogate`.
+        width: Half-width of the window, in units of the state. A smaller width makes the backward pass sparser.
+        height: Slope at the threshold; 1 in the paper. With a reset, long sequences need 0.3 or less, or ``bounded``.
+        bounded: Clamp the slope of the output, ``k = e + c*s``, to [0, 1]. This prevents the factor ``1 - u - k`` of
+            the reset from growing over long sequences. The gradient is then that of a bounded surrogate.
+        shape: Name of a registered shape; see :func:`register_surrogate`.
+
+    Raises:
+        ValueError: If an argument is out of range or ``shape`` is not registered.
     """
 
     width: float = 1.0
@@ -100,21 +115,21 @@ class Surrogate:
 
     @property
     def compact(self) -> bool:
-        """Whether the slope is exactly zero outside the window, which is what makes the backward pass sparse."""
+        """Whether the slope is exactly zero outside the window, so that the backward pass is sparse."""
         return _SHAPES[self.shape].compact
 
     def slope(self, c: Tensor, theta: Tensor) -> Tensor:
-        """``dH/dc``, the surrogate derivative of the step function at ``c``."""
+        """Return ``dH/dc``, the surrogate derivative of the step function at ``c``."""
         return self.height * _SHAPES[self.shape].function((c - theta) / self.width)
 
     def output_slope(self, value: Tensor, events: Tensor, slope: Tensor) -> Tensor:
-        """``k = dy/dc = e + v*s``: zero for a unit that neither fired nor stands inside the window."""
+        """Return ``k = dy/dc = e + v*s``, which is zero for inactive units outside the window."""
         k = events + value * slope
         return k.clamp(0, 1) if self.bounded else k
 
 
 class _Emit(torch.autograd.Function):
-    """``(v, c, theta) -> (v * e, e)`` with ``e = [c > theta]``; see :func:`emit`."""
+    """Map ``(v, c, theta)`` to ``(v * e, e)`` with ``e = [c > theta]``; see :func:`emit`."""
 
     @staticmethod
     def forward(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
@@ -142,10 +157,19 @@ class _Emit(torch.autograd.Function):
 
 
 def emit(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
-    """Emit ``value`` where ``c > theta``: returns ``(y, e)``, both differentiable through the surrogate.
+    """Emit ``value`` where ``c > theta``.
 
-    The comparison is strict: a state exactly at its threshold is silent. For cells that emit their own state,
+    The comparison is strict: a state that equals its threshold does not emit an event. For cells that emit their state,
     ``value is c`` and ``dy/dc = k = e + c*s``.
+
+    Args:
+        value: What an event emits.
+        c: State that is compared with the threshold.
+        theta: Thresholds.
+        surrogate: Gradient of the comparison.
+
+    Returns:
+        ``(y, e)``: the emitted values and the events as 0 and 1, both differentiable through the surrogate.
     """
     y, e = _Emit.apply(value, c, theta, surrogate)  # pyright: ignore[reportGeneralTypeIssues]
     return y, e

@@ -1,32 +1,47 @@
-r"""The mathematics in plain torch: one step, one sequence, and the explicit backward pass.
+r"""Event-based recurrence in plain torch: one step, one sequence, and the explicit backward pass.
 
-This file is the reference: every kernel is tested against it, in float64, intermediate by intermediate. Names follow
-the paper (``c``, ``y``, ``u``, ``r``, ``z``, ``theta``); weights follow ``torch.nn.GRU`` (``weight_ih`` of shape
-``(3H, I)`` in blocks r, z, n). torch's ``z`` keeps the old state, so the paper's update gate is ``u = 1 - z_torch``,
-and torch's ``n`` is the paper's ``z``. Shapes: ``T`` steps, ``B`` batch rows, ``I`` inputs, ``H`` units.
+Every kernel is tested against this module, in float64. Names follow the paper (``c``, ``y``, ``u``, ``r``, ``z``,
+``theta``)::
+
+    u_t = sigmoid(x_t W_u + y_{t-1} V_u + b_u)            e_t = [c_t > theta]
+    r_t = sigmoid(x_t W_r + y_{t-1} V_r + b_r)            y_t = c_t * e_t
+    z_t = tanh(x_t W_z + (r_t * y_{t-1}) V_z + b_z)       c_t = u_t*z_t + (1 - u_t)*c_{t-1} - y_{t-1}
+
+These are Eqs. 1 and 2 of the paper; :data:`egru.types.Reset` lists the other resets. Weights follow ``torch.nn.GRU``:
+``weight_ih`` has shape ``(3H, I)`` with the blocks r, z, n. The update gate of the paper is ``u = 1 - z_torch``, and
+torch's ``n`` is the paper's ``z``. Shapes: ``T`` steps, ``B`` batch rows, ``I`` inputs, ``H`` units.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from egru._autograd import bounded_gradient
+from egru.cells import CellUpdate, elman_update, gru_update, lstm_update
 from egru.events import EventState, Surrogate, emit
-from egru.types import RESET_GATES, RESETS
+from egru.types import RESET_GATES, RESETS, Reset, ResetGate
 
-
-class CellUpdate(NamedTuple):
-    """What a cell proposes before the event mechanism: a new state, its output gate (LSTM), its gates for backward."""
-
-    c: Tensor
-    output_gate: Tensor | None
-    gates: tuple[Tensor, ...]
+__all__ = [
+    "CellUpdate",
+    "Gradients",
+    "Sequence",
+    "Step",
+    "egru_backward",
+    "egru_sequence",
+    "egru_step",
+    "elman_update",
+    "event_sequence",
+    "event_step",
+    "gru_update",
+    "lstm_update",
+]
 
 
 class Step(NamedTuple):
-    """One step: the carried state, the events as 0/1, the state the threshold saw, and the cell's gates."""
+    """Result of one step. ``e`` is 0 or 1; ``c_seen`` is the state that was compared with the threshold."""
 
     state: EventState
     e: Tensor
@@ -35,54 +50,19 @@ class Step(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """A whole sequence. ``y`` and ``c`` (the state the threshold saw) are ``(T, B, H)``, zero on padded steps."""
+    """Result of a sequence.
+
+    Attributes:
+        y: Emitted values, ``(T, B, H)``; zero on padded steps.
+        c: State that was compared with the threshold, ``(T, B, H)``; zero on padded steps.
+        state: Carried state after the last step of each sequence.
+        gates: Activations of the cell, each ``(T, B, H)``.
+    """
 
     y: Tensor
     c: Tensor
     state: EventState
     gates: tuple[Tensor, ...]
-
-
-# ---- cells: (projected input, y_{t-1}, memory) -> proposed state -----------------------------------------------------
-
-
-def gru_update(
-    p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None, reset_gate: str = "before"
-) -> CellUpdate:
-    """``u*z + (1-u)*memory`` with the gates of the paper's Eq. 1; ``p`` holds ``x W`` and the input bias.
-
-    ``"before"``: ``z = tanh(p_z + (r*y) V_z)``, the paper. ``"after"``: ``z = tanh(p_z + r*(y V_z + b))``, torch and
-    cuDNN. The gates are ``(u, r, z, q)``, with ``q = y V_z + b`` in the "after" form and None otherwise.
-    """
-    H = y.shape[-1]
-    p_r, p_u, p_z = p.split(H, -1)
-    if reset_gate == "after":
-        v_r, v_u, q = F.linear(y, weight_hh, bias_hh).split(H, -1)
-        u, r = torch.sigmoid(-(p_u + v_u)), torch.sigmoid(p_r + v_r)
-        z = torch.tanh(p_z + r * q)
-    else:
-        q = None
-        bias_ru, bias_z = (None, None) if bias_hh is None else bias_hh.split([2 * H, H])
-        v_r, v_u = F.linear(y, weight_hh[: 2 * H], bias_ru).split(H, -1)
-        u, r = torch.sigmoid(-(p_u + v_u)), torch.sigmoid(p_r + v_r)
-        z = torch.tanh(p_z + F.linear(r * y, weight_hh[2 * H :], bias_z))
-    gates = (u, r, z) if q is None else (u, r, z, q)
-    return CellUpdate(u * z + (1 - u) * memory, None, gates)
-
-
-def lstm_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
-    """``f*memory + i*g``; what an event emits is ``o*tanh(c)``. Blocks i, f, g, o as in ``torch.nn.LSTM``."""
-    i, f, g, o = (p + F.linear(y, weight_hh, bias_hh)).chunk(4, -1)
-    i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
-    return CellUpdate(f * memory + i * g, o, ())  # autograd keeps what it needs
-
-
-def elman_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
-    """``tanh(p + y V + b)``. An Elman unit has no memory of its own: it sees the past through events alone."""
-    return CellUpdate(torch.tanh(p + F.linear(y, weight_hh, bias_hh)), None, ())
-
-
-# ---- the event mechanism around any cell -----------------------------------------------------------------------------
 
 
 def event_step(
@@ -92,16 +72,25 @@ def event_step(
     e: Tensor | None,
     theta: Tensor,
     *,
-    reset: str = "output",
+    reset: Reset = "output",
     surrogate: Surrogate,
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
 ) -> Step:
-    """One step of any cell inside the event mechanism (paper, Eq. 2, and the other three resets).
+    """Run one step of a cell inside the event mechanism (paper, Eq. 2, and the other resets).
 
-    ``e`` holds the events of the previous step, differentiable; None at the start of a call, where they are read off
-    ``state.y`` as data. ``keep`` is zoneout: the share of ``c_{t-1}`` kept instead of the update, a 0/1 mask in
-    training, the probability itself in evaluation. It mixes what the threshold sees, clearing included.
+    Args:
+        update: The cell, a function of ``(p, y, memory)``.
+        p: Projected input of the step, ``(B, gates * H)``.
+        state: Carried state and events of the previous step.
+        e: Events of the previous step as differentiable 0 and 1. None at the start of a sequence, where they are
+            derived from ``state.y`` without a gradient.
+        theta: Thresholds, ``(H,)``.
+        reset: How a unit is cleared after an event.
+        surrogate: Gradient of the step function.
+        reset_scale: Factor on the cleared amount.
+        keep: Zoneout: the share of the previous state that is kept, a 0/1 mask in training and the probability in
+            evaluation. It applies to the state after the reset, before it is compared with the threshold.
     """
     if reset not in RESETS:
         raise ValueError(f"reset must be one of {', '.join(RESETS)}; got {reset!r}")
@@ -121,40 +110,29 @@ def event_step(
     return Step(EventState(carried, y), e, c, proposal.gates)
 
 
-class _Bounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
-        ctx.bound = bound
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return grad.clamp(-ctx.bound, ctx.bound), None
-
-
-def bounded_gradient(x: Tensor, bound: float) -> Tensor:
-    """``x``, whose gradient is clamped element-wise to ``[-bound, bound]`` on its way back."""
-    return _Bounded.apply(x, bound)  # pyright: ignore[reportReturnType]
-
-
 def event_sequence(
     update: Callable[[Tensor, Tensor, Tensor], CellUpdate],
     p: Tensor,
     state: EventState,
     theta: Tensor,
     *,
-    reset: str = "output",
+    reset: Reset = "output",
     surrogate: Surrogate,
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     lengths: Tensor | None = None,
     recurrent_clip: float = 0.0,
 ) -> Sequence:
-    """Run :func:`event_step` over ``p`` of shape ``(T, B, gates*H)``.
+    """Run :func:`event_step` over a sequence, differentiable by autograd.
 
-    ``keep`` broadcasts to ``(T, B, H)``. Rows shorter than T (``lengths``, one per batch row) keep their state from
-    their last real step on, and show zeros in ``y`` and ``c`` afterwards. ``recurrent_clip``, where it is not 0, bounds
-    every element of what a step sends back to the state it started from; gradients that enter at a step do so whole.
+    Args:
+        update, theta, reset, surrogate, reset_scale: As in :func:`event_step`.
+        p: Projected inputs, ``(T, B, gates * H)``.
+        state: Initial state.
+        keep: Zoneout, broadcastable to ``(T, B, H)``.
+        lengths: Number of steps per sequence, ``(B,)``. A shorter sequence keeps its state after its last step.
+        recurrent_clip: Bound on each element of the gradient that a step passes to the previous state; 0 for none.
+            Gradients that enter at a step are not clipped.
     """
     T = p.shape[0]
     if keep is not None:
@@ -164,14 +142,14 @@ def event_sequence(
     cs: list[Tensor] = []
     gates: list[tuple[Tensor, ...]] = []
     for t in range(T):
-        before = state
+        previous = state
         if recurrent_clip:
-            before = EventState(*(bounded_gradient(half, recurrent_clip) for half in state))
+            previous = EventState(*(bounded_gradient(x, recurrent_clip) for x in state))
             e = None if e is None else bounded_gradient(e, recurrent_clip)
         step = event_step(
             update,
             p[t],
-            before,
+            previous,
             e,
             theta,
             reset=reset,
@@ -189,7 +167,7 @@ def event_sequence(
         ys.append(torch.where(real, step.state.y, 0))
         cs.append(torch.where(real, step.c_seen, 0))
         state = EventState(torch.where(real, step.state.c, state.c), torch.where(real, step.state.y, state.y))
-        e = step.e  # a finished row never steps again, so its stale events are never read
+        e = step.e  # events of finished rows are not read again
     return Sequence(torch.stack(ys), torch.stack(cs), state, tuple(torch.stack(g) for g in zip(*gates, strict=True)))
 
 
@@ -202,13 +180,16 @@ def egru_step(
     bias_hh: Tensor | None,
     theta: Tensor,
     *,
-    reset: str = "output",
-    reset_gate: str = "before",
+    reset: Reset = "output",
+    reset_gate: ResetGate = "before",
     surrogate: Surrogate,
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
 ) -> EventState:
-    """One step of the event-based GRU on ``x`` of shape ``(B, I)``; differentiable."""
+    """Run one step of the event-based GRU on ``x`` of shape ``(B, I)``.
+
+    Arguments as in :class:`egru.kernels.Problem`. Differentiable by autograd through the surrogate.
+    """
     return event_step(
         lambda p, y, memory: gru_update(p, y, memory, weight_hh, bias_hh, reset_gate),
         F.linear(x, weight_ih, bias_ih),
@@ -231,17 +212,21 @@ def egru_sequence(
     bias_hh: Tensor | None,
     theta: Tensor,
     *,
-    reset: str = "output",
-    reset_gate: str = "before",
+    reset: Reset = "output",
+    reset_gate: ResetGate = "before",
     surrogate: Surrogate,
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
     lengths: Tensor | None = None,
     recurrent_clip: float = 0.0,
 ) -> Sequence:
-    """The event-based GRU over ``input`` of shape ``(T, B, I)``; differentiable by autograd through the surrogate.
+    """Run the event-based GRU over ``input`` of shape ``(T, B, I)``.
 
-    The gates of the result are ``(u, r, z)``, and ``q`` in the "after" form: what :func:`egru_backward` needs.
+    Arguments as in :class:`egru.kernels.Problem`. Differentiable by autograd through the surrogate. The gates of the
+    result are those of :func:`gru_update`.
+
+    Raises:
+        ValueError: If ``reset`` or ``reset_gate`` is unknown.
     """
     if reset_gate not in RESET_GATES:
         raise ValueError(f"reset_gate must be one of {', '.join(RESET_GATES)}; got {reset_gate!r}")
@@ -259,14 +244,17 @@ def egru_sequence(
     )
 
 
-# ---- the explicit backward of the event-based GRU --------------------------------------------------------------------
+# ---- the explicit backward pass of the event-based GRU ---------------------------------------------------------------
 
 
 class Gradients(NamedTuple):
-    """Gradients of a sequence, and the intermediates a kernel is compared on.
+    """Gradients of a sequence, and intermediate results for tests.
 
-    ``a`` holds the gradients of the three pre-activations, ``(T, B, 3H)`` in torch's block order, as the input
-    product sees them; ``y_total`` those of ``y_t``, all paths together; ``k`` the slope ``dy/dc``.
+    Attributes:
+        input, state, weight_ih, weight_hh, bias, bias_hh, theta: Gradients of the arguments.
+        a: Gradients of the pre-activations with respect to the input product, ``(T, B, 3H)``, in torch's block order.
+        y_total: Gradients of ``y_t``, summed over all paths.
+        k: Slope ``dy/dc``.
     """
 
     input: Tensor | None
@@ -292,8 +280,8 @@ def egru_backward(
     theta: Tensor,
     forward: Sequence,
     *,
-    reset: str = "output",
-    reset_gate: str = "before",
+    reset: Reset = "output",
+    reset_gate: ResetGate = "before",
     surrogate: Surrogate,
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
@@ -301,10 +289,25 @@ def egru_backward(
     recurrent_clip: float = 0.0,
     input_gradient: bool = True,
 ) -> Gradients:
-    """Back-propagation through time, written out: exact for the surrogate, but for ``recurrent_clip``.
+    """Compute the gradients of :func:`egru_sequence` by explicit back-propagation through time.
 
-    ``grad_y`` and ``grad_c`` are the gradients of ``forward.y`` and ``forward.c``, ``grad_state`` those of the final
-    carried state; None stands for zero. Dense on purpose: kernels skip what this computes and multiplies by zero.
+    With ``s`` the surrogate's slope and ``k = e + c*s`` (for the reset "output", "before" form)::
+
+        dc_t += dy_t * k_t                       dtheta -= dy_t * c_t * s_t
+        a_u = dc*(z - c_{t-1})*u*(1 - u)         a_z = dc*u*(1 - z^2)
+        m = a_z V_z^T                            a_r = m*y_{t-1}*r*(1 - r)
+        dc_{t-1} = dc*(1 - u)                    dy_{t-1} = r*m + a_u V_u^T + a_r V_r^T - dc
+
+    This version is dense; kernels skip the products with zero. The result is the exact gradient of the surrogate unless
+    ``recurrent_clip`` is set.
+
+    Args:
+        grad_y, grad_c: Gradients of ``forward.y`` and ``forward.c``; None for zero.
+        grad_state: Gradients of the final carried state; None for zero.
+        forward: Result of :func:`egru_sequence` for the same arguments.
+        input_gradient: Whether to compute the gradient of ``input``.
+
+    The other arguments are those of :func:`egru_sequence`.
     """
     T, B, H = forward.y.shape
     c_seen, gates = forward.c, forward.gates
@@ -342,55 +345,49 @@ def egru_backward(
         a_z = dc_new * u[t] * (1 - z[t] ** 2)
         dmemory = dc_new * (1 - u[t])
         if reset == "hard":
-            dc_before = dmemory * (1 - rho * e_prev[t])
-            de_before = -rho * dmemory * c_prev[t]
+            dc_prev = dmemory * (1 - rho * e_prev[t])
+            de_prev = -rho * dmemory * c_prev[t]
         else:
-            dc_before, de_before = dmemory, zeros
+            dc_prev, de_prev = dmemory, zeros
         if keep is not None:
-            dc_before = dc_before + keep[t] * dc_seen
+            dc_prev = dc_prev + keep[t] * dc_seen
         if reset_gate == "after":
             q = gates[3]
             a_r = a_z * q[t] * r[t] * (1 - r[t])
-            dy_before = (r[t] * a_z) @ V_z
+            dy_prev = (r[t] * a_z) @ V_z
         else:
             m = a_z @ V_z
             a_r = m * y_prev[t] * r[t] * (1 - r[t])
-            dy_before = r[t] * m
-        dy_before = dy_before + a_r @ V_r - a_u @ V_u
+            dy_prev = r[t] * m
+        dy_prev = dy_prev + a_r @ V_r - a_u @ V_u
         if reset == "output":
-            dy_before = dy_before - rho * dc_new
+            dy_prev = dy_prev - rho * dc_new
         if recurrent_clip:
-            dc_before, dy_before, de_before = (
-                g.clamp(-recurrent_clip, recurrent_clip) for g in (dc_before, dy_before, de_before)
-            )
+            dc_prev, dy_prev, de_prev = (g.clamp(-recurrent_clip, recurrent_clip) for g in (dc_prev, dy_prev, de_prev))
         a_t = torch.cat([a_r, -a_u, a_z], -1)
         if lengths is None:
-            dc, dy, de = dc_before, dy_before, de_before
+            dc, dy, de = dc_prev, dy_prev, de_prev
         else:
             real = (lengths > t)[:, None]
             a_t, dtheta_t, dy_t = (torch.where(real, g, 0) for g in (a_t, dtheta_t, dy_t))
-            dc, dy = torch.where(real, dc_before, dc), torch.where(real, dy_before, dy)
-            de = torch.where(real, de_before, de)
+            dc, dy = torch.where(real, dc_prev, dc), torch.where(real, dy_prev, dy)
+            de = torch.where(real, de_prev, de)
         a[t], y_total[t] = a_t, dy_t
         dtheta = dtheta + dtheta_t
 
-    # What multiplies V: y_{t-1}, or r * y_{t-1} in front of V_z in the "before" form; r scales its gradient in "after".
+    # V multiplies y_{t-1}, or r * y_{t-1} for V_z in the "before" form. In the "after" form r scales the gradient of q.
     a_hh, source_z = a, y_prev
     if reset_gate == "after":
         a_hh = torch.cat([a[..., : 2 * H], r * a[..., 2 * H :]], -1)
     else:
         source_z = r * y_prev
-    weight_hh_grad = torch.cat(
-        [
-            a_hh[..., : 2 * H].flatten(0, 1).T @ y_prev.flatten(0, 1),
-            a_hh[..., 2 * H :].flatten(0, 1).T @ source_z.flatten(0, 1),
-        ]
-    )
+    grad_V_ru = a_hh[..., : 2 * H].flatten(0, 1).T @ y_prev.flatten(0, 1)
+    grad_V_z = a_hh[..., 2 * H :].flatten(0, 1).T @ source_z.flatten(0, 1)
     return Gradients(
         input=a @ weight_ih if input_gradient else None,
         state=EventState(dc, dy),
         weight_ih=a.flatten(0, 1).T @ input.flatten(0, 1),
-        weight_hh=weight_hh_grad,
+        weight_hh=torch.cat([grad_V_ru, grad_V_z]),
         bias=a.sum((0, 1)),
         bias_hh=a_hh.sum((0, 1)),
         theta=dtheta.sum(0),

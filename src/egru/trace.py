@@ -1,4 +1,4 @@
-"""Output traces: low-pass filtered events, what a readout looks at."""
+"""Output traces: low-pass filtered events, the input of a readout."""
 
 import math
 
@@ -19,35 +19,45 @@ def exponential_trace(
     last: bool = False,
     batch_first: bool = False,
 ) -> Tensor:
-    r"""``tr_t = decay * tr_{t-1} + gain * y_t``, with its gradient through the whole sequence.
+    r"""Filter events with ``tr_t = decay * tr_{t-1} + gain * y_t``; differentiable through the whole sequence.
 
     Args:
-        y: events, ``(T, B, H)`` or ``(T, H)``; ``(B, T, H)`` with ``batch_first``.
-        decay: in [0, 1]; the paper's is ``exp(-1/10)``. A tensor may be trainable and broadcasts over units.
-        gain: the paper's 1; EvNN's filter is ``decay=0.9, gain=0.1``.
-        initial: trace before the first step, ``(B, H)``; zero by default.
-        lengths: real steps of each row, ``(B,)``: ``last`` then reads each row at its own last step.
-        last: return only the trace at the last step, ``(B, H)``: one weighted sum, the cheap way to classify.
+        y: Events of shape ``(T, B, H)`` or ``(T, H)``, or ``(B, T, H)`` with ``batch_first``.
+        decay: Factor in [0, 1]; ``exp(-1/10)`` in the paper. A tensor broadcasts over units and may be trainable.
+        gain: Factor on the events; 1 in the paper. EvNN's filter is ``decay=0.9, gain=0.1``.
+        initial: Trace before the first step, ``(B, H)``. If None, zero.
+        lengths: Number of steps per sequence, ``(B,)``. With ``last``, each sequence is read at its last step.
+        last: Return only the trace at the last step, computed as one weighted sum.
+        batch_first: Whether ``y`` has the shape ``(B, T, H)``.
 
     Returns:
-        The trace at every step, shaped like ``y``, or at the last one.
+        The trace at every step, with the shape of ``y``, or with ``last`` at the last step, ``(B, H)``.
+
+    Raises:
+        ValueError: If ``decay`` is outside [0, 1] or ``y`` is empty or has a wrong number of dimensions.
+
+    Example:
+        >>> y, _ = layer(x)
+        >>> logits = readout(egru.exponential_trace(y, last=True))
     """
     if not isinstance(decay, Tensor) and not 0 <= decay <= 1:
-        raise ValueError(f"exponential_trace: decay must lie in [0, 1], got {decay!r}")
+        raise ValueError(f"exponential_trace: decay must be in [0, 1], got {decay!r}")
     batch_first = batch_first and y.dim() == 3
     if y.dim() not in (2, 3) or 0 in y.shape:
         raise ValueError(f"exponential_trace: y must be a non-empty (T, B, H) or (T, H) tensor, got {tuple(y.shape)}")
     if batch_first:
         y = y.transpose(0, 1)
     T = y.shape[0]
-    a = decay.to(y) if isinstance(decay, Tensor) else y.new_full((), decay)  # made there: a copy would be waited for
+    a = (
+        decay.to(y) if isinstance(decay, Tensor) else y.new_full((), decay)
+    )  # created on the device: a copy would synchronise
     steps = torch.arange(T, device=y.device).reshape(-1, *[1] * (y.dim() - 1))
     if last:
         age = T - 1 - steps if lengths is None else lengths.to(y.device)[:, None] - 1 - steps
         weight = torch.where(age >= 0, a ** age.clamp_min(0).to(y.dtype), 0)
         out = gain * (weight * y).sum(0)
         return out if initial is None else out + a ** (age[0] + 1).to(y.dtype) * initial
-    # In chunks: within one, powers of the decay in a triangular matrix; between them, a carried trace.
+    # Within a chunk: a triangular matrix of powers of the decay. Between chunks: the carried trace.
     carry = torch.zeros_like(y[0]) if initial is None else initial
     chunks: list[Tensor] = []
     for chunk in y.split(_CHUNK):

@@ -1,4 +1,4 @@
-"""Names of the options that several modules share. Each list of accepted strings is defined here, once."""
+"""Option names that several modules share. Each list of accepted strings is defined here."""
 
 from typing import Literal, get_args
 
