@@ -35,7 +35,7 @@ from torch import nn
 from egru import experiments
 from egru.data import Text
 from egru.experiments import LanguageConfig
-from egru.models import detached
+from egru.models import detach_state
 from egru.training import LanguageTask, NoProgress, make_optimiser, progress_bar, train
 from egru.training.tasks import Batch, autocast
 
@@ -73,7 +73,7 @@ class Bare:
         with self.autocast:
             _, dropped, state = self.model.features(batch.x, self.state)
             loss = F.cross_entropy(self.model.decode(dropped).flatten(0, 1), batch.y.flatten())
-        self.state = detached(state)
+        self.state = detach_state(state)
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()

@@ -6,7 +6,7 @@ from egru.activity import count_parameters
 from egru.models import CoRNN, DenseIndRNN, IndRNN
 
 
-def test_parameter_counts_the_paper_prints():
+def test_parameter_counts_match_the_paper():
     with torch.device("meta"):
         cornn = nn.ModuleList([CoRNN(1, 256), nn.Linear(256, 10)])
         indrnn = nn.ModuleList([DenseIndRNN(600, 600), nn.Embedding(10_000, 600)])
@@ -53,7 +53,7 @@ def test_indrnn_equations():
     torch.testing.assert_close(torch.cat([first, layer(x[3:], middle)[0]]), out)
 
 
-def test_indrnn_normalised():
+def test_normalised_indrnn_equations():
     layer = IndRNN(3, 4, normalise=True)
     x = torch.randn(6, 2, 3)
     p = x @ layer.get_parameter("weight_ih_l0").T
@@ -64,7 +64,7 @@ def test_indrnn_normalised():
         torch.testing.assert_close(out[t], h)
 
 
-def test_what_an_indrnn_remembers_does_not_grow():
+def test_indrnn_recurrent_weights_are_clamped():
     layer = IndRNN(1, 2)
     with torch.no_grad():
         layer.get_parameter("weight_hh_l0").copy_(torch.tensor([1.5, -1.5]))
@@ -74,12 +74,12 @@ def test_what_an_indrnn_remembers_does_not_grow():
     assert out[:, 0, 1].tolist() == [1.0] + [0.0] * 19
 
 
-def test_a_dense_indrnn_starts_at_a_sensible_size():
+def test_dense_indrnn_output_has_moderate_scale_at_initialisation():
     out, _ = DenseIndRNN(8, 8, growth=8)(torch.randn(50, 4, 8))
     assert 0.1 < out.std() < 10  # 1e7 without normalisation
 
 
-def test_dense_indrnn_carries_its_state():
+def test_dense_indrnn_chunks_with_state_equal_one_call():
     model = DenseIndRNN(5, 3, growth=2, blocks=(2, 1))
     x = torch.randn(6, 2, 5)
     out, state = model(x)
@@ -92,7 +92,7 @@ def test_dense_indrnn_carries_its_state():
 
 
 @pytest.mark.parametrize("make", [CoRNN, IndRNN])
-def test_bad_input(make):
+def test_invalid_input_raises(make):
     with pytest.raises(ValueError, match=f"{make.__name__}: input has 2 features"):
         make(3, 4)(torch.zeros(5, 2, 2))
     with pytest.raises(ValueError, match="hidden_size must be at least 1, got 0"):

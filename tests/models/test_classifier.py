@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import egru
-from egru.models import SequenceClassifier, detached
+from egru.models import SequenceClassifier, detach_state
 from tests.helpers import lively, worst
 
 CELLS = ["egru", "elstm", "ernn", "gru", "lstm", "cornn", "indrnn"]
@@ -22,20 +22,20 @@ def classifier(**options):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("readout", READOUTS)
-def test_pieces_with_carried_state_are_the_whole(cell, readout):
+def test_chunks_with_state_equal_one_call(cell, readout):
     model = classifier(cell=cell, readout=readout, num_layers=2, gain=0.3)
     x = torch.randn(2, 9, 3)
     whole, last = model(x)
     assert whole.shape == ((2, 9, 4) if readout == "every" else (2, 4))
     first, middle = model(x[:, :5])
-    second, end = model(x[:, 5:], detached(middle))
+    second, end = model(x[:, 5:], detach_state(middle))
     assert worst([torch.cat([first, second], 1) if readout == "every" else second], [whole]) < 1e-12
     assert end.steps == last.steps == 9
     whole.square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_what_the_readout_reads():
+def test_readout_modes():
     x = torch.randn(2, 6, 3)
     models = {readout: classifier(readout=readout, decay=0.8, gain=0.5) for readout in READOUTS}
     for model in models.values():
@@ -50,12 +50,12 @@ def test_what_the_readout_reads():
     assert worst([models["every"](x)[0]], [(y @ W.T + b).transpose(0, 1)]) < 1e-12
 
 
-def test_the_papers_trace_by_default():
+def test_default_readout_is_the_papers_trace():
     model = SequenceClassifier(1, 4, 2)
     assert (model.summary, model.decay, model.gain) == ("trace", math.exp(-0.1), 1.0)
 
 
-def test_more_dimensions_are_flattened_and_a_head_sees_frames():
+def test_frames_are_flattened_or_passed_to_the_head():
     x = torch.randn(2, 5, 1, 3, 3)
     flat = SequenceClassifier(9, 4, 2, readout="last")
     assert worst([flat(x)[0]], [flat(x.flatten(2))[0]]) == 0
@@ -66,40 +66,40 @@ def test_more_dimensions_are_flattened_and_a_head_sees_frames():
     assert worst([model(x)[0]], [model.readout(y).transpose(0, 1)]) < 1e-12
 
 
-def test_dropout_is_variational_and_only_in_training():
+def test_dropout_is_variational_and_off_in_evaluation():
     model = classifier(cell="gru", readout="every", num_layers=2, dropout=0.5, output_dropout=0.5)
     inputs = []
     model.layer1.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))  # pyright: ignore
     x = torch.randn(3, 6, 3)
     model(x)
-    silent = inputs[0] == 0
-    assert 0.2 < silent.double().mean() < 0.8
-    assert (silent == silent[:1]).all(), "the same units at every step"
-    assert (silent[0, 0] != silent[0, 1]).any(), "others in another row"
+    dropped = inputs[0] == 0
+    assert 0.2 < dropped.double().mean() < 0.8
+    assert (dropped == dropped[:1]).all(), "the mask must be the same at every step"
+    assert (dropped[0, 0] != dropped[0, 1]).any(), "the mask must differ between sequences"
     model.eval()
     assert worst([model(x)[0]], [model(x)[0]]) == 0
     assert not (inputs[1] == 0).any()
 
 
 @pytest.mark.parametrize("head", [None, nn.Flatten()])
-def test_input_dropout_is_variational_rescaled_and_only_in_training(head):
+def test_input_dropout_is_variational_rescaled_and_off_in_evaluation(head):
     frame = (30,) if head is None else (2, 3, 5)
     model = SequenceClassifier(30, 8, 4, cell="gru", input_dropout=0.4, head=head)
     inputs = []
     model.layer0.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))  # pyright: ignore
     x = torch.rand(5, 6, *frame) + 1
     model(x)
-    given = x.flatten(2).transpose(0, 1)
+    frames = x.flatten(2).transpose(0, 1)
     kept = inputs[0] != 0
     assert 0.2 < kept.double().mean() < 0.8
-    assert (kept == kept[:1]).all(), "the same features at every step"
-    assert (kept[0, 0] != kept[0, 1]).any(), "others in another row"
-    assert worst([inputs[0]], [given * kept / 0.6]) < 1e-12
+    assert (kept == kept[:1]).all(), "the mask must be the same at every step"
+    assert (kept[0, 0] != kept[0, 1]).any(), "the mask must differ between sequences"
+    assert worst([inputs[0]], [frames * kept / 0.6]) < 1e-12
     model.eval()(x)
-    assert torch.equal(inputs[1], given)
+    assert torch.equal(inputs[1], frames)
 
 
-def test_no_input_dropout_draws_nothing():
+def test_zero_input_dropout_consumes_no_random_numbers():
     model, x = classifier(), torch.randn(3, 6, 3)
     before = torch.get_rng_state()
     trained = model(x)[0]
@@ -107,7 +107,7 @@ def test_no_input_dropout_draws_nothing():
     assert torch.equal(trained, model.eval()(x)[0])
 
 
-def test_the_mean_is_subtracted_and_kept_with_the_weights():
+def test_mean_frame_is_subtracted_and_saved_in_the_state_dict():
     plain, centred, x = classifier(), classifier(centre=True), torch.randn(3, 6, 3)
     assert "mean" not in plain.state_dict()
     centred.load_state_dict(plain.state_dict() | {"mean": torch.tensor([0.5, -1.0, 2.0])})
@@ -115,7 +115,7 @@ def test_the_mean_is_subtracted_and_kept_with_the_weights():
     assert worst([centred(x)[0]], [plain(x)[0]]) > 1e-3
 
 
-def test_a_single_row_is_normalised_by_the_running_statistics():
+def test_batch_of_one_is_normalised_by_running_statistics():
     model = SequenceClassifier(3, 5, 2, normalise=True)
     model(torch.rand(8, 6, 3))
     before = {name: value.clone() for name, value in model.named_buffers()}
@@ -128,7 +128,7 @@ def test_a_single_row_is_normalised_by_the_running_statistics():
     assert model.normalise.weight.grad is not None
 
 
-def test_options_reach_every_layer():
+def test_options_are_passed_to_every_layer():
     model = SequenceClassifier(3, 8, 4, num_layers=2, zoneout=0.2, dropconnect=0.1, threshold=egru.Threshold("abs"))
     for layer in model.layers:
         assert isinstance(layer, egru.EGRU)
@@ -141,13 +141,22 @@ def test_options_reach_every_layer():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_first": True}, r"SequenceClassifier: batch_first=True .*\(B, T, features\).*leave it out"),
-        ({"bidirectional": True}, "SequenceClassifier: bidirectional=True .*leave it out"),
-        ({"dropout_mode": "plain"}, "SequenceClassifier: dropout_mode='plain' .*variational; leave it out"),
-        ({"proj_size": 2}, "SequenceClassifier: proj_size=2 .*leave it out"),
+        (
+            {"batch_first": True},
+            r"SequenceClassifier: the layer option batch_first=True is not supported: .*\(B, T, features\)",
+        ),
+        (
+            {"bidirectional": True},
+            "SequenceClassifier: the layer option bidirectional=True is not supported: .*one direction",
+        ),
+        (
+            {"dropout_mode": "plain"},
+            "SequenceClassifier: the layer option dropout_mode='plain' is not supported: .*variational",
+        ),
+        ({"proj_size": 2}, "SequenceClassifier: the layer option proj_size=2 is not supported: .*hidden_size features"),
     ],
 )
-def test_options_that_change_what_a_layer_reads_or_gives_are_refused(cell, options, message):
+def test_options_that_change_the_layers_shapes_raise(cell, options, message):
     with pytest.raises(TypeError, match=message):
         SequenceClassifier(3, 8, 4, cell=cell, **options)
 
@@ -159,27 +168,29 @@ def test_options_that_change_what_a_layer_reads_or_gives_are_refused(cell, optio
         ({"readout": "max"}, "readout must be one of trace, mean, last, every; got 'max'"),
         ({"decay": 1.5}, "decay must be a probability"),
         ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"normalise": True, "readout": "every"}, "normalise=True needs one summary"),
+        ({"normalise": True, "readout": "every"}, "normalise=True requires one summary per sequence"),
         ({"output_dropout": 1.0}, "output_dropout must be a probability"),
-        ({"centre": True, "head": nn.Flatten()}, "centre=True is for layers that read the frames"),
+        ({"centre": True, "head": nn.Flatten()}, "centre=True is not supported with a head"),
         ({"input_dropout": -0.1}, "input_dropout must be a probability"),
     ],
 )
-def test_bad_arguments(options, message):
+def test_invalid_arguments_raise(options, message):
     with pytest.raises(ValueError, match=message):
         SequenceClassifier(3, 8, 4, **options)
 
 
-def test_input_without_features_is_refused():
+def test_two_dimensional_input_raises():
     for model, shape in ((classifier(), "3"), (SequenceClassifier(3, 4, 2, head=nn.Flatten()), r"\.\.\.")):
         with pytest.raises(ValueError, match=rf"SequenceClassifier: .*\(batch, time, {shape}\), got \(2, 5\)"):
             model(torch.zeros(2, 5))
 
 
-def test_a_state_of_another_model_is_refused():
+def test_state_of_another_model_raises():
     one, two = classifier(), classifier(num_layers=2)
     _, state = one(torch.randn(2, 5, 3))
-    with pytest.raises(TypeError, match=r"state must be a tuple.*2.*got a tuple of 1"):
+    with pytest.raises(
+        TypeError, match=r"state must be a tuple of length 2, one entry per layer; got a tuple of length 1"
+    ):
         two(torch.randn(2, 5, 3), state)
 
 
@@ -188,7 +199,7 @@ def test_a_state_of_another_model_is_refused():
     [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}]
     + [{"centre": True, "bias": False}],
 )
-def test_the_engine_gives_the_same_scores(options):
+def test_engine_returns_the_same_scores(options):
     torch.set_default_dtype(torch.float32)
     model = classifier(num_layers=2, **options)
     x = torch.randn(5, 12, 3)
@@ -207,18 +218,18 @@ def test_the_engine_gives_the_same_scores(options):
         torch.testing.assert_close(scores[t - 1], expected[0, -1] if "every" in options.values() else expected[0])
 
 
-def test_what_the_engine_cannot_run():
+def test_streaming_raises_for_unsupported_models():
     for model, message in (
-        (classifier(readout="mean"), "no running mean"),
-        (classifier(cell="gru"), "cell='egru' only, got GRU"),
-        (SequenceClassifier(3, 4, 2, head=nn.Flatten()), "run the head yourself"),
+        (classifier(readout="mean"), "does not support readout='mean'"),
+        (classifier(cell="gru"), "requires cell='egru', got GRU layers"),
+        (SequenceClassifier(3, 4, 2, head=nn.Flatten()), "does not run a head"),
     ):
         with pytest.raises(ValueError, match=message):
             model.streaming()
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_autocast(cell):
+def test_autocast_gradients_are_finite(cell):
     torch.set_default_dtype(torch.float32)
     model = classifier(cell=cell, readout="mean", num_layers=2)
     with torch.autocast("cpu", torch.bfloat16):
@@ -227,12 +238,12 @@ def test_autocast(cell):
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_detached_keeps_the_kinds_of_state():
+def test_detach_state_preserves_the_structure():
     x = torch.randn(2, 3, 3)
-    for cell, kind in (("egru", egru.EventState), ("lstm", tuple), ("cornn", egru.models.CoRNNState)):
-        state = detached(classifier(cell=cell)(x)[1])
+    for cell, state_type in (("egru", egru.EventState), ("lstm", tuple), ("cornn", egru.models.CoRNNState)):
+        state = detach_state(classifier(cell=cell)(x)[1])
         assert type(state) is egru.models.ClassifierState
-        assert type(state.layers[0]) is kind
+        assert type(state.layers[0]) is state_type
         assert not any(part.requires_grad for part in state.layers[0])
-    assert detached([torch.ones(1, requires_grad=True)])[0].requires_grad is False
-    assert detached(None) is None
+    assert detach_state([torch.ones(1, requires_grad=True)])[0].requires_grad is False
+    assert detach_state(None) is None

@@ -8,7 +8,7 @@ from tests.helpers import worst
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
-def test_without_dropconnect_and_in_evaluation_torchs_own(ours, theirs):
+def test_equals_torch_without_dropconnect_and_in_evaluation(ours, theirs):
     plain = theirs(3, 4)
     x = torch.randn(5, 2, 3)
     expected, _ = plain(x)
@@ -18,8 +18,8 @@ def test_without_dropconnect_and_in_evaluation_torchs_own(ours, theirs):
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(GRU, nn.GRU), (LSTM, nn.LSTM)])
-def test_one_mask_per_call_on_recurrent_weights_alone(ours, theirs):
-    """The masked layer is torch's layer with some recurrent weights zero and the others larger; gradients too."""
+def test_dropconnect_masks_recurrent_weights_once_per_call(ours, theirs):
+    """Outputs and gradients equal those of a torch layer whose recurrent weights are masked and rescaled."""
     layer = ours(3, 4, dropconnect=0.4)
     plain = theirs(3, 4)
     plain.load_state_dict(layer.state_dict())
@@ -38,11 +38,11 @@ def test_one_mask_per_call_on_recurrent_weights_alone(ours, theirs):
     grads = [p.grad for p in layer.parameters()]
     wanted = [p.grad * mask if n == "weight_hh_l0" else p.grad for n, p in plain.named_parameters()]
     assert worst(grads, wanted) < 1e-12
-    assert not torch.equal(layer(x)[0], y), "a new mask"
+    assert not torch.equal(layer(x)[0], y), "every call must draw a new mask"
 
 
 @pytest.mark.parametrize("ours", [GRU, LSTM])
-def test_state_goes_in_and_out(ours):
+def test_chunks_with_state_equal_one_call(ours):
     layer = ours(3, 4, dropconnect=0.4)
     x = torch.randn(6, 2, 3)
 
@@ -81,12 +81,12 @@ def test_packed_and_unbatched_input_in_training(ours):
     assert worst([y], [seeded(x)[0]]) > 1e-3
     y.sum().backward()
     assert all(p.grad is not None and (p.grad != 0).any() for p in layer.parameters())
-    assert all(mine is kept for mine, kept in zip(layer._flat_weights, layer.parameters(), strict=True))
+    assert all(used is registered for used, registered in zip(layer._flat_weights, layer.parameters(), strict=True))
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("ours", [GRU, LSTM])
-def test_masked_weights_are_quiet_on_the_device(ours):
+def test_masked_weights_do_not_warn_on_cuda(ours):
     layer = ours(3, 4, dropconnect=0.4).cuda().float()
     y, _ = layer(torch.randn(6, 2, 3, device="cuda", dtype=torch.float32))
     y.sum().backward()

@@ -6,7 +6,7 @@ import egru
 from egru.models import ConvolutionalHead, gesture_network
 
 
-def test_scores_at_every_step_or_the_last():
+def test_readout_every_and_last_agree_at_the_last_step():
     x = torch.rand(2, 5, 2, 8, 8).gt(0.5).double()
     every = gesture_network(6, frame=(2, 8, 8), readout="every")
     last = gesture_network(6, frame=(2, 8, 8))
@@ -16,8 +16,7 @@ def test_scores_at_every_step_or_the_last():
     assert len(last.layers) == 2
 
 
-def test_pixels_are_read_channel_by_channel():
-    """What the readout of a frame sees is the frame, flattened as it lies in memory."""
+def test_frames_are_flattened_in_memory_order():
     model = gesture_network(6, frame=(2, 8, 8))
     seen = []
     model.layer0.register_forward_pre_hook(lambda module, args: seen.append(args[0]))  # pyright: ignore
@@ -26,7 +25,7 @@ def test_pixels_are_read_channel_by_channel():
     assert torch.equal(seen[0][4, 2], x[2, 4].flatten())
 
 
-def test_head_shapes_are_the_papers():
+def test_head_shapes_match_the_paper():
     head = ConvolutionalHead().float()
     shapes = []
     for layer in head:
@@ -47,7 +46,7 @@ def test_head_shapes_are_the_papers():
     ]
 
 
-def test_head_averages_channels_and_takes_smaller_frames():
+def test_head_averages_channels_and_upscales_small_frames():
     head = ConvolutionalHead().float()
     x = torch.rand(2, 2, 32, 32, dtype=torch.float32)
     large = x.repeat_interleave(4, -1).repeat_interleave(4, -2).mean(1, keepdim=True)
@@ -56,7 +55,7 @@ def test_head_averages_channels_and_takes_smaller_frames():
         head(x[..., :16])
 
 
-def test_convolutional_network():
+def test_convolutional_network_trains():
     torch.set_default_dtype(torch.float32)
     model = gesture_network(16, num_layers=1, convolutional=True, output_dropout=0.5)
     scores, state = model(torch.rand(2, 3, 2, 32, 32))
@@ -67,7 +66,7 @@ def test_convolutional_network():
 
 
 @pytest.mark.cuda
-def test_convolutional_network_on_the_device():
+def test_convolutional_network_trains_on_cuda():
     torch.set_default_dtype(torch.float32)
     model = gesture_network(16, num_layers=1, convolutional=True).cuda()
     with torch.autocast("cuda", torch.bfloat16):

@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 import egru
-from egru.models import LanguageModel, detached
-from egru.models.language import Readout, aligned_linear
+from egru.models import LanguageModel, detach_state
+from egru.models.language import AlignedLinear, aligned_linear
 from tests.helpers import lively, worst
 
 CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
@@ -20,37 +20,39 @@ def language(cell="egru", **options):
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_pieces_with_carried_state_are_the_whole(cell):
+def test_chunks_with_state_equal_one_call(cell):
     model = language(cell)
     tokens = torch.randint(11, (8, 3))
     whole, last = model(tokens)
     assert whole.shape == (8, 3, 11)
     first, middle = model(tokens[:3])
-    second, end = model(tokens[3:], detached(middle))
+    second, end = model(tokens[3:], detach_state(middle))
     assert worst([torch.cat([first, second])], [whole]) < 1e-12
     assert type(end) is type(last) is tuple
     whole.square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_the_last_layer_has_the_embeddings_size_and_the_decoder_its_weights():
+def test_last_layer_has_embedding_size_and_decoder_shares_weights():
     model = language()
     sizes = [(layer.input_size, layer.hidden_size) for layer in model.layers]  # pyright: ignore
     assert sizes == [(6, 9), (9, 9), (9, 6)]
     assert model.readout.weight is model.embedding.weight
     assert (model.readout.bias == 0).all()
     assert len([name for name, _ in model.named_parameters() if "embedding" in name or "readout" in name]) == 2
-    loose = language(tied=False)
-    assert loose.readout.weight is not loose.embedding.weight
+    untied = language(tied=False)
+    assert untied.readout.weight is not untied.embedding.weight
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_batch_first_is_refused(cell):
-    with pytest.raises(TypeError, match=r"LanguageModel: batch_first=True .*LanguageModel \(T, B\); leave it out"):
+def test_batch_first_raises(cell):
+    with pytest.raises(
+        TypeError, match=r"LanguageModel: the layer option batch_first=True is not supported: .*LanguageModel \(T, B\)"
+    ):
         language(cell, batch_first=True)
 
 
-def test_no_dropout_in_evaluation():
+def test_dropout_is_off_in_evaluation():
     model = language(word_dropout=0.3, embedding_dropout=0.3, dropout=0.3, output_dropout=0.3, dropconnect=0.3)
     tokens = torch.randint(11, (8, 3))
     model.eval()
@@ -69,26 +71,26 @@ def first_input(model, tokens):
     return seen[0]
 
 
-def test_words_are_dropped_whole_and_everywhere():
+def test_word_dropout_removes_all_occurrences_of_a_word():
     model = language(word_dropout=0.4)
     tokens = torch.randint(11, (40, 5))
     x = first_input(model, tokens)
     scaled = torch.isclose(x, model.embedding(tokens) / 0.6).all(-1)
-    gone = (x == 0).all(-1)
-    assert (scaled ^ gone).all(), "each word is gone, or all of it is larger"
-    dropped = set(tokens[gone].tolist())
+    zero = (x == 0).all(-1)
+    assert (scaled ^ zero).all(), "each word must be zero or rescaled as a whole"
+    dropped = set(tokens[zero].tolist())
     assert dropped
-    assert dropped.isdisjoint(tokens[scaled].tolist()), "the same words throughout a call"
+    assert dropped.isdisjoint(tokens[scaled].tolist()), "a word must be dropped at all its positions"
 
 
 def test_embedding_dropout_is_shared_over_time():
     model = language(embedding_dropout=0.5)
-    gone = first_input(model, torch.randint(11, (20, 5))) == 0
-    assert (gone == gone[:1]).all()
-    assert 0.1 < gone.double().mean() < 0.9
+    dropped = first_input(model, torch.randint(11, (20, 5))) == 0
+    assert (dropped == dropped[:1]).all()
+    assert 0.1 < dropped.double().mean() < 0.9
 
 
-def test_output_dropout_and_what_regularisers_read():
+def test_features_returns_output_before_and_after_dropout():
     model = language(output_dropout=0.5)
     tokens = torch.randint(11, (20, 5))
     output, dropped, _ = model.features(tokens)
@@ -102,7 +104,7 @@ def test_output_dropout_and_what_regularisers_read():
     assert torch.equal(scores, model.readout(model.features(tokens).dropped))
 
 
-def test_the_engine_reads_the_model_as_it_is():
+def test_engine_runs_the_model_directly():
     torch.set_default_dtype(torch.float32)
     model = language(dropout=0.5).eval()
     tokens = torch.randint(11, (15, 1))
@@ -111,7 +113,7 @@ def test_the_engine_reads_the_model_as_it_is():
     torch.testing.assert_close(torch.as_tensor(scores), expected[:, 0], rtol=1e-4, atol=1e-5)
 
 
-def test_monitors_see_every_layer():
+def test_monitor_counts_every_layer():
     model = language()
     with egru.ActivityMonitor(model) as activity:
         model(torch.randint(11, (8, 3)))
@@ -120,21 +122,21 @@ def test_monitors_see_every_layer():
     assert [linear.name for linear in summary.linears] == ["readout"]
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise():
     model = language()
     for tokens in (torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)):
-        with pytest.raises(ValueError, match=r"tokens must be integers, \(time, batch\)"):
+        with pytest.raises(ValueError, match=r"tokens must be integers of shape \(time, batch\), got"):
             model(tokens)
     with pytest.raises(ValueError, match="word_dropout must be a probability"):
         language(word_dropout=1.0)
-    with pytest.raises(ValueError, match="'dense_indrnn' is one deep layer, num_layers=1; got 3"):
+    with pytest.raises(ValueError, match="cell='dense_indrnn' requires num_layers=1, got 3"):
         language("dense_indrnn", num_layers=3)
     with pytest.raises(ValueError, match="vocabulary must be at least 1"):
         LanguageModel(0, 2, 3)
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("variational", 1), ("plain", 6)])
-def test_masks_last_a_sequence_or_a_step(mode, steps, monkeypatch):
+def test_dropout_mode_sets_the_number_of_masks(mode, steps, monkeypatch):
     masks = []
     dropout = torch.nn.functional.dropout
     monkeypatch.setattr(torch.nn.functional, "dropout", lambda x, p: (masks.append(tuple(x.shape)), dropout(x, p))[1])
@@ -147,7 +149,7 @@ def test_masks_last_a_sequence_or_a_step(mode, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("features", [5, 8])
-def test_padding_the_readout_changes_nothing(features):
+def test_aligned_linear_equals_linear(features):
     x, weight, bias = (torch.randn(*shape, requires_grad=True) for shape in ((3, 2, features), (4, features), (4,)))
     pairs = []
     for linear in (aligned_linear, torch.nn.functional.linear):
@@ -157,22 +159,26 @@ def test_padding_the_readout_changes_nothing(features):
 
 
 @pytest.mark.cuda
-def test_the_readout_counts_under_autocast():
+def test_monitor_counts_the_readout_under_autocast():
     torch.set_default_dtype(torch.float32)
     model = language().cuda().eval()
     tokens = torch.randint(11, (8, 3)).cuda()
-    found = []
-    for low in (False, True):
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=low), egru.ActivityMonitor(model) as seen:
+    calls = []
+    for autocast in (False, True):
+        with (
+            torch.no_grad(),
+            torch.autocast("cuda", torch.bfloat16, enabled=autocast),
+            egru.ActivityMonitor(model) as seen,
+        ):
             model(tokens)
-        found.append([linear.calls for linear in seen.summary().linears])
-    assert found == [[24], [24]]
+        calls.append([linear.calls for linear in seen.summary().linears])
+    assert calls == [[24], [24]]
 
 
-def test_the_readout_counts_however_it_multiplies(monkeypatch):
-    """On a GPU under autocast it pads its weights: the MACs of a step must not lose it."""
+def test_monitor_counts_a_padded_readout(monkeypatch):
+    """On a GPU under autocast the readout pads its weights; its MACs must still be counted."""
     model = language().eval()
-    monkeypatch.setattr(Readout, "forward", lambda self, x: aligned_linear(x, self.weight, self.bias))
+    monkeypatch.setattr(AlignedLinear, "forward", lambda self, x: aligned_linear(x, self.weight, self.bias))
     with torch.no_grad(), egru.ActivityMonitor(model) as seen:
         model(torch.randint(11, (8, 3)))
     assert [linear.calls for linear in seen.summary().linears] == [24]
@@ -180,7 +186,7 @@ def test_the_readout_counts_however_it_multiplies(monkeypatch):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("cell", CELLS)
-def test_on_the_device(cell):
+def test_cuda_matches_cpu(cell):
     torch.set_default_dtype(torch.float32)
     options = {} if "indrnn" in cell else {"dropconnect": 0.3}
     model = language(cell, word_dropout=0.1, embedding_dropout=0.2, output_dropout=0.2, **options)
@@ -188,7 +194,7 @@ def test_on_the_device(cell):
     model.eval()
     events = [layer for layer in model.layers if isinstance(layer, egru.EGRU)]
     for layer in events:
-        layer.backend = "reference"  # the compiled core may be absent here, which warns
+        layer.backend = "reference"  # avoids the warning about a missing compiled core
     expected, _ = model(tokens)
     for layer in events:
         layer.backend = "auto"
@@ -196,5 +202,5 @@ def test_on_the_device(cell):
     scores, state = model(tokens.cuda())
     torch.testing.assert_close(scores.cpu(), expected, rtol=1e-3, atol=1e-3)
     model.train()
-    model(tokens.cuda(), detached(state))[0].square().sum().backward()
+    model(tokens.cuda(), detach_state(state))[0].square().sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())  # pyright: ignore

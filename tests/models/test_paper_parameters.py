@@ -1,4 +1,4 @@
-"""The parameter columns of the paper's tables follow from the models."""
+"""The models have the parameter counts of the paper's tables."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ def millions(model):
     [("egru", 512, 5.5), ("egru", 1024, 15.7), ("lstm", 512, 7.4), ("lstm", 867, 16.1)],
 )
 def test_gestures(cell, units, printed):
-    """LSTM (867) is 16.1M by count; the paper prints 16.3M."""
+    """LSTM (867) has 16.1M parameters; the paper reports 16.3M."""
     with torch.device("meta"):
         assert round(millions(gesture_network(units, cell=cell)), 1) == printed
 
 
 def test_gestures_gru():
-    """Both biases of a GRU counted: 15.75; the paper prints 15.7."""
+    """With both biases of a GRU the count is 15.75M; the paper reports 15.7M."""
     with torch.device("meta"):
         assert 15.7 < millions(gesture_network(1024, cell="gru")) < 15.76
 
@@ -34,7 +34,7 @@ def test_gestures_full_resolution():
 
 
 def test_convolutional_head():
-    """1.7 million parameters, and 79 million multiply-accumulates a frame."""
+    """The head has 1.7 million parameters and 79 million multiply-accumulates per frame."""
     head = ConvolutionalHead().float()
     assert round(millions(head), 1) == 1.7
     macs = []
@@ -53,8 +53,8 @@ def test_convolutional_head():
     ("cell", "units", "layers", "recurrent"),
     [("egru", 256, 2, 1.0), ("egru", 795, 1, 3.1), ("gru", 136, 2, 0.4), ("gru", 136, 1, 0.3)],
 )
-def test_behind_the_head(cell, units, layers, recurrent):
-    """GRU (136) is one layer by the paper's table of settings and its 0.3M MACs, two by its 0.4M parameters."""
+def test_recurrent_layers_behind_the_head(cell, units, layers, recurrent):
+    """GRU (136) has one layer according to the paper's settings and its 0.3M MACs, two according to its parameters."""
     with torch.device("meta"):
         model = gesture_network(units, num_layers=layers, cell=cell, convolutional=True)
     assert model.head is not None
@@ -65,7 +65,7 @@ def test_behind_the_head(cell, units, layers, recurrent):
     ("cell", "units", "printed"), [("egru", 512, 790), ("egru", 590, 1048), ("gru", 512, 791), ("gru", 590, 1049)]
 )
 def test_sequential_mnist(cell, units, printed):
-    """Without the readout; the paper cuts 1,049.6 off."""
+    """Counts are without the readout; the paper truncates 1,049.6K to 1,049K."""
     with torch.device("meta"):
         model = SequenceClassifier(1, units, 10, cell=cell)
     assert abs(1e3 * millions(nn.ModuleList(model.layers)) - printed) < 0.7
@@ -89,7 +89,7 @@ def test_sequential_mnist_cornn():
     ],
 )
 def test_language(cell, units, embedding, vocabulary, printed):
-    """73.5 and 33.6 are printed as 74 and 33: within 0.6 either way."""
+    """The paper reports 73.5M as 74M and 33.6M as 33M, so the tolerance is 0.6M."""
     with torch.device("meta"):
         assert abs(millions(LanguageModel(vocabulary, embedding, units, cell=cell)) - printed) < 0.6
 
@@ -100,8 +100,8 @@ def test_language_indrnn():
     assert round(millions(model)) == 52
 
 
-def test_the_papers_wikitext_gru_has_another_embedding():
-    """39M and 16.9M MACs of decoder beside 563 dimensions: 33,278 words give 40.7M and 18.7M."""
+def test_wikitext_gru_of_the_paper_has_another_embedding_size():
+    """The paper reports 39M parameters and 16.9M decoder MACs; 563 dimensions and 33,278 words give 40.7M and 18.7M."""
     with torch.device("meta"):
         model = LanguageModel(33_278, 563, 1350, cell="gru")
     assert round(millions(model), 1) == 40.7

@@ -1,15 +1,15 @@
-"""Networks built of recurrent layers, and the baselines they are compared with."""
+"""Networks of recurrent layers, and the baselines of the paper."""
 
 from egru.models.baselines import CoRNN, CoRNNState, DenseIndRNN, IndRNN
 from egru.models.classifier import ClassifierState, SequenceClassifier
 from egru.models.dense import GRU, LSTM
 from egru.models.gesture import ConvolutionalHead, gesture_network
 from egru.models.language import LanguageModel
-from egru.models.stack import CELLS, RecurrentStack, StackOutput, detached
+from egru.models.stack import LAYER_CLASSES, RecurrentStack, StackOutput, detach_state
 
 __all__ = [
-    "CELLS",
     "GRU",
+    "LAYER_CLASSES",
     "LSTM",
     "ClassifierState",
     "CoRNN",
@@ -21,6 +21,6 @@ __all__ = [
     "RecurrentStack",
     "SequenceClassifier",
     "StackOutput",
-    "detached",
+    "detach_state",
     "gesture_network",
 ]

@@ -1,6 +1,6 @@
-"""Dense recurrent baselines the paper compares with, behind the calling convention of ``torch.nn.GRU``.
+"""Dense recurrent baselines of the paper, with the calling convention of ``torch.nn.GRU``.
 
-GRU and LSTM are torch's own; :class:`egru.ActivityMonitor` counts their near-zero outputs.
+The GRU and LSTM baselines are in :mod:`egru.models.dense`.
 """
 
 import functools
@@ -15,7 +15,12 @@ from egru.layers import checks
 
 
 class CoRNNState(NamedTuple):
-    """Position and velocity of the oscillators, each ``(B, H)``."""
+    """State of a :class:`CoRNN`.
+
+    Attributes:
+        y: positions of the oscillators, ``(B, H)``.
+        z: velocities of the oscillators, ``(B, H)``.
+    """
 
     y: Tensor
     z: Tensor
@@ -27,7 +32,23 @@ class CoRNN(nn.Module):
         z_t = z_{t-1} + dt * (tanh(W [y_{t-1}, z_{t-1}] + V x_t + b) - gamma * y_{t-1} - epsilon * z_{t-1})
         y_t = y_{t-1} + dt * z_t
 
-    The defaults are its authors' for sequential MNIST.
+    The defaults are those of its authors for sequential MNIST.
+
+    Args:
+        input_size: number of input features ``I``.
+        hidden_size: number of oscillators ``H``.
+        dt: time step. Default: 0.042.
+        gamma: stiffness of the oscillators. Default: 2.7.
+        epsilon: damping of the oscillators. Default: 4.7.
+        batch_first: if True, sequences are ``(B, T, features)``. Default: False.
+        device: device of the parameters. If None, torch's default.
+        dtype: dtype of the parameters. If None, torch's default.
+
+    Example:
+        >>> import torch, egru
+        >>> y, state = egru.models.CoRNN(3, 8)(torch.randn(20, 2, 3))
+        >>> y.shape
+        torch.Size([20, 2, 8])
     """
 
     def __init__(
@@ -52,12 +73,21 @@ class CoRNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise all parameters uniformly in ``±1/sqrt(I + 2H)``."""
         bound = 1 / math.sqrt(self.input_size + 2 * self.hidden_size)
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, input: Tensor, state: CoRNNState | None = None) -> tuple[Tensor, CoRNNState]:
-        """``(T, B, I)`` (or batch first) to the positions ``y`` at every step and the last state."""
+        """Run over a sequence.
+
+        Args:
+            input: ``(T, B, I)``, or ``(B, T, I)`` with ``batch_first``.
+            state: state returned by an earlier call. If None, zeros.
+
+        Returns:
+            The positions ``y`` at every step and the last state.
+        """
         checks.sequence_input("CoRNN", input, self.input_size, self.weight_ih_l0, (3,), "(time, batch, features)")
         x = input.transpose(0, 1) if self.batch_first else input
         if state is None:
@@ -76,12 +106,29 @@ class CoRNN(nn.Module):
 
 
 class IndRNN(nn.Module):
-    r"""Independently recurrent network (Li et al., CVPR 2018): ``h_t = relu(W x_t + u * h_{t-1} + b)``, stacked.
+    r"""Independently recurrent network (Li et al., CVPR 2018)::
 
-    ``u`` is kept in [-1, 1]: its authors bound it too, by the length of their sequences; a text has no end.
-    ``normalise``: ``W x_t`` to mean 0 and variance 1 over the units. Units remember ``1 / (1 - u)`` steps and add up
-    what they see, so without it the outputs of a deep stack grow by the layer. The authors normalise over the batch,
-    which needs statistics, and in evaluation those of training.
+        h_t = relu(W x_t + u * h_{t-1} + b)
+
+    ``u`` is clamped to [-1, 1]. Its authors derive a bound from the length of their sequences, which a text does not
+    have.
+
+    Args:
+        input_size: number of input features ``I``.
+        hidden_size: number of units ``H`` per layer.
+        num_layers: number of layers. Default: 1.
+        batch_first: if True, sequences are ``(B, T, features)``. Default: False.
+        normalise: whether to normalise ``W x_t`` over the units. A unit sums its input over about
+            ``1 / (1 - u)`` steps, so without it the outputs of a deep stack grow with depth. The authors normalise over
+            the batch instead, which requires running statistics in evaluation. Default: False.
+        device: device of the parameters. If None, torch's default.
+        dtype: dtype of the parameters. If None, torch's default.
+
+    Example:
+        >>> import torch, egru
+        >>> y, state = egru.models.IndRNN(3, 8, num_layers=2)(torch.randn(20, 2, 3))
+        >>> y.shape, state.shape
+        (torch.Size([20, 2, 8]), torch.Size([2, 2, 8]))
     """
 
     def __init__(
@@ -110,6 +157,7 @@ class IndRNN(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Initialise input weights by Kaiming's rule, ``u`` uniformly in [0, 1], and biases to zero."""
         for name, parameter in self.named_parameters():
             if name.startswith("weight_ih"):
                 nn.init.kaiming_normal_(parameter, nonlinearity="relu")
@@ -119,7 +167,15 @@ class IndRNN(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, input: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``(T, B, I)`` (or batch first) to the last layer's output, and the last state ``(num_layers, B, H)``."""
+        """Run over a sequence.
+
+        Args:
+            input: ``(T, B, I)``, or ``(B, T, I)`` with ``batch_first``.
+            state: state returned by an earlier call. If None, zeros.
+
+        Returns:
+            The output of the last layer and the last state, ``(num_layers, B, H)``.
+        """
         like = self.get_parameter("weight_ih_l0")
         checks.sequence_input("IndRNN", input, self.input_size, like, (3,), "(time, batch, features)")
         x = input.transpose(0, 1) if self.batch_first else input
@@ -140,10 +196,17 @@ class IndRNN(nn.Module):
 
 
 class DenseIndRNN(nn.Module):
-    """Densely connected IndRNN, time first: the word-level Penn Treebank model of Li et al. (2019).
+    """Densely connected IndRNN: the word-level Penn Treebank model of Li et al. (2019).
 
-    Blocks of dense layers, each a wide IndRNN (``4 * growth``) and a narrow one (``growth``) whose output joins what it
-    read; between blocks, an IndRNN halves the width; a last one maps to ``output_size``. All are normalised.
+    A dense layer is a wide IndRNN (``4 * growth`` units) followed by a narrow one (``growth`` units), whose output is
+    concatenated to the layer's input. An IndRNN after each block halves the width; after the last block it maps to
+    ``output_size``. All are normalised.
+
+    Args:
+        input_size: number of input features.
+        output_size: number of output features.
+        growth: number of features that a dense layer adds. Default: 256.
+        blocks: number of dense layers per block. Default: ``(8, 6, 4)``.
     """
 
     def __init__(
@@ -164,7 +227,16 @@ class DenseIndRNN(nn.Module):
             width = after
 
     def forward(self, input: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
-        """``(T, B, input_size)`` to ``(T, B, output_size)``; the state is a list, one entry per IndRNN in order."""
+        """Run over a sequence.
+
+        Args:
+            input: ``(T, B, input_size)``.
+            state: state returned by an earlier call. If None, zeros.
+
+        Returns:
+            The output, ``(T, B, output_size)``, and the last state, a list with one entry per IndRNN in the order of
+            execution.
+        """
         last: list[Tensor] = []
 
         def run(layer: nn.Module, x: Tensor) -> Tensor:

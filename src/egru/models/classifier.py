@@ -1,4 +1,4 @@
-"""Sequences to classes: recurrent layers, a summary of what the last one said, a linear readout."""
+"""A sequence classifier: recurrent layers, a summary of the last layer's output over time, and a linear readout."""
 
 import copy
 from typing import Any, NamedTuple
@@ -10,12 +10,17 @@ from egru.layers import EGRU, checks
 from egru.layers.dropout import sequence_dropout
 from egru.models.stack import RecurrentStack
 from egru.trace import PAPER_DECAY, exponential_trace
-
-READOUTS = ("trace", "mean", "last", "every")
+from egru.types import READOUTS, Cell, Readout
 
 
 class ClassifierState(NamedTuple):
-    """What a classifier carries from one piece of a sequence to the next: layers, summary so far, steps it is over."""
+    """State of a classifier between two parts of a sequence.
+
+    Attributes:
+        layers: state of every layer.
+        summary: summary of the outputs so far, ``(B, H)``.
+        steps: number of steps that the summary covers.
+    """
 
     layers: tuple[Any, ...]
     summary: Tensor
@@ -23,23 +28,50 @@ class ClassifierState(NamedTuple):
 
 
 class SequenceClassifier(RecurrentStack):
-    r"""``scores, state = model(x, state)``: ``x`` of shape ``(B, T, features)``, or ``(B, T, ...)`` which is flattened.
+    r"""Classifier of sequences.
 
     Args:
-        input_size, hidden_size, classes: units of the input, of every layer, of the readout.
-        num_layers: recurrent layers.
-        cell: "egru", "elstm", "ernn", "gru", "lstm", "cornn" or "indrnn".
-        readout: what the linear layer reads. "trace": ``tr_t = decay * tr_{t-1} + gain * y_t`` at the last step, as in
-            the paper; "mean" of the outputs; "last" output; or "every" output, for scores ``(B, T, classes)``.
-        decay, gain: of the trace.
-        normalise: batch normalisation between summary and readout. In training, a single row, which has no variance, is
-            normalised by the running statistics and leaves them as they are.
-        centre: subtract the buffer ``mean`` from every frame. It starts as zeros: set it to the mean training frame.
-            Pixels that are mostly on otherwise drown those that differ.
-        input_dropout: on what the first layer reads, the head's features where there is a head; variational.
-        dropout, output_dropout: on the outputs of all layers but the last, and of the last; variational.
-        head: reads every frame, ``(T * B, ...)`` to ``(T * B, input_size)``, before the layers do.
-        options: go to every layer: ``threshold``, ``surrogate``, ``reset``, ``dropconnect``, ``zoneout``, …
+        input_size: number of features that the first layer reads.
+        hidden_size: number of units per layer.
+        classes: number of classes.
+        num_layers: number of recurrent layers. Default: 1.
+        cell: recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
+        readout: input of the linear readout. ``"trace"`` (paper) is ``tr_t = decay * tr_{t-1} + gain * y_t`` at the
+            last step, ``"mean"`` the mean output, ``"last"`` the last output. ``"every"`` reads the output of every
+            step and returns scores ``(B, T, classes)``. Default: ``"trace"``.
+        decay: decay of the trace per step. Default: the paper's ``exp(-1/10)``.
+        gain: gain of the trace. Default: 1.
+        normalise: whether to apply batch normalisation to the summary. In training, a batch of one sequence has no
+            variance; it is normalised by the running statistics and does not update them. Default: False.
+        centre: whether to subtract the buffer ``mean`` from every frame. The buffer starts at zero; set it to the mean
+            training frame. This helps if most pixels are on most of the time. Default: False.
+        input_dropout: dropout probability of the input of the first layer, one mask per sequence. Default: 0.
+        dropout: dropout probability of the outputs of all layers except the last, one mask per sequence. Default: 0.
+        output_dropout: dropout probability of the output of the last layer, one mask per sequence. Default: 0.
+        head: module applied to every frame before the layers, ``(T * B, ...)`` to ``(T * B, input_size)``. If None,
+            frames are flattened.
+        options: further arguments of every layer, such as ``threshold``, ``surrogate``, ``reset``, ``dropconnect`` or
+            ``zoneout``.
+
+    Inputs:
+        - **x**: sequences, ``(B, T, features)`` or ``(B, T, ...)``.
+        - **state** (ClassifierState): state returned by an earlier call, to continue its sequences. If None, start
+          from zeros.
+
+    Returns:
+        - **scores**: ``(B, classes)``, or ``(B, T, classes)`` with ``readout="every"``.
+        - **state** (ClassifierState): state after the last step.
+
+    Raises:
+        TypeError: if an option is not supported or has the wrong type.
+        ValueError: if an argument is out of range.
+
+    Example:
+        >>> import torch, egru
+        >>> model = egru.models.SequenceClassifier(input_size=1, hidden_size=64, classes=10)
+        >>> scores, state = model(torch.randn(8, 100, 1))
+        >>> scores.shape
+        torch.Size([8, 10])
     """
 
     def __init__(
@@ -49,8 +81,8 @@ class SequenceClassifier(RecurrentStack):
         classes: int,
         *,
         num_layers: int = 1,
-        cell: str = "egru",
-        readout: str = "trace",
+        cell: Cell = "egru",
+        readout: Readout = "trace",
         decay: float = PAPER_DECAY,
         gain: float = 1.0,
         normalise: bool = False,
@@ -62,17 +94,17 @@ class SequenceClassifier(RecurrentStack):
         **options: Any,
     ) -> None:
         super().__init__()
-        me = type(self).__name__
+        owner = type(self).__name__
         for name, value in (("num_layers", num_layers), ("classes", classes)):
-            checks.positive_int(me, name, value)
-        self.summary = checks.choice(me, "readout", readout, READOUTS)
-        self.decay = checks.probability(me, "decay", decay)
-        self.gain = checks.scale(me, "gain", gain)
-        self.input_dropout = checks.probability(me, "input_dropout", input_dropout)
+            checks.positive_int(owner, name, value)
+        self.summary: Readout = checks.choice(owner, "readout", readout, READOUTS)
+        self.decay = checks.probability(owner, "decay", decay)
+        self.gain = checks.scale(owner, "gain", gain)
+        self.input_dropout = checks.probability(owner, "input_dropout", input_dropout)
         if normalise and readout == "every":
-            raise ValueError(f"{me}: normalise=True needs one summary a sequence; got readout='every'")
+            raise ValueError(f"{owner}: normalise=True requires one summary per sequence, got readout='every'")
         if centre and head is not None:
-            raise ValueError(f"{me}: centre=True is for layers that read the frames themselves; got a head")
+            raise ValueError(f"{owner}: centre=True is not supported with a head")
         self.head = head
         self.mean: Tensor | None
         self.register_buffer("mean", torch.zeros(input_size) if centre else None)
@@ -83,9 +115,10 @@ class SequenceClassifier(RecurrentStack):
         nn.init.xavier_uniform_(self.readout.weight)
 
     def forward(self, x: Tensor, state: ClassifierState | None = None) -> tuple[Tensor, ClassifierState]:
+        """Classify sequences; see the class for arguments and results."""
         if x.dim() < 3:
-            me, shape = type(self).__name__, f"(batch, time, {self.input_size if self.head is None else '...'})"
-            raise ValueError(f"{me}: input must have shape {shape}, got {tuple(x.shape)}")
+            shape = f"(batch, time, {self.input_size if self.head is None else '...'})"
+            raise ValueError(f"{type(self).__name__}: input must have shape {shape}, got {tuple(x.shape)}")
         x = x.transpose(0, 1)
         T, B = x.shape[:2]
         x = x.flatten(2) if self.head is None else self.head(x.flatten(0, 1)).unflatten(0, (T, B))
@@ -98,15 +131,15 @@ class SequenceClassifier(RecurrentStack):
             summary = y[-1]
         else:
             decay, gain = (1.0, 1.0) if self.summary == "mean" else (self.decay, self.gain)
-            before = None if state is None else state.summary
-            summary = exponential_trace(y, decay, gain=gain, initial=before, last=True)
-        after = ClassifierState(layers, summary, steps)
+            initial = None if state is None else state.summary
+            summary = exponential_trace(y, decay, gain=gain, initial=initial, last=True)
+        state = ClassifierState(layers, summary, steps)
         if self.summary == "every":
-            return self.readout(y).transpose(0, 1), after
+            return self.readout(y).transpose(0, 1), state
         value = summary / steps if self.summary == "mean" else summary
-        return self.readout(value if self.normalise is None else self._normalised(value, self.normalise)), after
+        return self.readout(value if self.normalise is None else self._apply_norm(value, self.normalise)), state
 
-    def _normalised(self, value: Tensor, norm: nn.BatchNorm1d) -> Tensor:
+    def _apply_norm(self, value: Tensor, norm: nn.BatchNorm1d) -> Tensor:
         if not norm.training or len(value) > 1:
             return norm(value)
         return nn.functional.batch_norm(
@@ -115,19 +148,30 @@ class SequenceClassifier(RecurrentStack):
 
     @torch.no_grad()
     def streaming(self) -> dict[str, Any]:
-        """Arguments of :class:`egru.EventEngine` for this model: ``EventEngine(**model.streaming())``.
+        """Return the arguments of :class:`egru.EventEngine` that run this model step by step.
 
-        At every step the engine gives the scores this model gives for the sequence up to there. Gain and normalisation
-        are folded into a copy of the readout, the mean that is subtracted into the biases of a copy of the first layer:
-        the engine reads the frames as they are, zeros and all.
+        At every step, the engine returns the scores of this model for the sequence so far. Gain and normalisation are
+        folded into a copy of the readout. The mean frame is folded into the biases of a copy of the first layer, so the
+        engine reads frames without subtracting it.
+
+        Returns:
+            Keyword arguments ``module``, ``readout`` and ``trace``.
+
+        Raises:
+            ValueError: if the engine does not support the readout, the head or the cell.
+
+        Example:
+            >>> import egru
+            >>> model = egru.models.SequenceClassifier(1, 64, 10)
+            >>> engine = egru.EventEngine(**model.streaming())
         """
-        me = type(self).__name__
+        owner = type(self).__name__
         if self.summary == "mean":
-            raise ValueError(f"{me}: the engine has no running mean; accepted readouts: trace, last, every")
+            raise ValueError(f"{owner}: EventEngine does not support readout='mean'; accepted: trace, last, every")
         if self.head is not None:
-            raise ValueError(f"{me}: the engine runs event layers only; run the head yourself and pass its output on")
+            raise ValueError(f"{owner}: EventEngine does not run a head; pass the head's output to the engine instead")
         if not all(isinstance(layer, EGRU) for layer in self.layers):
-            raise ValueError(f"{me}: the engine runs cell='egru' only, got {type(self.layer0).__name__}")
+            raise ValueError(f"{owner}: EventEngine requires cell='egru', got {type(self.layer0).__name__} layers")
         weight, bias = self.readout.weight.double(), self.readout.bias.double()
         if self.normalise is not None:
             norm = self.normalise
@@ -141,14 +185,14 @@ class SequenceClassifier(RecurrentStack):
         trace = self.decay if self.summary == "trace" else None
         layers = self.layers
         if self.mean is not None:
-            layers[0] = first = _biased(layers[0])
+            layers[0] = first = _with_biases(layers[0])
             weight, bias = (first.get_parameter(name) for name in ("weight_ih_l0", "bias_ih_l0"))
             bias -= (weight.double() @ self.mean.double()).to(bias.dtype)
         return {"module": nn.Sequential(*layers), "readout": readout, "trace": trace}
 
 
-def _biased(layer: Any) -> EGRU:
-    """A copy of a one-layer EGRU with biases, zero where it had none."""
+def _with_biases(layer: Any) -> EGRU:
+    """Return a copy of a one-layer EGRU that has biases, zero if it had none."""
     layer = copy.deepcopy(layer)
     if not layer.bias:
         layer.bias = True

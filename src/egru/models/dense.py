@@ -1,4 +1,4 @@
-"""torch's GRU and LSTM with DropConnect: some recurrent weights left out in training, one mask per call."""
+"""``torch.nn.GRU`` and ``torch.nn.LSTM`` with DropConnect on the recurrent weights."""
 
 import warnings
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import PackedSequence
 from egru.layers import checks
 
 
-def _dropped(module: nn.RNNBase, p: float) -> list[Tensor]:
-    """The weights in torch's order, recurrent ones masked; the same mask at every step."""
+def _masked_weights(module: nn.RNNBase, p: float) -> list[Tensor]:
+    """Return all weights in torch's order, the recurrent ones with elements set to zero with probability ``p``."""
     names = [name for names in module._all_weights for name in names]
     return [
         F.dropout(module.get_parameter(name), p) if name.startswith("weight_hh") else module.get_parameter(name)
@@ -22,23 +22,29 @@ def _dropped(module: nn.RNNBase, p: float) -> list[Tensor]:
 
 
 @contextmanager
-def _masked(module: nn.RNNBase, p: float) -> Iterator[None]:
-    """Inside, torch's own forward sees the weights of :func:`_dropped`: all it accepts is accepted.
+def _dropconnect(module: nn.RNNBase, p: float) -> Iterator[None]:
+    """Replace the weights by masked ones inside the context, so that torch's ``forward`` uses them.
 
-    Masked weights lie apart from the others; cuDNN copies them together at every call and says so every time.
+    Masked weights are not contiguous with the others. cuDNN copies them at every call and warns each time; the warning
+    is suppressed.
     """
-    whole = module._flat_weights
-    module._flat_weights = _dropped(module, p)
+    weights = module._flat_weights
+    module._flat_weights = _masked_weights(module, p)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
             yield
     finally:
-        module._flat_weights = whole
+        module._flat_weights = weights
 
 
 class GRU(nn.GRU):
-    """``torch.nn.GRU`` with ``dropconnect``; without it, and in evaluation, torch's own."""
+    """``torch.nn.GRU`` with DropConnect on the recurrent weights in training.
+
+    Args:
+        input_size, hidden_size, args, options: as in ``torch.nn.GRU``.
+        dropconnect: probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+    """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:
         super().__init__(input_size, hidden_size, *args, **options)
@@ -47,13 +53,18 @@ class GRU(nn.GRU):
     def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         if not (self.dropconnect and self.training):
             return super().forward(input, hx)
-        _check(self, input)
-        with _masked(self, self.dropconnect):
+        _check_input(self, input)
+        with _dropconnect(self, self.dropconnect):
             return super().forward(input, hx)
 
 
 class LSTM(nn.LSTM):
-    """``torch.nn.LSTM`` with ``dropconnect``: three of them make an AWD-LSTM (Merity et al., 2018)."""
+    """``torch.nn.LSTM`` with DropConnect on the recurrent weights in training, as in the AWD-LSTM (Merity et al. 2018).
+
+    Args:
+        input_size, hidden_size, args, options: as in ``torch.nn.LSTM``.
+        dropconnect: probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+    """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:
         super().__init__(input_size, hidden_size, *args, **options)
@@ -62,12 +73,12 @@ class LSTM(nn.LSTM):
     def forward(self, input: Any, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Any, tuple[Tensor, Tensor]]:
         if not (self.dropconnect and self.training):
             return super().forward(input, hx)
-        _check(self, input)
-        with _masked(self, self.dropconnect):
+        _check_input(self, input)
+        with _dropconnect(self, self.dropconnect):
             return super().forward(input, hx)
 
 
-def _check(module: nn.RNNBase, x: Tensor | PackedSequence) -> None:
+def _check_input(module: nn.RNNBase, x: Tensor | PackedSequence) -> None:
     if isinstance(x, PackedSequence):
         return
     if x.dim() not in (2, 3) or x.shape[-1] != module.input_size:

@@ -1,4 +1,4 @@
-"""Gestures from event-camera frames: recurrent layers on the pixels, or behind a convolutional head."""
+"""Gesture recognition from event-camera frames, with or without a convolutional head."""
 
 import math
 from typing import Any
@@ -7,18 +7,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.models.classifier import SequenceClassifier
+from egru.types import Readout
 
 
 class ConvolutionalHead(nn.Sequential):
-    """The paper's feature extractor: frames ``(N, channels, S, S)`` to 512 features.
+    """The paper's feature extractor: frames ``(N, channels, S, S)`` to features ``(N, 512)``.
 
-    Channels are averaged to one; frames of another size than 128 are scaled to it, nearest pixel. Kernels, strides and
-    the two groups of the second, fourth and fifth convolution are AlexNet's: they give the shapes of the paper's layer
-    table, its 1.7 million parameters and its 79 million operations a frame.
+    Channels are averaged, and frames of other sizes are scaled to 128 x 128 by nearest neighbour. Kernels, strides and
+    the two groups of the second, fourth and fifth convolution are those of AlexNet. They reproduce the shapes of the
+    paper's layer table, its 1.7 million parameters and its 79 million operations per frame.
     """
 
     size = 128
+    """Height and width of the frames that the first convolution reads."""
     features = 512
+    """Number of output features."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -42,6 +45,11 @@ class ConvolutionalHead(nn.Sequential):
         )
 
     def forward(self, input: Tensor) -> Tensor:
+        """Return the features of square frames.
+
+        Raises:
+            ValueError: if ``input`` is not ``(N, channels, S, S)``.
+        """
         if input.dim() != 4 or input.shape[-1] != input.shape[-2]:
             raise ValueError(f"ConvolutionalHead: input must be square frames (N, C, S, S), got {tuple(input.shape)}")
         frames = input.mean(1, keepdim=True)
@@ -57,16 +65,31 @@ def gesture_network(
     classes: int = 11,
     num_layers: int = 2,
     convolutional: bool = False,
-    readout: str = "last",
+    readout: Readout = "last",
     **options: Any,
 ) -> SequenceClassifier:
-    """A classifier of sequences of frames, ``(B, T, *frame)``: the paper's two layers on the flattened pixels.
+    """Build a classifier of frame sequences, ``(B, T, *frame)``.
+
+    The defaults are the paper's network: two layers on the flattened pixels.
 
     Args:
-        hidden_size, num_layers: of the recurrent layers.
+        hidden_size: number of units per recurrent layer.
         frame: shape of a frame, channels first.
-        convolutional: put a :class:`ConvolutionalHead` in front; the layers then read its 512 features.
-        readout, options: as in :class:`SequenceClassifier`; "every" gives scores at every step.
+        classes: number of classes.
+        num_layers: number of recurrent layers.
+        convolutional: if True, a :class:`ConvolutionalHead` computes 512 features per frame for the layers.
+        readout: as in :class:`SequenceClassifier`; ``"every"`` returns scores at every step.
+        options: further arguments of :class:`SequenceClassifier`.
+
+    Returns:
+        The classifier.
+
+    Example:
+        >>> import torch, egru
+        >>> model = egru.models.gesture_network(64)
+        >>> scores, state = model(torch.zeros(4, 10, 2, 32, 32))
+        >>> scores.shape
+        torch.Size([4, 11])
     """
     head = ConvolutionalHead() if convolutional else None
     features = math.prod(frame) if head is None else head.features

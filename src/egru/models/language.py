@@ -1,4 +1,4 @@
-"""Word-level language model: embedding, recurrent layers, and a decoder with the embedding's weights."""
+"""A word-level language model: embedding, recurrent layers, and a decoder that shares the embedding's weights."""
 
 from typing import Any
 
@@ -9,25 +9,51 @@ from torch import Tensor, nn
 from egru.layers import checks
 from egru.layers.dropout import sequence_dropout
 from egru.models.stack import RecurrentStack, StackOutput
-from egru.types import DROPOUT_MODES
+from egru.types import DROPOUT_MODES, Cell, DropoutMode
 
 
 class LanguageModel(RecurrentStack):
-    r"""``scores, state = model(tokens, state)``: ids ``(T, B)`` to scores ``(T, B, vocabulary)`` of the next word.
+    r"""Language model that scores the next word at every step.
 
-    All layers but the last have ``hidden_size`` units; the last has ``embedding_size``, so that the decoder can use the
-    embedding's weights (Merity et al., 2018). With ``cell="lstm"`` and ``dropconnect`` it is the AWD-LSTM; with
-    ``cell="dense_indrnn"`` and one layer, that of Li et al. (2019), ``hidden_size`` being its growth.
+    All layers except the last have ``hidden_size`` units. The last has ``embedding_size`` units, so that the decoder
+    can share the embedding's weights (Merity et al., 2018). With ``cell="lstm"`` and ``dropconnect`` it is the
+    AWD-LSTM. With ``cell="dense_indrnn"`` and one layer it is the model of Li et al. (2019); ``hidden_size`` is then
+    its growth.
 
     Args:
         vocabulary: number of words.
-        embedding_size, hidden_size, num_layers, cell: as above; cells as in :class:`~egru.models.SequenceClassifier`.
-        word_dropout: probability that a word's vector is zero, everywhere in a call.
-        embedding_dropout: on the vectors.
-        dropout, output_dropout: on the outputs of all layers but the last, and of the last.
-        dropout_mode: "variational", one mask a sequence, or "plain", anew at every step; not of words.
-        tied: whether the decoder shares the embedding's weights.
-        options: go to every layer: ``dropconnect``, ``threshold``, ``surrogate``, ``zoneout``, …
+        embedding_size: size of the word vectors and of the last layer.
+        hidden_size: number of units of the other layers.
+        num_layers: number of recurrent layers. Default: 3.
+        cell: recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
+        word_dropout: probability that a word's vector is zero, at all its positions in a call. Default: 0.
+        embedding_dropout: dropout probability of the word vectors. Default: 0.
+        dropout: dropout probability of the outputs of all layers except the last. Default: 0.
+        output_dropout: dropout probability of the output of the last layer. Default: 0.
+        dropout_mode: ``"variational"`` draws one mask per sequence, ``"plain"`` one per step. Does not apply to
+            ``word_dropout``. Default: ``"variational"``.
+        tied: whether the decoder shares the embedding's weights. Default: True.
+        options: further arguments of every layer, such as ``dropconnect``, ``threshold``, ``surrogate`` or
+            ``zoneout``.
+
+    Inputs:
+        - **tokens**: word ids, ``(T, B)``.
+        - **state**: state returned by an earlier call, to continue its text. If None, start from zeros.
+
+    Returns:
+        - **scores**: scores of the next word, ``(T, B, vocabulary)``.
+        - **state**: tuple with the state of every layer.
+
+    Raises:
+        TypeError: if an option is not supported or has the wrong type.
+        ValueError: if an argument is out of range.
+
+    Example:
+        >>> import torch, egru
+        >>> model = egru.models.LanguageModel(vocabulary=100, embedding_size=16, hidden_size=32)
+        >>> scores, state = model(torch.randint(100, (35, 4)))
+        >>> scores.shape
+        torch.Size([35, 4, 100])
     """
 
     def __init__(
@@ -37,30 +63,30 @@ class LanguageModel(RecurrentStack):
         hidden_size: int,
         *,
         num_layers: int = 3,
-        cell: str = "egru",
+        cell: Cell = "egru",
         word_dropout: float = 0.0,
         embedding_dropout: float = 0.0,
         dropout: float = 0.0,
         output_dropout: float = 0.0,
-        dropout_mode: str = "variational",
+        dropout_mode: DropoutMode = "variational",
         tied: bool = True,
         **options: Any,
     ) -> None:
         super().__init__()
-        me = "LanguageModel"
-        checks.positive_int(me, "vocabulary", vocabulary)
-        checks.positive_int(me, "num_layers", num_layers)
-        self.word_dropout = checks.probability(me, "word_dropout", word_dropout)
-        self.embedding_dropout = checks.probability(me, "embedding_dropout", embedding_dropout)
-        self.dropout_mode = checks.choice(me, "dropout_mode", dropout_mode, DROPOUT_MODES)
+        owner = "LanguageModel"
+        checks.positive_int(owner, "vocabulary", vocabulary)
+        checks.positive_int(owner, "num_layers", num_layers)
+        self.word_dropout = checks.probability(owner, "word_dropout", word_dropout)
+        self.embedding_dropout = checks.probability(owner, "embedding_dropout", embedding_dropout)
+        self.dropout_mode = checks.choice(owner, "dropout_mode", dropout_mode, DROPOUT_MODES)
         if cell == "dense_indrnn":
             if num_layers != 1:
-                raise ValueError(f"{me}: cell='dense_indrnn' is one deep layer, num_layers=1; got {num_layers}")
+                raise ValueError(f"{owner}: cell='dense_indrnn' requires num_layers=1, got {num_layers}")
             options = {"growth": hidden_size, **options}
         self.embedding = nn.Embedding(vocabulary, embedding_size)
         sizes = [embedding_size, *[hidden_size] * (num_layers - 1), embedding_size]
         self._add_layers(sizes, cell, dropout, output_dropout, options)
-        self.readout = Readout(embedding_size, vocabulary)
+        self.readout = AlignedLinear(embedding_size, vocabulary)
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         nn.init.zeros_(self.readout.bias)
         if tied:
@@ -69,10 +95,20 @@ class LanguageModel(RecurrentStack):
             nn.init.uniform_(self.readout.weight, -0.1, 0.1)
 
     def features(self, tokens: Tensor, state: tuple[Any, ...] | None = None) -> StackOutput:
-        """Everything but the decoder. The activity regularisers of the baselines read ``dropped`` and ``output``."""
+        """Run the model without its decoder.
+
+        Args:
+            tokens: word ids, ``(T, B)``.
+            state: state returned by an earlier call, or None.
+
+        Returns:
+            The output of the last layer before and after dropout, which the activity regularisers of the baselines
+            use, and the state.
+        """
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(
-                f"LanguageModel: tokens must be integers, (time, batch); got {tokens.dtype} {tuple(tokens.shape)}"
+                f"LanguageModel: tokens must be integers of shape (time, batch), "
+                f"got {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
         x = self.embedding(tokens)
         if self.training and self.word_dropout:
@@ -82,16 +118,17 @@ class LanguageModel(RecurrentStack):
         return self._run_layers(x, state)
 
     def forward(self, tokens: Tensor, state: tuple[Any, ...] | None = None) -> tuple[Tensor, tuple[Any, ...]]:
+        """Score the next word at every step; see the class for arguments and results."""
         _, dropped, state = self.features(tokens, state)
         return self.decode(dropped), state
 
     def decode(self, output: Tensor) -> Tensor:
-        """Scores of the next word."""
+        """Return the scores of the next word for outputs of the last layer."""
         return self.readout(output)
 
 
-class Readout(nn.Linear):
-    """A linear layer whose half-precision products are aligned."""
+class AlignedLinear(nn.Linear):
+    """A linear layer that pads its half-precision products on a GPU; see :func:`aligned_linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         if input.is_cuda and torch.is_autocast_enabled("cuda"):
@@ -100,6 +137,9 @@ class Readout(nn.Linear):
 
 
 def aligned_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``F.linear`` over features padded to a multiple of 8: half-precision products of others are twice as slow."""
-    short = -x.shape[-1] % 8
-    return F.linear(F.pad(x, (0, short)), F.pad(weight, (0, short)), bias) if short else F.linear(x, weight, bias)
+    """Compute ``F.linear`` with the features padded to a multiple of 8.
+
+    Half-precision products with other sizes take twice as long on a GPU.
+    """
+    padding = -x.shape[-1] % 8
+    return F.linear(F.pad(x, (0, padding)), F.pad(weight, (0, padding)), bias) if padding else F.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Recurrent layers one above the other: what the classifier and the language model share."""
+"""A stack of recurrent layers: the base class of the classifier and the language model."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,8 +9,9 @@ from egru.layers import EGRU, ELSTM, ERNN, checks
 from egru.layers.dropout import sequence_dropout
 from egru.models.baselines import CoRNN, DenseIndRNN, IndRNN
 from egru.models.dense import GRU, LSTM
+from egru.types import CELLS, Cell, DropoutMode
 
-CELLS: dict[str, Callable[..., nn.Module]] = {
+LAYER_CLASSES: dict[Cell, Callable[..., nn.Module]] = {
     "egru": EGRU,
     "elstm": ELSTM,
     "ernn": ERNN,
@@ -20,21 +21,27 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "indrnn": IndRNN,
     "dense_indrnn": DenseIndRNN,
 }
-"""Kinds of layer by name; each is called with input and output size and its own options."""
+"""Layer class of each cell name. A class is called with input size, output size and its options."""
 
-REFUSED = {
-    "batch_first": "the model arranges what its layers read; a SequenceClassifier reads (B, T, features), "
+_UNSUPPORTED_OPTIONS = {
+    "batch_first": "the model arranges the input of its layers; a SequenceClassifier reads (B, T, features), "
     "a LanguageModel (T, B)",
-    "dropout_mode": "a layer of a SequenceClassifier has no dropout inside; what the model drops between layers is "
+    "dropout_mode": "the layers of a SequenceClassifier have no internal dropout, and dropout between layers is "
     "variational",
-    "bidirectional": "the next layer and the readout are as wide as one direction",
-    "proj_size": "the next layer and the readout are as wide as the layer",
+    "bidirectional": "the next layer and the readout expect the output of one direction",
+    "proj_size": "the next layer and the readout expect hidden_size features",
 }
-"""Options of a layer that do not fit into a stack, and why."""
+"""Layer options that a stack does not support, with the reason."""
 
 
 class StackOutput(NamedTuple):
-    """Of the last layer: its output ``(T, B, H)`` as it came, the same after dropout, and the state of every layer."""
+    """Result of a stack.
+
+    Attributes:
+        output: output of the last layer, ``(T, B, H)``.
+        dropped: the same after dropout.
+        state: state of every layer.
+    """
 
     output: Tensor
     dropped: Tensor
@@ -42,10 +49,13 @@ class StackOutput(NamedTuple):
 
 
 class RecurrentStack(nn.Module):
-    """One-layer modules ``layer0``, ``layer1``, …, time first, dropout on what each puts out, variational by default.
+    """One-layer modules ``layer0``, ``layer1``, … with dropout on the output of each.
 
-    They are children of the model itself, where :class:`egru.EventEngine` looks for them.
+    Sequences are time first. The layers are direct children of the model, where :class:`egru.EventEngine` expects
+    them.
     """
+
+    dropout_mode: DropoutMode
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,49 +64,60 @@ class RecurrentStack(nn.Module):
         self.dropout_mode = "variational"
 
     def _add_layers(
-        self, sizes: list[int], cell: str, dropout: float, output_dropout: float, options: dict[str, Any]
+        self, sizes: list[int], cell: Cell, dropout: float, output_dropout: float, options: dict[str, Any]
     ) -> None:
-        """Layers from ``sizes[0]`` inputs to ``sizes[-1]`` outputs; ``options`` go to each."""
-        me = type(self).__name__
-        checks.choice(me, "cell", cell, list(CELLS))
-        for name in REFUSED.keys() & options.keys():
-            raise TypeError(f"{me}: {name}={options[name]!r} is no option of its layers: {REFUSED[name]}; leave it out")
-        self.dropout = checks.probability(me, "dropout", dropout)
-        self.output_dropout = checks.probability(me, "output_dropout", output_dropout)
+        """Add layers from ``sizes[0]`` inputs to ``sizes[-1]`` outputs, all with the same options."""
+        owner = type(self).__name__
+        checks.choice(owner, "cell", cell, CELLS)
+        for name in _UNSUPPORTED_OPTIONS.keys() & options.keys():
+            raise TypeError(
+                f"{owner}: the layer option {name}={options[name]!r} is not supported: {_UNSUPPORTED_OPTIONS[name]}"
+            )
+        self.dropout = checks.probability(owner, "dropout", dropout)
+        self.output_dropout = checks.probability(owner, "output_dropout", output_dropout)
         self.num_layers = len(sizes) - 1
         for i in range(self.num_layers):
-            self.add_module(f"layer{i}", CELLS[cell](sizes[i], sizes[i + 1], **options))
+            self.add_module(f"layer{i}", LAYER_CLASSES[cell](sizes[i], sizes[i + 1], **options))
 
     @property
     def layers(self) -> list[nn.Module]:
+        """The layers in the order of execution."""
         return [self.get_submodule(f"layer{i}") for i in range(self.num_layers)]
 
     def _run_layers(self, x: Tensor, state: Any) -> StackOutput:
-        """``x`` of shape ``(T, B, I)``; ``state`` is what the last call gave back, or None to start from rest."""
+        """Run all layers over ``x``, ``(T, B, I)``, from the state of an earlier call, or from zeros if None."""
         if state is None:
             state = (None,) * self.num_layers
         if not isinstance(state, tuple) or len(state) != self.num_layers:
-            got = f"a tuple of {len(state)}" if isinstance(state, tuple) else type(state).__name__
+            received = f"a tuple of length {len(state)}" if isinstance(state, tuple) else type(state).__name__
             raise TypeError(
-                f"{type(self).__name__}: state must be a tuple of {self.num_layers}, one a layer; got {got}"
+                f"{type(self).__name__}: state must be a tuple of length {self.num_layers}, one entry per layer; "
+                f"got {received}"
             )
-        after: list[Any] = []
+        states: list[Any] = []
         y = dropped = x
-        for i, (layer, before) in enumerate(zip(self.layers, state, strict=True)):
-            y, last = layer(dropped, before)
-            after.append(last)
+        for i, (layer, start) in enumerate(zip(self.layers, state, strict=True)):
+            y, end = layer(dropped, start)
+            states.append(end)
             p = self.output_dropout if i == self.num_layers - 1 else self.dropout
             dropped = sequence_dropout(y, p, self.dropout_mode, self.training)
-        return StackOutput(y, dropped, tuple(after))
+        return StackOutput(y, dropped, tuple(states))
 
 
-def detached(state: Any) -> Any:
-    """The same state, of whatever nesting, cut off from the graph: what truncated BPTT carries on."""
+def detach_state(state: Any) -> Any:
+    """Detach a state from the autograd graph, for truncated back-propagation through time.
+
+    Args:
+        state: tensors in any nesting of tuples, named tuples and lists, as returned by a model.
+
+    Returns:
+        The same structure with detached tensors.
+    """
     return map_state(Tensor.detach, state)
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """``function`` of every tensor in a state of whatever nesting."""
+    """Apply a function to every tensor of a nested state and return the same structure."""
     if isinstance(state, Tensor):
         return function(state)
     if isinstance(state, tuple) and hasattr(state, "_fields"):

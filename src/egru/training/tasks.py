@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.data import Batches, Classification, Split, Text, augment, batchify
-from egru.models import detached
+from egru.models import detach_state
 from egru.training import distributed
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 from egru.training.records import Scores
@@ -212,7 +212,7 @@ class LanguageTask:
             extra = extra + self.training.activity_decay * dropped.square().mean()
         if self.training.temporal_decay and len(output) > 1:
             extra = extra + self.training.temporal_decay * output.diff(dim=0).square().mean()
-        return loss, extra, detached(state)
+        return loss, extra, detach_state(state)
 
     @torch.no_grad()
     def evaluate(self, model: Any, split: str) -> Scores:
