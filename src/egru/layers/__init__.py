@@ -3,6 +3,7 @@
 from egru.layers.egru import EGRU, EGRUCell
 from egru.layers.introspect import event_directions, event_layers, labelled_modules, record
 from egru.layers.lstm_elman import ELSTM, ERNN
+from egru.layers.parameters import EventParameters
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Direction, Record, Weights
 from egru.layers.threshold import Threshold
@@ -13,6 +14,7 @@ __all__ = [
     "ERNN",
     "Direction",
     "EGRUCell",
+    "EventParameters",
     "EventRNN",
     "Record",
     "Threshold",
