@@ -1,11 +1,13 @@
-"""The trained model that ships with the package, an image at a time on one thread: what a pixel costs.
+"""Time the pretrained sequential MNIST model per pixel, one image at a time on one thread.
 
     python benchmarks/pretrained.py [--images 40] [--out FILE]
 
-egru.EventEngine with float32 and int8 weights and the same model's layers, against torch's GRU of the same size and a
-readout (dense: its time does not depend on its weights), which gets the whole image in one call or a pixel a call, as
-the engine does in use. The first images of the MNIST test file (EGRU_DATA), every contestant in turn on each; medians
-over the images. Before that the engine must name the digits that the model names.
+The contestants are egru.EventEngine with float32 and int8 weights, the layers of the same model, and a dense
+torch.nn.GRU of the same size with a readout, whose time does not depend on its weights. They read the complete image in
+one call, or one pixel per call as in streaming.
+
+The images are the first of the MNIST test file (EGRU_DATA). Contestants are interleaved on each image, and medians over
+images are reported. The predictions of the float32 engine must equal those of the model.
 """
 
 import argparse
@@ -16,26 +18,26 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import egru
+from egru.types import WeightFormat
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "pretrained.json"
+FORMATS: tuple[WeightFormat, ...] = ("float32", "int8")
 
 
 def contestants() -> dict[str, Callable[[Tensor], Tensor]]:
-    """From an image ``(784, 1)`` to scores."""
+    """Return functions from an image ``(784, 1)`` to scores ``(10,)``."""
     model = egru.pretrained("smnist")
     gru, readout = nn.GRU(1, model.readout.in_features), nn.Linear(model.readout.in_features, 10)
-    engines = {kind: egru.EventEngine(**model.streaming(), weights=kind) for kind in ("float32", "int8")}
+    engines = {weights: egru.EventEngine(**model.streaming(), weights=weights) for weights in FORMATS}
 
-    def whole(kind: str) -> Callable[[Tensor], Tensor]:
+    def whole(weights: WeightFormat) -> Callable[[Tensor], Tensor]:
         def read(image: Tensor) -> Tensor:
-            engines[kind].reset()
-            return engines[kind].run(image, last=True)
+            engines[weights].reset()
+            return engines[weights].run(image, last=True)
 
         return read
 
@@ -52,29 +54,30 @@ def contestants() -> dict[str, Callable[[Tensor], Tensor]]:
     return {
         "engine, whole image": whole("float32"),
         "engine, int8, whole image": whole("int8"),
-        "engine, a pixel a call": by_pixel,
+        "engine, one pixel per call": by_pixel,
         "layers, whole image": lambda image: model(image[None])[0][0],
         "torch GRU, whole image": lambda image: readout(gru(image)[0][-1]),
-        "torch GRU, a pixel a call": gru_by_pixel,
+        "torch GRU, one pixel per call": gru_by_pixel,
     }
 
 
 @torch.no_grad()
-def measure(images: Tensor) -> dict[str, Any]:
+def measure(images: Tensor) -> dict[str, float]:
+    """Return the median microseconds per pixel of each contestant."""
     readers = contestants()
-    names = [[int(readers[name](image).argmax()) for image in images] for name in list(readers)[:4]]
-    assert names[0] == names[2] == names[3], "the engine and the model name different digits"
-    spent: dict[str, list[float]] = {name: [] for name in readers}
+    predictions = [[int(readers[name](image).argmax()) for image in images] for name in list(readers)[:4]]
+    assert predictions[0] == predictions[2] == predictions[3], "the engine and the model predict different digits"
+    times: dict[str, list[float]] = {name: [] for name in readers}
     for image in images:
         for name, read in readers.items():
             start = time.perf_counter()
             read(image)
-            spent[name].append(1e6 * (time.perf_counter() - start) / len(image))
-    return {name: statistics.median(times) for name, times in spent.items()}
+            times[name].append(1e6 * (time.perf_counter() - start) / len(image))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def table(microseconds: dict[str, float]) -> str:
-    rows = ["| | µs a pixel | torch's GRU, called alike, takes |", "| --- | --- | --- |"]
+    rows = ["| | µs per pixel | speed-up over torch.nn.GRU, called alike |", "| --- | --- | --- |"]
     for name, value in microseconds.items():
         rival = f"torch GRU, {name.rsplit(', ', 1)[1]}"
         rows.append(f"| {name} | {value:.2f} | {'-' if rival == name else f'{microseconds[rival] / value:.0f} x'} |")
@@ -83,19 +86,19 @@ def table(microseconds: dict[str, float]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=40)
-    parser.add_argument("--out", type=pathlib.Path, help=f"where the record goes, such as {RESULTS.name}")
+    parser.add_argument("--images", type=int, default=40, help="number of test images; default: %(default)s")
+    parser.add_argument("--out", type=pathlib.Path, help="write the record to this JSON file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = measure(egru.data.sequential_mnist().test.x[: options.images])
-    print(table(found))
+    microseconds = measure(egru.data.sequential_mnist().test.x[: options.images])
+    print(table(microseconds))
     if options.out is not None:
         record = {
             "command": f"python benchmarks/pretrained.py --images {options.images}",
             "date": datetime.date.today().isoformat(),
             "machine": platform.machine(),
             "torch": torch.__version__,
-            "microseconds_a_pixel": found,
+            "microseconds_per_pixel": microseconds,
         }
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -145,7 +145,7 @@ activity 15 %, backward sparsity 68 %; it was not run further. [Training](traini
 
 "Thresholds raised" is the run of 1000 epochs after `egru quieten`: its weights, nothing trained again, floors under the
 thresholds that were chosen on validation in one column, as the test split is read
-([how](pruning.md#quieter-higher-thresholds)). "Trained on" went on from the same run, by 120 epochs with floors of 0.1,
+([how](pruning.md#raising-thresholds)). "Trained on" went on from the same run, by 120 epochs with floors of 0.1,
 0.2 and 0.4 and without clearing at events: training did not win back what that cost.
 
 GRU and AWD-LSTM have fewer epochs than their recipes (1000 and 500): as many as the time on the GPU allowed. An epoch

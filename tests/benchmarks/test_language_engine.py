@@ -1,4 +1,4 @@
-"""The benchmark of a language model word by word, in small."""
+"""benchmarks/language_engine.py on a small model."""
 
 import json
 import sys
@@ -25,28 +25,28 @@ def single_precision(ground, monkeypatch, tmp_path):
     runs.train("ptb", LanguageConfig(**small), tmp_path / "run", log=lambda _: None)
 
 
-def test_contestants_read_the_same_words(tmp_path, capsys):
+def test_engine_and_torch_agree_on_perplexity(tmp_path, capsys):
     runs.export(tmp_path / "run", tmp_path / "small", "float32")
     for run in ("run", "small"):
         out = tmp_path / f"{run}.json"
         timed = ["--timed", "120"] if run == "run" else []
         assert language_engine.main([str(tmp_path / run), "--turn", "30", *timed, "--out", str(out)]) == 0
-    one, two = (json.loads((tmp_path / f"{run}.json").read_text()) for run in ("run", "small"))
-    assert one["words"] == two["words"] == two["timed"] == 199
-    assert one["timed"] == 120
-    rows = one["contestants"]
+    run, export = (json.loads((tmp_path / f"{run}.json").read_text()) for run in ("run", "small"))
+    assert run["words"] == export["words"] == export["timed"] == 199
+    assert run["timed"] == 120
+    rows = run["contestants"]
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert rows["torch"]["perplexity"] == pytest.approx(stored["test"]["perplexity"], rel=1e-5)
     assert rows["engine float32"]["perplexity"] == pytest.approx(rows["torch"]["perplexity"], rel=1e-4)
     assert rows["engine float32"]["perplexity"] != rows["engine int8"]["perplexity"]
-    assert rows["torch"]["perplexity"] == pytest.approx(two["contestants"]["torch"]["perplexity"], rel=1e-5)
+    assert rows["torch"]["perplexity"] == pytest.approx(export["contestants"]["torch"]["perplexity"], rel=1e-5)
     activity = Result.from_dict(stored).activity
     assert rows["engine float32"]["activity_sparsity"] == pytest.approx(activity.activity_sparsity, abs=1e-3)
     assert rows["engine int8"]["times_torch"] > 1
     assert "x torch" in capsys.readouterr().out
 
 
-def test_a_perplexity_too_far_off_is_told(tmp_path, capsys, monkeypatch):
+def test_large_perplexity_difference_fails(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(language_engine.LIMITS, "int8", 0.0)
     assert language_engine.main([str(tmp_path / "run"), "--words", "40"]) == 1
     assert "engine int8: perplexity differs by" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""benchmarks/prune.py: a run made smaller, and the kept tables in the documentation."""
+"""benchmarks/prune.py: pruning of a small run, and the stored tables in the documentation."""
 
 import json
 from dataclasses import replace
@@ -14,24 +14,24 @@ from egru.report.format import count
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_run_without_its_quietest_units(tmp_path, capsys):
+def test_pruning_a_run_writes_a_record(tmp_path, capsys):
     pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
     torch.set_default_dtype(torch.float32)
     config = replace(experiments.find("digits").make(), epochs=1, limit=60, hidden=20, batch=30)
     runs.train("digits", config, tmp_path / "run", page=False)
-    prune.main([str(tmp_path / "run"), "--seen", "30", "--turns", "2", "--out", str(tmp_path / "found.json")])
-    found = json.loads((tmp_path / "found.json").read_text())
-    rows = {row["share"]: row for row in found["rows"]}
+    prune.main([str(tmp_path / "run"), "--ranked-on", "30", "--turns", "2", "--out", str(tmp_path / "record.json")])
+    record = json.loads((tmp_path / "record.json").read_text())
+    rows = {row["fraction"]: row for row in record["rows"]}
     assert rows[0.5]["units"] == [10]
     assert rows[0.0]["parameters"] > rows[0.5]["parameters"]
     assert all(row["microseconds"] > 0 and 0 <= row["accuracy"] <= 1 for row in rows.values())
-    shown = capsys.readouterr().out
-    assert f"| 50 % | 10 | {count(rows[0.5]['parameters'])} |" in shown
+    printed = capsys.readouterr().out
+    assert f"| 50 % | 10 | {count(rows[0.5]['parameters'])} |" in printed
 
 
-def test_the_documentation_has_what_is_kept():
-    written = (ROOT / "docs" / "pruning.md").read_text()
-    kept = sorted((ROOT / "benchmarks" / "results").glob("prune_*.json"))
-    assert len(kept) == 2
-    for path in kept:
-        assert prune.table(json.loads(path.read_text())) in written
+def test_documentation_contains_the_stored_tables():
+    page = (ROOT / "docs" / "pruning.md").read_text()
+    stored = sorted((ROOT / "benchmarks" / "results").glob("prune_*.json"))
+    assert len(stored) == 2
+    for path in stored:
+        assert prune.table(json.loads(path.read_text())) in page

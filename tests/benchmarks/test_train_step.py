@@ -1,4 +1,4 @@
-"""The benchmark of the trainer's step, in small: what it measures, and what it reads off a trace."""
+"""benchmarks/train_step.py on a small model: times, record, and the summary of a trace."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def single_precision(ground, monkeypatch):
     monkeypatch.setattr(experiments, "load_data", lambda config: text())
 
 
-def test_trainer_and_bare_model_do_the_same_and_are_timed(tmp_path, capsys):
+def test_trainer_and_bare_model_are_timed(tmp_path, capsys):
     files = ["--out", str(tmp_path / "step.json"), "--profile", str(tmp_path / "profile.txt")]
     train_step.main([*SMALL, *files])
     record = json.loads((tmp_path / "step.json").read_text())
@@ -34,22 +34,22 @@ def test_trainer_and_bare_model_do_the_same_and_are_timed(tmp_path, capsys):
     assert record["ratio"] == pytest.approx(ms["trainer"] / ms["bare"])
     assert 0 < record["data_share"] < 0.5
     assert 0 < record["profile"]["busy_ms"] <= record["profile"]["sum_ms"]
-    page = (tmp_path / "profile.txt").read_text()
-    assert "_SequenceBackward" in page
-    assert "longest gaps" in page
+    profile = (tmp_path / "profile.txt").read_text()
+    assert "_SequenceBackward" in profile
+    assert "longest gaps" in profile
     assert "waiting for data" in capsys.readouterr().out
 
 
-def test_a_trainer_that_computes_something_else_is_not_timed(monkeypatch):
+def test_different_losses_fail(monkeypatch):
     config = LanguageConfig(hidden=8, embedding=6, batch=4, bptt=5)
-    follow = train_step.Bare.follow
+    copy_weights = train_step.BareModel.copy_weights
 
-    def other(self, model):
-        follow(self, model)
+    def copy_and_modify(self, model):
+        copy_weights(self, model)
         self.model.readout.bias.data += torch.arange(7.0)
 
-    monkeypatch.setattr(train_step.Bare, "follow", other)
-    with pytest.raises(RuntimeError, match="the trainer's loss is"):
+    monkeypatch.setattr(train_step.BareModel, "copy_weights", copy_and_modify)
+    with pytest.raises(RuntimeError, match="the first losses must agree"):
         train_step.measure(config, text(), 1, 1)
 
 
@@ -57,29 +57,29 @@ def event(name, cat, ts, dur):
     return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur}
 
 
-def test_what_is_read_off_a_gpus_trace():
+def test_summary_of_a_gpu_trace():
     trace = [
         {"ph": "M", "name": "process_name"},
         event("multiply", "kernel", 0.0, 100.0),
-        event("copy", "gpu_memcpy", 50.0, 100.0),  # half of it beside the kernel
+        event("copy", "gpu_memcpy", 50.0, 100.0),  # half of it overlaps the kernel
         event("multiply", "kernel", 400.0, 200.0),
         event("aten::mm", "cpu_op", 0.0, 1000.0),
         event("cudaStreamSynchronize", "cuda_runtime", 100.0, 300.0),
         event("cudaLaunchKernel", "cuda_runtime", 100.0, 300.0),
     ]
-    found = train_step.digest(trace, "cuda", 2)
-    assert (found["sum_ms"], found["busy_ms"], found["span_ms"]) == pytest.approx((0.2, 0.175, 0.3))
-    assert found["launches"] == 1.5
-    assert found["host_waits"] == {"calls": 0.5, "ms": pytest.approx(0.15)}
-    assert found["kernels"][0] == {"name": "multiply", "calls": 1.0, "ms": pytest.approx(0.15)}
-    assert found["gaps"] == [{"us": 250.0, "after": "copy", "before": "multiply"}]
-    page = train_step.profile_text({"profile": found, "milliseconds": {"trainer": 0.21}})
-    assert "1.200 x, device busy 83.3 %" in page
+    summary = train_step.summarise_trace(trace, "cuda", 2)
+    assert (summary["sum_ms"], summary["busy_ms"], summary["span_ms"]) == pytest.approx((0.2, 0.175, 0.3))
+    assert summary["launches"] == 1.5
+    assert summary["host_waits"] == {"calls": 0.5, "ms": pytest.approx(0.15)}
+    assert summary["kernels"][0] == {"name": "multiply", "calls": 1.0, "ms": pytest.approx(0.15)}
+    assert summary["gaps"] == [{"us": 250.0, "after": "copy", "before": "multiply"}]
+    text = train_step.profile_text({"profile": summary, "milliseconds": {"trainer": 0.21}})
+    assert "1.200 x, device busy 83.3 %" in text
     with pytest.raises(RuntimeError, match="no work of cuda"):
-        train_step.digest(trace[:1], "cuda", 1)
+        train_step.summarise_trace(trace[:1], "cuda", 1)
 
 
-def test_it_needs_torch_and_nothing_else(tmp_path):
+def test_requires_no_optional_dependency(tmp_path):
     code = f"""
 import sys
 for name in ("tyro", "rich", "safetensors", "matplotlib", "sklearn", "tonic", "scipy"):
@@ -95,9 +95,9 @@ train_step.measure(LanguageConfig(hidden=8, embedding=6, batch=4, bptt=5), text(
 
 
 @pytest.mark.cuda
-def test_on_a_gpu(tmp_path):
+def test_record_on_a_gpu(tmp_path):
     train_step.main([*SMALL, "--device", "cuda", "--out", str(tmp_path / "step.json")])
     record = json.loads((tmp_path / "step.json").read_text())
     assert record["precision"] == "bfloat16"
     assert record["profile"]["busy_ms"] > 0
-    assert record["profile"]["host_waits"]["calls"] <= 1  # the benchmark's own, once a turn
+    assert record["profile"]["host_waits"]["calls"] <= 1  # that of the benchmark, once per turn
