@@ -184,7 +184,7 @@ def forward(problem: Problem, plan: Plan, pending: PendingForward, save: bool) -
         inputs = 0, address(problem.input, temporaries), address(problem.weight_ih, temporaries)
     else:
         inputs = projected.data_ptr(), 0, 0
-    head = (
+    head = (  # in the order of SEQUENCE_FORWARD
         *inputs,
         pending.buffer.data_ptr(),
         address(problem.bias_ih, temporaries),
@@ -244,7 +244,7 @@ def backward(
     dy0 = torch.empty_like(dc0)
     sums = workspace + call.space.sums
     surrogate = problem.surrogate
-    head = (
+    head = (  # in the order of SEQUENCE_BACKWARD
         address(c, temporaries),
         c0.data_ptr(),
         y0.data_ptr(),

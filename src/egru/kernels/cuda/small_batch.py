@@ -39,6 +39,7 @@ class SmallBatchPlan:
 
     @property
     def grid(self) -> int:
+        """Number of blocks per launch."""
         return self.groups * self.blocks
 
     @property
@@ -165,7 +166,7 @@ def forward(problem: Problem, plan: SmallBatchPlan, pending: PendingForward, sav
     y_last = torch.empty_like(c_last)
     reserve = y.new_empty(reserve_shape(problem) if save else (0,))
     projected = pending.projected
-    args = SMALL_BATCH.pack(
+    args = SMALL_BATCH.pack(  # in the order of its table
         0 if projected is None else projected.data_ptr(),
         address(problem.input, temporaries),
         address(problem.weight_ih, temporaries),
