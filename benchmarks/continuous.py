@@ -26,8 +26,9 @@ import numpy as np
 import torch
 
 from egru.continuous import engines
-from egru.continuous.compiled.engine import CompiledEngine
-from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Options, Problem
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.options import Options
+from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Problem
 
 RESULTS = Path(__file__).parent / "results"
 SECTIONS = ("events", "fan", "dense", "rivals")

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from egru.continuous import engines
-from egru.continuous.problem import Cotangents, Events, Options, Problem
+from egru.continuous.options import Options
+from egru.continuous.problem import Cotangents, Events, Problem
 from egru.continuous.quadrature import gauss_legendre
-from egru.continuous.reference.flow import Clock, flow, relax, sigmoid, slope
-from egru.continuous.reference.tape import derivative, evaluate
+from egru.continuous.reference.flow import FlowSettings, flow, relax, sigmoid, slope
+from egru.continuous.reference.running_loss import evaluate, state_gradient
 
 PRINTED = {
     "E1": "the reset gate scales V_r instead of V_z",
@@ -49,7 +50,7 @@ def gradient(
     """Gradients of V, U and b of one sample, from the reference engine's record, with the formula ``erratum`` names."""
     V, U, b = problem.V.numpy() * (1 - np.eye(len(problem.theta))), problem.U.numpy(), problem.b.numpy()
     theta, tau_s, tau_m = problem.theta.numpy(), float(problem.tau_s), float(problem.tau_m)
-    clock = Clock(tau_s, tau_m, gauss_legendre(12), 1.0)
+    settings = FlowSettings(tau_s, tau_m, gauss_legendre(12), 1.0)
     H = len(theta)
     weight = 0.0 if weights.integral is None else float(weights.integral[0])
     lam_c, lam_a = np.zeros(H), np.zeros((3, H))
@@ -59,8 +60,8 @@ def gradient(
         k = len(times)
         wide_a, wide_b = np.repeat(a[:, None], k, 1).reshape(3, -1), np.repeat(b[:, None], k, 1).reshape(3, -1)
         when = np.repeat(times, H)
-        late = relax(wide_a, wide_b, when, clock)
-        return late.reshape(3, k, H), flow(wide_a, wide_b, np.tile(c, k), when, clock).reshape(k, H)
+        late = relax(wide_a, wide_b, when, settings)
+        return late.reshape(3, k, H), flow(wide_a, wide_b, np.tile(c, k), when, settings).reshape(k, H)
 
     sign_c = -1 if erratum in ("E7", "E7c") else 1
     sign_a = -1 if erratum in ("E7", "E7a") else 1
@@ -98,7 +99,7 @@ def gradient(
                 gV -= tau_s * lam_a[:, :, None] * sent[:, None, :] * (1 - np.eye(H))
             else:
                 gV[:, :, n] -= tau_s * (rho[:, n] * theta[n])[:, None] * lam_a * others
-            minus, plus = slope(now.a_minus, now.c_minus, clock), slope(now.a_plus, now.c_plus, clock)
+            minus, plus = slope(now.a_minus, now.c_minus, settings), slope(now.a_plus, now.c_plus, settings)
             sums = (V[:, :, n] * lam_a).sum(1)
             right = (
                 tau_m * plus[n] * lam_c[n]
@@ -123,7 +124,7 @@ def gradient(
         at, ct = trajectory(a, c, times)
         source = np.zeros_like(ct)
         if loss is not None and erratum != "E8":
-            source = weight * derivative(loss, ct, t0 + times, 0)
+            source = weight * state_gradient(loss, ct, t0 + times, 0)
         lam = np.concatenate([lam_a, lam_c[None], np.zeros((3, H))])
         for j in reversed(range(count)):
             first, middle, last = ((at[:, i], ct[i], source[i]) for i in (2 * j + 2, 2 * j + 1, 2 * j))

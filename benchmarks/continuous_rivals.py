@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from egru.continuous.problem import Options, Problem
+from egru.continuous.options import Options
+from egru.continuous.problem import Problem
 
 OPTIONS = Options(self_connections=True, reset_side="post", amplitude="one")
 """The model that all contestants share."""

@@ -1,4 +1,4 @@
-// A batch through the engine: samples divided among threads, forward and back.
+// The forward and backward pass of a batch, with its samples divided among threads.
 #pragma once
 
 #include <atomic>
@@ -12,52 +12,53 @@
 
 namespace egru::continuous {
 
-// Asked now and then by the calling thread; true ends the run.
+// Called from time to time by the calling thread; returns true to interrupt the run.
 using Poll = bool (*)();
 
 struct Interrupted : std::runtime_error {
     Interrupted() : std::runtime_error("interrupted") {}
 };
 
-// A sample emitted more events than allowed.
+// A sample emitted more than call.max_events events.
 struct TooManyEvents {
     int sample;
     double time;
 };
 
-// Ends a run early, for whoever asks.
-class Stop {
+// A request, shared by all threads, to interrupt the run.
+class StopFlag {
 public:
-    explicit Stop(Poll poll) : poll_(poll) {}
-    // Called often by every thread; `caller`: this is the thread that may poll.
-    void check(bool caller);
-    bool wanted() const { return wanted_.load(std::memory_order_relaxed); }
-    void want() { wanted_.store(true, std::memory_order_relaxed); }
+    explicit StopFlag(Poll poll) : poll_(poll) {}
+    // Throws Interrupted if requested. Only the calling thread may poll.
+    void check(bool may_poll);
+    bool requested() const { return requested_.load(std::memory_order_relaxed); }
+    void request() { requested_.store(true, std::memory_order_relaxed); }
 
 private:
     Poll poll_;
-    unsigned asked_ = 0;   // since the run began, by the caller
-    int64_t polled_ = 0;  // nanoseconds
-    std::atomic<bool> wanted_{false};
+    unsigned checks_ = 0;    // by the calling thread
+    int64_t last_poll_ = 0;  // nanoseconds
+    std::atomic<bool> requested_{false};
 };
 
-// The outcome of a forward pass, which the backward pass needs.
+// The result of a forward pass that the backward pass needs.
 struct Tape {
     explicit Tape(const ContinuousCall& call) : network(call), samples(static_cast<size_t>(call.batch)) {}
     Network network;
-    std::vector<Sample> samples;
-    int64_t events() const;
-    void events_to(double* times, int64_t* units) const;
+    std::vector<SampleTape> samples;
+    int64_t event_count() const;
+    void copy_events(double* times, int64_t* units) const;
 };
 
-// Throw Interrupted or TooManyEvents (the first such sample).
+// Throws Interrupted, or TooManyEvents for the first sample above the limit.
 std::unique_ptr<Tape> forward(const ContinuousCall& call, Poll poll);
 void backward(const ContinuousCall& call, const Tape& tape, Poll poll);
 
-// One sample. `stop` is asked at every step.
-void simulate(const ContinuousCall& call, const Network& network, int number, Sample* sample, Stop* stop, bool caller);
+// Runs one sample. The stop flag is checked at every step.
+void forward_sample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
+                    bool may_poll);
 
-// Gradients of parameters, added up over samples in a fixed order.
+// Gradients of the parameters, summed over samples in a fixed order.
 struct Gradients {
     explicit Gradients(const Network& network);
     std::vector<double> V[3], U[3], b[3], theta;
@@ -65,18 +66,19 @@ struct Gradients {
     void add(const Gradients& other);
 };
 
-void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients,
-               Stop* stop, bool caller);
+// Adds the gradients of one sample, whose first event is at position `first_event` in the cotangents.
+void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
+                     Gradients* gradients, StopFlag* stop, bool may_poll);
 
-// Room for the kernels' panels.
-class Room : public Scratch {
+// Scratch memory that grows on demand.
+class GrowingScratch : public Scratch {
 public:
-    Room() : Scratch{nullptr, 0, nullptr} {
-        grow = [](Scratch* scratch, int64_t wanted) {
-            Room* room = static_cast<Room*>(scratch);
-            room->memory_.resize(static_cast<size_t>(wanted + wanted / 2));
-            room->data = room->memory_.data();
-            room->capacity = static_cast<int64_t>(room->memory_.size());
+    GrowingScratch() : Scratch{nullptr, 0, nullptr} {
+        grow = [](Scratch* scratch, int64_t needed) {
+            GrowingScratch* self = static_cast<GrowingScratch*>(scratch);
+            self->memory_.resize(static_cast<size_t>(needed + needed / 2));
+            self->data = self->memory_.data();
+            self->capacity = static_cast<int64_t>(self->memory_.size());
         };
     }
 

@@ -1,5 +1,6 @@
-// The continuous-time engine's own small test program, for sanitizers: every level and option, odd sizes, long and empty
-// stretches, several threads. Levels must agree to rounding, threads to the bit.
+// A test program for the continuous-time engine, to be run under the sanitizers: all dispatch levels and options, odd
+// sizes, long and empty intervals, several threads. Levels must agree up to rounding. The number of threads must not
+// change a bit.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -16,15 +17,15 @@ namespace {
 
 using Values = std::vector<double>;
 
-class Numbers {
+class RandomNumbers {
 public:
-    double next() {  // uniform in (-1, 1), the same everywhere
+    double next() {  // uniform in (-1, 1), the same on all platforms
         state_ = state_ * 6364136223846793005u + 1442695040888963407u;
         return static_cast<double>(static_cast<int32_t>(state_ >> 32)) / 2147483648.0;
     }
-    Values take(size_t count, double size, double shift = 0) {
+    Values take(size_t count, double spread, double mean = 0) {
         Values values(count);
-        for (double& value : values) value = shift + size * next();
+        for (double& value : values) value = mean + spread * next();
         return values;
     }
 
@@ -32,7 +33,7 @@ private:
     uint64_t state_ = 7;
 };
 
-// Gauss-Legendre on [0, 1]: Newton's method on the Legendre polynomial; A by the same rule on [0, x_i].
+// Gauss-Legendre quadrature on [0, 1]: Newton's method on the Legendre polynomial, and A by the same rule on [0, x_i].
 struct Rule {
     Values x, w, A;
     explicit Rule(int n) {
@@ -67,22 +68,22 @@ struct Rule {
 
 struct Case {
     int units, nodes;
-    bool sparse, self_connections, receiver, unit_amplitude;
-    double pause;  // between inputs
+    bool sparse, self_connections, receiver_reset, unit_amplitude;
+    double pause;  // between input events
 };
 
 constexpr int batch = 5, channels = 3, inputs = 4, readouts = 3;
 
-// All outputs and gradients of a run, one after another.
-Values outcome(const Case& c, int threads) {
-    Numbers numbers;
+// Runs a case and returns all outputs and gradients, concatenated.
+Values run_case(const Case& c, int threads) {
+    RandomNumbers numbers;
     const size_t H = static_cast<size_t>(c.units), B = batch;
     const Rule rule(c.nodes);
     Values V = numbers.take(3 * H * H, 3 / std::sqrt(double(H))), U = numbers.take(3 * H * channels, 1.5);
     Values b = numbers.take(3 * H, 0.8, 0.4), theta = numbers.take(H, 0.2, 0.35);
     Values a0 = numbers.take(3 * H * B, 1), c0 = numbers.take(H * B, 0.3, -0.3);
-    for (size_t i = 0; i < B; ++i) c0[i * H] = 1;  // one that fires at once or decays
-    theta[H / 2] = 1.2;                             // one that never fires
+    for (size_t i = 0; i < B; ++i) c0[i * H] = 1;  // emits at once, or decays
+    theta[H / 2] = 1.2;                             // never emits
     std::vector<uint8_t> mask(H * H), input_mask(H * channels);
     for (auto& entry : mask) entry = numbers.next() > 0.5;
     for (auto& entry : input_mask) entry = numbers.next() > 0;
@@ -99,37 +100,42 @@ Values outcome(const Case& c, int threads) {
     ContinuousCall call;
     const auto address = [](auto& vector) { return reinterpret_cast<uintptr_t>(vector.data()); };
     call.batch = batch, call.units = c.units, call.channels = channels, call.readouts = readouts, call.nodes = c.nodes;
-    call.threads = threads, call.limit = 100000, call.horizon = horizon;
+    call.threads = threads, call.max_events = 100000, call.horizon = horizon;
     call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3;
-    call.panel = 0.5, call.tie = 1e-13, call.floor = 1e-3;
-    call.self_connections = c.self_connections, call.receiver = c.receiver, call.unit_amplitude = c.unit_amplitude;
+    call.panel = 0.5, call.tie = 1e-13, call.grazing_floor = 1e-3;
+    call.self_connections = c.self_connections, call.receiver_reset = c.receiver_reset, call.unit_amplitude = c.unit_amplitude;
     call.V = address(V), call.U = address(U), call.b = address(b), call.theta = address(theta);
     call.a0 = address(a0), call.c0 = address(c0);
     if (c.sparse) call.mask = address(mask), call.input_mask = address(input_mask);
     call.input_times = address(times), call.input_channels = address(which), call.input_values = address(values);
     call.input_offsets = address(offsets), call.readout_times = address(reads);
     Values x = rule.x, w = rule.w, A = rule.A;
-    call.x = address(x), call.w = address(w), call.A = address(A);
+    call.rule_x = address(x), call.rule_w = address(w), call.rule_A = address(A);
     Values c_read(B * readouts * H), o_read(B * readouts * H), a_last(B * 3 * H);
     call.c_read = address(c_read), call.o_read = address(o_read), call.a_last = address(a_last);
+    Values min_slope(B);
+    std::vector<int64_t> event_counts(B), root_solves(B), flow_evaluations(B);
+    call.event_counts = address(event_counts), call.root_solves = address(root_solves);
+    call.flow_evaluations = address(flow_evaluations), call.min_slope = address(min_slope);
     const auto tape = forward(call, nullptr);
 
-    const size_t N = static_cast<size_t>(tape->events());
+    const size_t N = static_cast<size_t>(tape->event_count());
     Values event_times(N), by_time(N, 0.3), by_amplitude(N, 0.2), by_c(c_read.size(), 1), by_o(o_read.size(), 0.5);
     Values by_a(a_last.size(), 0.1);
     std::vector<int64_t> units(N), floored(B);
-    tape->events_to(event_times.data(), units.data());
-    call.by_time = address(by_time), call.by_amplitude = address(by_amplitude);
-    call.by_c_read = address(by_c), call.by_o_read = address(by_o), call.by_a_last = address(by_a);
-    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_tau(3), g_a0(a0.size()), g_c0(c0.size());
+    tape->copy_events(event_times.data(), units.data());
+    call.cotangent_times = address(by_time), call.cotangent_amplitudes = address(by_amplitude);
+    call.cotangent_c_read = address(by_c), call.cotangent_o_read = address(by_o), call.cotangent_a_last = address(by_a);
+    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_tau_s(1), g_tau_m(1), g_tau_o(1), g_a0(a0.size()), g_c0(c0.size());
     Values g_times(times.size()), g_values(values.size());
     call.grad_V = address(g_V), call.grad_U = address(g_U), call.grad_b = address(g_b), call.grad_theta = address(g_theta);
-    call.grad_tau = address(g_tau), call.grad_a0 = address(g_a0), call.grad_c0 = address(g_c0);
+    call.grad_tau_s = address(g_tau_s), call.grad_tau_m = address(g_tau_m), call.grad_tau_o = address(g_tau_o);
+    call.grad_a0 = address(g_a0), call.grad_c0 = address(g_c0);
     call.grad_input_times = address(g_times), call.grad_input_values = address(g_values), call.floored = address(floored);
     backward(call, *tape, nullptr);
 
     Values all;
-    for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau, &g_a0, &g_c0,
+    for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau_s, &g_tau_m, &g_tau_o, &g_a0, &g_c0,
                                &g_times, &g_values})
         all.insert(all.end(), part->begin(), part->end());
     for (const int64_t unit : units) all.push_back(double(unit));
@@ -150,23 +156,23 @@ int main() {
             const Level level = static_cast<Level>(l);
             if (!level_available(level)) continue;
             force_level(level_name(level));
-            const Values alone = outcome(c, 1), together = outcome(c, 3);
+            const Values single = run_case(c, 1), parallel = run_case(c, 3);
             ++cases;
-            const size_t bytes = sizeof(double) * alone.size();
-            if (alone.size() != together.size() || std::memcmp(alone.data(), together.data(), bytes) != 0) {
+            const size_t bytes = sizeof(double) * single.size();
+            if (single.size() != parallel.size() || std::memcmp(single.data(), parallel.data(), bytes) != 0) {
                 ++failures;
-                std::printf("%d units, level %s: other bits with more threads\n", c.units, level_name(level));
+                std::printf("%d units, level %s: results depend on the number of threads\n", c.units, level_name(level));
             }
-            if (first.empty()) first = alone;
-            double worst = first.size() == alone.size() ? 0 : 1;
-            for (size_t i = 0; i < alone.size() && worst < 1; ++i)
-                worst = std::max(worst, std::abs(alone[i] - first[i]) / (1 + std::abs(first[i])));
-            for (const double value : alone) worst = std::isfinite(value) ? worst : 1;
+            if (first.empty()) first = single;
+            double worst = first.size() == single.size() ? 0 : 1;
+            for (size_t i = 0; i < single.size() && worst < 1; ++i)
+                worst = std::max(worst, std::abs(single[i] - first[i]) / (1 + std::abs(first[i])));
+            for (const double value : single) worst = std::isfinite(value) ? worst : 1;
             if (!(worst < 1e-8)) {
                 ++failures;
                 std::printf("%d units, level %s: differs by %g from the first level\n", c.units, level_name(level), worst);
             }
-            numbers += alone.size();
+            numbers += single.size();
         }
     }
     std::printf("%d cases, %zu numbers, %d failures\n", cases, numbers, failures);

@@ -1,4 +1,5 @@
-// The adjoint of a touch: jump back, and before it the pullback over the stretch that began there.
+// The backward kernel: the adjoint of a touch. First the adjoint is pulled back over the interval that starts with the
+// touch, then across the jump.
 #include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 
@@ -17,27 +18,27 @@ using namespace egru::continuous;
 struct Units {
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], gate[block], span[block];
-    alignas(64) double run[block];  // the part of the span before rest
-    alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];  // adjoint, at the end and then at the start
+    alignas(64) double active[block];  // the part of the span before rest
+    alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];  // adjoint at the end of the interval, then at its start
     alignas(64) double g_u[block], g_r[block], g_z[block];              // gradients of the biases
-    alignas(64) double share[block];                                    // of p_r, by way of the gates
+    alignas(64) double gate_share[block];                                    // contribution of the receiver's reset gates to p_r
     int count;
 };
 
-// What one panel does to the adjoint of c, u and z of a unit, or of a vector of units.
+// The coefficients of one panel's adjoint, for one unit or a vector of units; see Bilinear.
 template <class T>
 struct Slice {
-    T scale, q, x[3], y[3], v[3], rate, lag;  // see Bilinear
+    T scale, q, x[3], y[3], v[3], rate, lag;
     T d_u, d_z, h, c;                         // at the start of the panel
 };
 
 template <class T>
-struct Gathered {
+struct Accumulated {
     T p_c, p_u, p_z, g_u, g_z, tau_s, tau_m;
 };
 
 template <class T>
-[[gnu::always_inline]] inline void pull_panel(const Slice<T>& s, Gathered<T>& a) {
+[[gnu::always_inline]] inline void pull_back_panel(const Slice<T>& s, Accumulated<T>& a) {
     const T p = s.scale * a.p_c;
     T u[3], z[3];
     for (int k = 0; k < 3; ++k) {
@@ -53,19 +54,19 @@ template <class T>
     a.p_z = s.q * a.p_z + z[1];
 }
 
-// Every unit one panel: all in vectors.
-inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m) {
+// Units with one panel each, fully vectorised.
+inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m) {
     alignas(64) double memory[max_points];
-    const double* decays = common_decays(m, s.run, s.count, memory);
+    const double* decays = common_decays(m, s.active, s.count, memory);
     with_nodes(m, [&](auto n) {
         for (int k = 0; k < s.count; k += width) {
-            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.run + k), decays};
+            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.active + k), decays};
             const Bilinear b = bilinear<n.nodes>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
                                        {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
                                        get(s.c + k)};
-            Gathered<Doubles> a{get(s.p_c + k), get(s.p_u + k), get(s.p_z + k), Doubles{}, Doubles{}, Doubles{}, Doubles{}};
-            pull_panel(slice, a);
+            Accumulated<Doubles> a{get(s.p_c + k), get(s.p_u + k), get(s.p_z + k), Doubles{}, Doubles{}, Doubles{}, Doubles{}};
+            pull_back_panel(slice, a);
             put(s.p_c + k, a.p_c);
             put(s.p_u + k, a.p_u);
             put(s.p_z + k, a.p_z);
@@ -77,30 +78,31 @@ inline void pull_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m
     });
 }
 
-// Over `quiet`, at rest since before: u and z stand still, so that all integrals have closed forms. `c` is at its start.
-inline void pull_rest(const Model& m, double quiet, double b_u, double b_z, double c, Gathered<double>* a) {
+// Pulls back over the time `at_rest`, in which u and z are constant, in closed form. `c` is the state at its start.
+inline void pull_back_rest(const Model& m, double at_rest, double b_u, double b_z, double c, Accumulated<double>* a) {
     const double u = 1 / (1 + exp(-b_u)), z = tanh(b_z), k = u / m.tau_m, s = 1 / m.tau_s;
-    const double kept = exp(-k * quiet), q = exp(-s * quiet);
-    const double held = (z - c) * kept * a->p_c;  // (z - c) p_c stands still
+    const double kept = exp(-k * at_rest), q = exp(-s * at_rest);
+    const double held = (z - c) * kept * a->p_c;  // (z - c) p_c is constant
     const double u_rate = u * (1 - u) / m.tau_m * held, z_rate = k * (1 - z * z) * a->p_c;
-    const double near = (s - k) * quiet;  // where the two rates are all but equal, their difference has no digits
-    const double late = near == 0                   ? kept * quiet
-                        : near < 1 && near > -1.0 ? kept * quiet * -expm1(-near) / near
+    const double near = (s - k) * at_rest;  // nearly equal rates cancel: use expm1
+    const double late = near == 0                   ? kept * at_rest
+                        : near < 1 && near > -1.0 ? kept * at_rest * -expm1(-near) / near
                                                     : (kept - q) / (s - k);
     const double u_late = u_rate * (1 - q) * m.tau_s, z_late = z_rate * late;
-    a->g_u += u_rate * quiet - u_late + (1 - q) * a->p_u;
+    a->g_u += u_rate * at_rest - u_late + (1 - q) * a->p_u;
     a->g_z += z_rate * (1 - kept) / k - z_late + (1 - q) * a->p_z;
-    a->tau_m -= held * k * quiet;
+    a->tau_m -= held * k * at_rest;
     a->p_c *= kept;
     a->p_u = q * a->p_u + u_late;
     a->p_z = q * a->p_z + z_late;
 }
 
-constexpr int slice_rows = 17;  // of a Slice, and the shift of c
+constexpr int slice_rows = 17;  // the fields of a Slice but h, then the shift of c and c at the start
 
-inline void pull_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels, double* tau_s,
+// Units with several panels: the panels are computed in vectors and then applied in reverse order.
+inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels, double* tau_s,
                          double* tau_m) {
-    const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.run, panels, s.count);
+    const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.active, panels, s.count);
     double* rows = e.from + e.stride;
     with_nodes(m, [&](auto n) {
         for (int64_t i = 0; i < items; i += width) {
@@ -122,11 +124,11 @@ inline void pull_several(const Model& m, Units& s, Scratch* scratch, int64_t ite
             c_start[i] = c;
             c = rows[i] * c + shift[i];
         }
-        Gathered<double> a{s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
-        if (s.span[k] > s.run[k]) pull_rest(m, s.span[k] - s.run[k], s.b_u[k], s.b_z[k], c, &a);
+        Accumulated<double> a{s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
+        if (s.span[k] > s.active[k]) pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c, &a);
         for (int64_t j = i - 1; j >= first; --j) {
             const auto at = [&](int row) { return rows[row * e.stride + j]; };
-            pull_panel(Slice<double>{at(0), at(1), {at(2), at(3), at(4)}, {at(5), at(6), at(7)}, {at(8), at(9), at(10)},
+            pull_back_panel(Slice<double>{at(0), at(1), {at(2), at(3), at(4)}, {at(5), at(6), at(7)}, {at(8), at(9), at(10)},
                                      at(11), at(12), at(13), at(14), e.h[j], c_start[j]},
                        a);
         }
@@ -140,16 +142,16 @@ inline void pull_several(const Model& m, Units& s, Scratch* scratch, int64_t ite
     }
 }
 
-// The jump: sums over the receivers, gradients of the weights.
-inline void jump(const Model& m, const Pull& t, int first, Units& s, Sums* sums) {
+// Pulls back across the jump: sums over the receivers and gradients of the weights.
+inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Units& s, ReceiverSums* sums) {
     Doubles sum_u{}, sum_r{}, sum_z{}, rate{}, slope{};
-    const bool fires = t.emitter >= first && t.emitter < first + s.count;
-    const double p_emitter = fires ? s.p_c[t.emitter - first] : 0;
-    if (fires) s.p_c[t.emitter - first] = 0;
+    const bool has_emitter = t.emitter >= first && t.emitter < first + s.count;
+    const double p_emitter = has_emitter ? s.p_c[t.emitter - first] : 0;
+    if (has_emitter) s.p_c[t.emitter - first] = 0;
     for (int k = 0; k < s.count; k += width) {
-        const int here = s.count - k;
-        const Doubles w_u = load_part<double>(t.w_u + first + k, here), w_r = load_part<double>(t.w_r + first + k, here);
-        const Doubles w_z = load_part<double>(t.w_z + first + k, here);
+        const int lanes_left = s.count - k;
+        const Doubles w_u = load_part<double>(t.w_u + first + k, lanes_left), w_r = load_part<double>(t.w_r + first + k, lanes_left);
+        const Doubles w_z = load_part<double>(t.w_z + first + k, lanes_left);
         const Doubles p_u = get(s.p_u + k), p_r = get(s.p_r + k), p_z = get(s.p_z + k);
         Doubles moved = t.scale_z * w_z, carried = t.scale_z * p_z, push = w_z * p_z;
         sum_u += w_u * p_u;
@@ -159,105 +161,105 @@ inline void jump(const Model& m, const Pull& t, int first, Units& s, Sums* sums)
             moved *= r;
             carried *= r;
             rate += push * dr * (get(s.b_r + k) - gate) * (1.0 / m.tau_s);
-            put(s.share + k, t.scale_z * push * dr);
+            put(s.gate_share + k, t.scale_z * push * dr);
             push *= r;
         }
         sum_z += push;
         const auto add = [&](double* gradient, Doubles v) {
             double* at = gradient + first + k;
-            store_part<double>(at, load_part<double>(at, here) + v, here);
+            store_part<double>(at, load_part<double>(at, lanes_left) + v, lanes_left);
         };
-        add(t.g_u, t.scale * p_u);
-        add(t.g_r, t.scale * p_r);
-        add(t.g_z, carried);
+        add(t.grad_u, t.scale * p_u);
+        add(t.grad_r, t.scale * p_r);
+        add(t.grad_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
         const Gates after = gates(a_u, a_z), before = gates(a_u - t.scale * w_u, a_z - moved);
         // u (z - c) before minus after
         slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z));
     }
-    if (fires) s.p_c[t.emitter - first] = p_emitter;
-    sums->u += total(sum_u);
-    sums->r += total(sum_r);
-    sums->z += total(sum_z);
-    sums->z_rate += total(rate);
-    if (t.scale != 0) sums->slope += total(slope) / m.tau_m;  // what jumps by 0 shall not jump by rounding
+    if (has_emitter) s.p_c[t.emitter - first] = p_emitter;
+    sums->u += sum_of(sum_u);
+    sums->r += sum_of(sum_r);
+    sums->z += sum_of(sum_z);
+    sums->z_rate += sum_of(rate);
+    if (t.scale != 0) sums->slope += sum_of(slope) / m.tau_m;  // a jump of size 0 must have no effect, not even by rounding
 }
 
-void pull_block(const Model& m, Adjoint* adjoint, const Pull& t, int first, Scratch* scratch, Sums* sums) {
+void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, int first, Scratch* scratch, ReceiverSums* sums) {
     Units s;
     s.count = t.count - first < block ? t.count - first : block;
     const auto unit = [&](int k) { return t.index != nullptr ? t.index[first + k] : first + k; };
-    const double* tape = t.tape + first;
+    const double* record = t.record + first;
     const int64_t row = t.count;
     for (int k = 0; k < s.count; ++k) {
         const int i = unit(k);
         s.b_u[k] = m.b_u[i];
         s.b_r[k] = m.b_r[i];
         s.b_z[k] = m.b_z[i];
-        s.d_u[k] = tape[k] - s.b_u[k];
-        s.d_r[k] = tape[k + row] - s.b_r[k];
-        s.d_z[k] = tape[k + 2 * row] - s.b_z[k];
-        s.c[k] = tape[k + 3 * row];
-        s.span[k] = adjoint->back[i] - t.time;
-        adjoint->back[i] = t.time;
-        s.p_c[k] = adjoint->c[i];
-        s.p_u[k] = adjoint->u[i];
-        s.p_r[k] = adjoint->r[i];
-        s.p_z[k] = adjoint->z[i];
+        s.d_u[k] = record[k] - s.b_u[k];
+        s.d_r[k] = record[k + row] - s.b_r[k];
+        s.d_z[k] = record[k + 2 * row] - s.b_z[k];
+        s.c[k] = record[k + 3 * row];
+        s.span[k] = adjoint->time[i] - t.time;
+        adjoint->time[i] = t.time;
+        s.p_c[k] = adjoint->p_c[i];
+        s.p_u[k] = adjoint->p_u[i];
+        s.p_r[k] = adjoint->p_r[i];
+        s.p_z[k] = adjoint->p_z[i];
     }
     if (t.gated)
-        for (int k = 0; k < s.count; ++k) s.gate[k] = tape[k + 4 * row];
+        for (int k = 0; k < s.count; ++k) s.gate[k] = record[k + 4 * row];
     for (int k = s.count; k < (int)padded(s.count); ++k) {
         s.d_u[k] = s.d_r[k] = s.d_z[k] = s.b_u[k] = s.b_r[k] = s.b_z[k] = s.c[k] = s.gate[k] = s.span[k] = 0;
         s.p_c[k] = s.p_u[k] = s.p_r[k] = s.p_z[k] = 0;
     }
 
-    Longs beyond{};
+    Longs reaches_rest{};
     for (int k = 0; k < s.count; k += width) {
-        put(s.run + k, smaller(get(s.span + k), all(rest * m.tau_s)));
-        beyond |= get(s.run + k) < get(s.span + k);
+        put(s.active + k, min_of(get(s.span + k), splat(rest_after * m.tau_s)));
+        reaches_rest |= get(s.active + k) < get(s.span + k);
     }
     int32_t panels[block];
-    const int64_t items = count_panels(m, s.d_u, s.d_z, s.run, s.count, panels);
+    const int64_t items = count_panels(m, s.d_u, s.d_z, s.active, s.count, panels);
     double tau_s = 0, tau_m = 0;
     Doubles tau_ss{}, tau_ms{};
-    if (items == s.count && !any(beyond))
-        pull_single(m, s, &tau_ss, &tau_ms);
+    if (items == s.count && !any(reaches_rest))
+        pull_back_single(m, s, &tau_ss, &tau_ms);
     else
-        pull_several(m, s, scratch, items, panels, &tau_s, &tau_m);
+        pull_back_several(m, s, scratch, items, panels, &tau_s, &tau_m);
     for (int k = 0; k < s.count; k += width) {
         const Doubles span = get(s.span + k), p_r = get(s.p_r + k);
-        const Doubles kept = exponential(larger(span * (-1.0 / m.tau_s), all(-700.0))) * p_r;
+        const Doubles kept = exponential(max_of(span * (-1.0 / m.tau_s), splat(-700.0))) * p_r;
         put(s.g_r + k, p_r - kept);
         put(s.p_r + k, kept);
         tau_ss += get(s.d_r + k) * span * kept;
     }
-    adjoint->tau_s += (tau_s + total(tau_ss)) / (m.tau_s * m.tau_s);
-    adjoint->tau_m += (tau_m + total(tau_ms)) / m.tau_m;
+    adjoint->grad_tau_s += (tau_s + sum_of(tau_ss)) / (m.tau_s * m.tau_s);
+    adjoint->grad_tau_m += (tau_m + sum_of(tau_ms)) / m.tau_m;
 
-    if (t.w_u != nullptr) jump(m, t, first, s, sums);
+    if (t.w_u != nullptr) pull_back_jump(m, t, first, s, sums);
     if (t.gated)
-        for (int k = 0; k < s.count; ++k) (t.waiting != nullptr ? t.waiting[unit(k)] : s.p_r[k]) += s.share[k];
+        for (int k = 0; k < s.count; ++k) (t.pending_p_r != nullptr ? t.pending_p_r[unit(k)] : s.p_r[k]) += s.gate_share[k];
     for (int k = 0; k < s.count; ++k) {
         const int i = unit(k);
-        adjoint->c[i] = s.p_c[k];
-        adjoint->u[i] = s.p_u[k];
-        adjoint->r[i] = s.p_r[k];
-        adjoint->z[i] = s.p_z[k];
-        adjoint->b_u[i] += s.g_u[k];
-        adjoint->b_r[i] += s.g_r[k];
-        adjoint->b_z[i] += s.g_z[k];
+        adjoint->p_c[i] = s.p_c[k];
+        adjoint->p_u[i] = s.p_u[k];
+        adjoint->p_r[i] = s.p_r[k];
+        adjoint->p_z[i] = s.p_z[k];
+        adjoint->grad_b_u[i] += s.g_u[k];
+        adjoint->grad_b_r[i] += s.g_r[k];
+        adjoint->grad_b_z[i] += s.g_z[k];
     }
 }
 
 }  // namespace continuous
 }  // namespace
 
-egru::continuous::Sums continuous_pull(const egru::continuous::Model& m, egru::continuous::Adjoint* adjoint,
-                                       const egru::continuous::Pull& pull, egru::continuous::Scratch* scratch) {
-    egru::continuous::Sums sums{};
-    for (int first = 0; first < pull.count; first += egru::continuous::block)
-        continuous::pull_block(m, adjoint, pull, first, scratch, &sums);
+egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Model& m, egru::continuous::Adjoint* adjoint,
+                                       const egru::continuous::TouchAdjoint& touch, egru::continuous::Scratch* scratch) {
+    egru::continuous::ReceiverSums sums{};
+    for (int first = 0; first < touch.count; first += egru::continuous::block)
+        continuous::pull_back_block(m, adjoint, touch, first, scratch, &sums);
     return sums;
 }
 

@@ -1,4 +1,5 @@
-// Touching units: flow to the present, jump, and a new time before which none of them fires.
+// The forward kernel: advance units to the current time, apply a jump, and compute new lower bounds of their events.
+// Also the table of kernels of this dispatch level.
 #include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 
@@ -45,26 +46,27 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
 
 inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     alignas(64) double span[block];
-    const double longest = rest * m.tau_s;
-    Longs beyond{};
+    const double longest = rest_after * m.tau_s;
+    Longs reaches_rest{};
     for (int k = 0; k < s.count; k += width) {
-        beyond |= get(s.span + k) > longest;
-        put(span + k, smaller(get(s.span + k), all(longest)));
+        reaches_rest |= get(s.span + k) > longest;
+        put(span + k, min_of(get(s.span + k), splat(longest)));
     }
     flow_panels(m, s, span, scratch);
-    if (!any(beyond)) return;
+    if (!any(reaches_rest)) return;
     for (int k = 0; k < s.count; k += width) {
         const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
-        const Doubles quiet = larger(get(s.span + k) - longest, all(0.0)), pace = quiet * g.u * (1.0 / m.tau_m);
+        const Doubles at_rest = max_of(get(s.span + k) - longest, splat(0.0)), pace = at_rest * g.u * (1.0 / m.tau_m);
         const Doubles c = get(s.c + k);
-        put(s.c + k, quiet > 0.0 ? g.z + (c - g.z) * exponential(larger(-pace, all(-700.0))) : c);
+        put(s.c + k, at_rest > 0.0 ? g.z + (c - g.z) * exponential(max_of(-pace, splat(-700.0))) : c);
     }
 }
 
-// A time before which no unit fires: since c' <= u* (z* - c) / tau_m with the largest gates to come, and since z must
-// exceed theta, which happens in a window of time known in closed form. Lowered by a few roundings.
+// Computes a time before which each unit emits no event. dc/dt is at most u (z - c) / tau_m with the largest u and z to
+// come, and z must exceed theta, which it does in a time window known in closed form. The bound is lowered by a few
+// rounding errors.
 inline void lower_bounds(const Model& m, Units& s, double time) {
-    const Doubles never = all(__builtin_inf());
+    const Doubles never = splat(__builtin_inf());
     for (int k = 0; k < s.count; k += width) {
         const Doubles b_z = get(s.b_z + k), d_z = get(s.d_z + k), a_z = b_z + d_z, onset = get(s.onset + k);
         const Longs now = a_z > onset, later = b_z > onset, ever = now | later;
@@ -73,16 +75,16 @@ inline void lower_bounds(const Model& m, Units& s, double time) {
             continue;
         }
         const Doubles b_u = get(s.b_u + k), c = get(s.c + k), theta = get(s.theta + k);
-        const Gates g = gates(larger(b_u + get(s.d_u + k), b_u), larger(a_z, b_z));
+        const Gates g = gates(max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
         const Doubles ratio = d_z / (onset - b_z);
         const Longs turns = (now ^ later) & (ratio < 1e300) & (ratio > 1.0);
-        const Doubles turn = m.tau_s * logarithm(turns ? ratio : all(1.0));
+        const Doubles turn = m.tau_s * logarithm(turns ? ratio : splat(1.0));
         const Longs rises = (c < theta) & (g.z > theta);
-        const Doubles climb = logarithm(rises ? (g.z - c) / (g.z - theta) : all(1.0)) - 2e-15;
-        Doubles bound = m.tau_m / g.u * climb;
-        bound = larger(bound, now ? all(0.0) : turn);
-        bound = larger(bound * (1 - 4e-15), all(0.0));
-        // z leaves the window at `turn`; at the edge, where that time rounds to nothing or to infinity, nobody is sure
+        const Doubles log_ratio = logarithm(rises ? (g.z - c) / (g.z - theta) : splat(1.0)) - 2e-15;
+        Doubles bound = m.tau_m / g.u * log_ratio;
+        bound = max_of(bound, now ? splat(0.0) : turn);
+        bound = max_of(bound * (1 - 4e-15), splat(0.0));
+        // The window closes at `turn`. If rounding makes that time 0 or infinite, keep the unit as a candidate.
         const Longs over = now & ~later & turns & (bound > turn * (1 + 4e-15));
         put(s.key + k, ever & ~over ? time + bound : never);
     }
@@ -115,42 +117,42 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
     for (int k = 0; k < s.count; k += width) put(before + k, get(s.c + k));
     flow_all(m, s, scratch);
 
-    const bool fires = t.emitter >= first && t.emitter < first + s.count;
+    const bool has_emitter = t.emitter >= first && t.emitter < first + s.count;
     for (int k = 0; k < s.count; k += width) {
-        // below threshold it stays until its own event, which is found elsewhere: this is rounding
+        // Crossings are found by the search. A state that reaches its threshold here did so by rounding.
         const Doubles theta = get(s.theta + k), below = theta * (1 - 0x1p-52), c = get(s.c + k);
-        put(s.c + k, get(before + k) < theta ? smaller(c, below) : c);
-        const Doubles q = exponential(larger(get(s.span + k) * (-1.0 / m.tau_s), all(-700.0)));
+        put(s.c + k, get(before + k) < theta ? min_of(c, below) : c);
+        const Doubles q = exponential(max_of(get(s.span + k) * (-1.0 / m.tau_s), splat(-700.0)));
         put(s.d_u + k, get(s.d_u + k) * q);
         put(s.d_r + k, get(s.d_r + k) * q);
         put(s.d_z + k, get(s.d_z + k) * q);
     }
-    if (fires) s.c[t.emitter - first] = 0;
+    if (has_emitter) s.c[t.emitter - first] = 0;
     if (t.gated)
         for (int k = 0; k < s.count; ++k)
             s.gate[k] = t.gate != nullptr ? t.gate[unit(k)] : s.b_r[k] + s.d_r[k];
     if (t.w_u != nullptr)
         for (int k = 0; k < s.count; k += width) {
-            const int here = s.count - k;
-            Doubles w_z = load_part<double>(t.w_z + first + k, here);
+            const int lanes_left = s.count - k;
+            Doubles w_z = load_part<double>(t.w_z + first + k, lanes_left);
             if (t.gated) w_z *= sigmoid_of(get(s.gate + k));
-            put(s.d_u + k, get(s.d_u + k) + t.scale * load_part<double>(t.w_u + first + k, here));
-            put(s.d_r + k, get(s.d_r + k) + t.scale * load_part<double>(t.w_r + first + k, here));
+            put(s.d_u + k, get(s.d_u + k) + t.scale * load_part<double>(t.w_u + first + k, lanes_left));
+            put(s.d_r + k, get(s.d_r + k) + t.scale * load_part<double>(t.w_r + first + k, lanes_left));
             put(s.d_z + k, get(s.d_z + k) + t.scale_z * w_z);
         }
     if (!t.keep_keys) lower_bounds(m, s, t.time);
 
-    double* tape = t.tape + first;
+    double* record = t.record + first;
     const int64_t row = t.count;
     for (int k = 0; k < s.count; ++k) {
         const int i = unit(k);
-        tape[k] = state.a_u[i] = s.b_u[k] + s.d_u[k];
-        tape[k + row] = state.a_r[i] = s.b_r[k] + s.d_r[k];
-        tape[k + 2 * row] = state.a_z[i] = s.b_z[k] + s.d_z[k];
-        tape[k + 3 * row] = state.c[i] = s.c[k];
+        record[k] = state.a_u[i] = s.b_u[k] + s.d_u[k];
+        record[k + row] = state.a_r[i] = s.b_r[k] + s.d_r[k];
+        record[k + 2 * row] = state.a_z[i] = s.b_z[k] + s.d_z[k];
+        record[k + 3 * row] = state.c[i] = s.c[k];
     }
-    if (m.receiver)
-        for (int k = 0; k < s.count; ++k) tape[k + 4 * row] = t.gated ? s.gate[k] : 0;
+    if (m.receiver_reset)
+        for (int k = 0; k < s.count; ++k) record[k + 4 * row] = t.gated ? s.gate[k] : 0;
     if (!t.keep_keys)
         for (int k = 0; k < s.count; ++k) state.key[unit(k)] = s.key[k];
 }
@@ -159,12 +161,12 @@ void advance(const Model& m, const State& state, const Touch& t, Scratch* scratc
     for (int first = 0; first < t.count; first += block) advance_block(m, state, t, first, scratch);
 }
 
-int lowest(const double* keys, int count) {
+int argmin(const double* keys, int count) {
     int k = 0;
     double least = keys[0];
     if (count >= width) {
         Doubles v = get(keys);
-        for (k = width; k + width <= count; k += width) v = smaller(v, get(keys + k));
+        for (k = width; k + width <= count; k += width) v = min_of(v, get(keys + k));
         for (int i = 0; i < width; ++i) least = v[i] < least ? v[i] : least;
     }
     for (; k < count; ++k) least = keys[k] < least ? keys[k] : least;
@@ -176,7 +178,7 @@ int lowest(const double* keys, int count) {
 }  // namespace
 
 extern const egru::continuous::ContinuousTable continuous_table;
-const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_crossing, continuous::lowest,
-                                                         continuous_pull};
+const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_find_crossing, continuous::argmin,
+                                                         continuous_pull_back};
 
 }  // namespace egru::EGRU_LEVEL

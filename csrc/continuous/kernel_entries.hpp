@@ -1,13 +1,15 @@
-// The kernels of one level, which touch.cpp gathers into its table.
+// Kernels of one dispatch level that are defined in other files than the table, which is in kernel_advance.cpp.
 #pragma once
 
 #include "continuous/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {
 
-egru::continuous::Crossing continuous_crossing(const egru::continuous::Model& model, int unit, double a_u, double a_z,
-                                               double c, double span);
-egru::continuous::Sums continuous_pull(const egru::continuous::Model& model, egru::continuous::Adjoint* adjoint,
-                                       const egru::continuous::Pull& pull, egru::continuous::Scratch* scratch);
+egru::continuous::Crossing continuous_find_crossing(const egru::continuous::Model& model, int unit, double a_u,
+                                                    double a_z, double c, double span);
+egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Model& model,
+                                                    egru::continuous::Adjoint* adjoint,
+                                                    const egru::continuous::TouchAdjoint& touch,
+                                                    egru::continuous::Scratch* scratch);
 
 }  // namespace egru::EGRU_LEVEL

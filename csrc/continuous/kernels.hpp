@@ -1,8 +1,8 @@
-// The inner loops of the continuous-time engine, once per dispatch level.
+// The kernels of the continuous-time engine: vectorised inner loops, compiled once per dispatch level.
 //
-// The model, its quadrature and the adjoint over one panel are those of docs/continuous.md. A touch brings a list of
-// units from their last touch to the present and adds a jump to their activations; between touches nothing happens to
-// them. Arrays are indexed by unit; what concerns one touch by the position in its list.
+// The model, its quadrature and the adjoint are described in docs/continuous.md. Units are updated lazily. A "touch"
+// advances a list of units from their last touch to the current time and adds a jump to their activations. Between
+// touches a unit is not computed. Arrays of a run are indexed by unit, arrays of a touch by the position in its list.
 #pragma once
 
 #include <cstdint>
@@ -12,50 +12,51 @@
 namespace egru::continuous {
 
 constexpr int max_nodes = 32;
-constexpr int max_points = max_nodes + 8;  // with the end of the panel, in whole vectors
-constexpr int block = 64;  // units that are treated together
+constexpr int max_points = max_nodes + 8;  // the nodes and the end of the panel, rounded up to whole vectors
+constexpr int block = 64;                  // units that are processed together
 
-// Parameters of one run. `onset` is artanh(theta), infinite for theta >= 1.
+// Parameters of one run.
 struct Model {
     int units;
     double tau_s, tau_m, tau_o;
-    const double *b_u, *b_r, *b_z, *theta, *onset;
-    bool receiver;  // reset gate of the receiver instead of the emitter
-    int nodes;      // of the quadrature: x, w, and A[i * nodes + j], the integral up to x_i
+    const double *b_u, *b_r, *b_z, *theta;
+    const double* onset;  // artanh(theta), infinite for theta >= 1: z > theta if a_z > onset
+    bool receiver_reset;  // the reset gate is that of the receiver, not of the emitter
+    int nodes;            // the quadrature rule: x, w, and A[i * nodes + j], which integrates up to x_i
     double panel;
     const double *x, *w, *A;
-    // The nodes and then the end of the panel, padded to vectors, for one unit at a time; `columns` is A transposed,
-    // w as the row of the end, `stride` doubles a column.
+    // The same rule with the end of the panel as an additional point, padded to whole vectors, for one unit at a time.
+    // `columns` is A transposed with w as the row of the end; a column has `stride` doubles.
     int stride;
     const double *points, *weights, *columns;
 };
 
-// Scratch for panels beyond one per unit. `grow` makes room for `wanted` doubles.
+// Temporary memory for units with more than one panel. `grow` provides at least `needed` doubles.
 struct Scratch {
     double* data;
     int64_t capacity;
-    void (*grow)(Scratch*, int64_t wanted);
+    void (*grow)(Scratch*, int64_t needed);
 };
 
-// Units as of their last touch; `key` is a time before which the unit will not fire.
+// Units at the time of their last touch, `last`. `key` is a time before which the unit emits no event.
 struct State {
     double *a_u, *a_r, *a_z, *c, *last, *key;
 };
 
-constexpr int tape_rows = 4;           // a_u, a_r, a_z, c after the jump, each as long as the list
-constexpr int tape_rows_receiver = 5;  // and the a_r that gated it
+constexpr int record_rows = 4;                 // a_u, a_r, a_z and c after the jump, each as long as the list
+constexpr int record_rows_receiver_reset = 5;  // and the a_r that gated the jump
 
 struct Touch {
-    const int32_t* index;  // units; null: 0 to count - 1
+    const int32_t* index;  // the units; null: 0 to count - 1
     int count;
-    int emitter;  // position in the list, or -1: its c becomes 0
+    int emitter;  // position in the list of the unit whose c becomes 0, or -1
     double time;
     const double *w_u, *w_r, *w_z;  // null: no jump
     double scale, scale_z;          // the jump is scale * w_u, scale * w_r, scale_z * w_z
-    bool gated;                     // w_z also times the reset gate of the receiver
-    const double* gate;             // a_r of the gate, by unit; null: that of the moment
-    bool keep_keys;
-    double* tape;
+    bool gated;                     // w_z is also multiplied by the reset gate of the receiver
+    const double* gate;             // a_r of that gate by unit; null: the current a_r
+    bool keep_keys;                 // leave the keys as they are, because the trajectories do not change
+    double* record;                 // where the rows for the backward pass are written
 };
 
 enum class Outcome { none_yet, found, never };
@@ -66,40 +67,41 @@ struct Crossing {
     int evaluations;
 };
 
-// Derivatives of the loss by the state, as of time `back`, and of what is gathered per unit.
+// Derivatives p of the loss by the state of each unit at `time`, and the gradients summed so far.
 struct Adjoint {
-    double *c, *u, *r, *z, *back;
-    double *b_u, *b_r, *b_z;
-    double tau_s, tau_m;
+    double *p_c, *p_u, *p_r, *p_z, *time;
+    double *grad_b_u, *grad_b_r, *grad_b_z;
+    double grad_tau_s, grad_tau_m;
 };
 
-struct Pull {
+// The adjoint of a touch; see Touch for the fields of the same name.
+struct TouchAdjoint {
     const int32_t* index;
     int count;
     int emitter;
     double time;
-    const double* tape;
-    const double *w_u, *w_r, *w_z;  // null: no jump here
+    const double* record;
+    const double *w_u, *w_r, *w_z;
     double scale, scale_z;
     bool gated;
-    double* waiting;          // by unit: where the gates' share of p_r goes; null: to p_r itself
-    double *g_u, *g_r, *g_z;  // gradients of the weights
+    double* pending_p_r;               // by unit: receives what the reset gates add to p_r; null: p_r itself
+    double *grad_u, *grad_r, *grad_z;  // gradients of the weights
 };
 
-// Sums over the receivers: w_x p_x (z: times the gate, if gated), w_z p_z times the gate's rate, and p_c times the jump
-// of dc/dt (before minus after), the emitter left out.
-struct Sums {
-    double u, r, z, z_rate, slope;
+// Sums over the receivers. `slope` is that of p_c times the jump of dc/dt (before minus after), without the emitter.
+struct ReceiverSums {
+    double u, r, z;  // w_x p_x; z: times the gate if it is that of the receiver
+    double z_rate;   // w_z p_z times the derivative of the gate by time
+    double slope;
 };
 
 struct ContinuousTable {
     void (*advance)(const Model& model, const State& state, const Touch& touch, Scratch* scratch);
-    Crossing (*crossing)(const Model& model, int unit, double a_u, double a_z, double c, double span);
-    int (*lowest)(const double* keys, int count);  // the first of the least
-    Sums (*pull)(const Model& model, Adjoint* adjoint, const Pull& pull, Scratch* scratch);
+    Crossing (*find_crossing)(const Model& model, int unit, double a_u, double a_z, double c, double span);
+    int (*argmin)(const double* keys, int count);  // the first of several minima
+    ReceiverSums (*pull_back)(const Model& model, Adjoint* adjoint, const TouchAdjoint& touch, Scratch* scratch);
 };
 
 }  // namespace egru::continuous
 
-// By level: the tables are filled from three sources.
 EGRU_DECLARE_TABLE(egru::continuous::ContinuousTable, continuous_table)

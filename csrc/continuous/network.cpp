@@ -8,18 +8,18 @@
 namespace egru::continuous {
 namespace {
 
-constexpr int tile = 16;  // of the transposition: rows and columns read together
+constexpr int tile = 16;  // rows and columns that are transposed together
 
-Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources, bool recurrent, bool diagonal) {
-    Fan fan;
+FanOut make_fan(const double* weights, const uint8_t* mask, int units, int sources, bool recurrent, bool diagonal) {
+    FanOut fan;
     const size_t H = static_cast<size_t>(units), D = static_cast<size_t>(sources);
     fan.dense = mask == nullptr;
     fan.start.assign(D + 1, 0);
-    if (recurrent) fan.itself.resize(D);
-    fan.severed.assign(fan.itself.size(), !diagonal);
+    if (recurrent) fan.self_position.resize(D);
+    fan.self_absent.assign(fan.self_position.size(), !diagonal);
     if (fan.dense) {
         for (size_t n = 0; n <= D; ++n) fan.start[n] = static_cast<int64_t>(n * H);
-        for (size_t n = 0; n < fan.itself.size(); ++n) fan.itself[n] = static_cast<int32_t>(n);
+        for (size_t n = 0; n < fan.self_position.size(); ++n) fan.self_position[n] = static_cast<int32_t>(n);
         for (int g = 0; g < 3; ++g) {
             fan.w[g].resize(H * D);
             const double* from = weights + static_cast<size_t>(g) * H * D;
@@ -35,20 +35,20 @@ Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources,
     std::vector<int32_t> post, pre;
     for (size_t m = 0; m < H; ++m) {
         const uint8_t* row = mask + m * D;
-        const auto found = [&](size_t n) {
+        const auto add_connection = [&](size_t n) {
             post.push_back(static_cast<int32_t>(m));
             pre.push_back(static_cast<int32_t>(n));
             ++fan.start[n + 1];
         };
         size_t n = 0;
-        for (uint64_t word; n + 8 <= D; n += 8) {  // most of the mask is empty
+        for (uint64_t word; n + 8 <= D; n += 8) {  // skip eight absent connections at once
             std::memcpy(&word, row + n, 8);
             if (word == 0 && !(recurrent && m >= n && m < n + 8)) continue;
             for (size_t i = n; i < n + 8; ++i)
-                if (row[i] != 0 || (recurrent && i == m)) found(i);
+                if (row[i] != 0 || (recurrent && i == m)) add_connection(i);
         }
         for (; n < D; ++n)
-            if (row[n] != 0 || (recurrent && n == m)) found(n);
+            if (row[n] != 0 || (recurrent && n == m)) add_connection(n);
     }
     for (size_t n = 0; n < D; ++n) fan.start[n + 1] += fan.start[n];
     fan.index.resize(post.size());
@@ -56,10 +56,10 @@ Fan make_fan(const double* weights, const uint8_t* mask, int units, int sources,
     std::vector<int64_t> next(fan.start.begin(), fan.start.end() - 1);
     for (size_t i = 0; i < post.size(); ++i) {
         const size_t m = static_cast<size_t>(post[i]), n = static_cast<size_t>(pre[i]), k = static_cast<size_t>(next[n]++);
-        const bool itself = recurrent && m == n, absent = itself && (!diagonal || mask[m * D + n] == 0);
+        const bool is_self = recurrent && m == n, absent = is_self && (!diagonal || mask[m * D + n] == 0);
         fan.index[k] = post[i];
-        if (itself) fan.itself[n] = static_cast<int32_t>(static_cast<int64_t>(k) - fan.start[n]);
-        if (itself) fan.severed[n] = absent;
+        if (is_self) fan.self_position[n] = static_cast<int32_t>(static_cast<int64_t>(k) - fan.start[n]);
+        if (is_self) fan.self_absent[n] = absent;
         for (size_t g = 0; g < 3; ++g) fan.w[g][k] = absent ? 0 : weights[(g * H + m) * D + n];
     }
     return fan;
@@ -76,29 +76,29 @@ Network::Network(const ContinuousCall& call)
     theta_.assign(at<double>(call.theta), at<double>(call.theta) + H);
     for (const double theta : theta_)
         onset_.push_back(theta < 1 ? std::atanh(theta) : std::numeric_limits<double>::infinity());
-    const double *x = at<double>(call.x), *w = at<double>(call.w), *A = at<double>(call.A);
+    const double *x = at<double>(call.rule_x), *w = at<double>(call.rule_w), *A = at<double>(call.rule_A);
     rule_.resize(n * (n + 2));
     std::copy_n(x, n, rule_.data());
     std::copy_n(w, n, rule_.data() + n);
     std::copy_n(A, n * n, rule_.data() + 2 * n);
-    // padded to whole vectors of the widest level: points, weights, then the columns
+    // Points, weights and columns, padded to whole vectors of the widest level; see Model.
     const size_t stride = (n + 1 + 7) / 8 * 8;
-    padded_.assign(stride * (n + 2), 0);
-    std::fill_n(padded_.begin(), stride, 1.0);
-    std::copy_n(x, n, padded_.data());
-    std::copy_n(w, n, padded_.data() + stride);
+    padded_rule_.assign(stride * (n + 2), 0);
+    std::fill_n(padded_rule_.begin(), stride, 1.0);
+    std::copy_n(x, n, padded_rule_.data());
+    std::copy_n(w, n, padded_rule_.data() + stride);
     for (size_t j = 0; j < n; ++j) {
-        double* column = padded_.data() + (2 + j) * stride;
+        double* column = padded_rule_.data() + (2 + j) * stride;
         for (size_t i = 0; i < n; ++i) column[i] = A[i * n + j];
         column[n] = w[j];
     }
     model_ = Model{call.units, call.tau_s, call.tau_m, call.tau_o, b_.data(), b_.data() + H, b_.data() + 2 * H,
-                   theta_.data(), onset_.data(), call.receiver, call.nodes, call.panel, rule_.data(), rule_.data() + n,
-                   rule_.data() + 2 * n, static_cast<int>(stride), padded_.data(), padded_.data() + stride,
-                   padded_.data() + 2 * stride};
+                   theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(), rule_.data() + n,
+                   rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(), padded_rule_.data() + stride,
+                   padded_rule_.data() + 2 * stride};
 }
 
-void Network::spread(const Fan& fan, const double* const gradient[3], double* to) const {
+void Network::scatter(const FanOut& fan, const double* const gradient[3], double* to) const {
     const size_t H = static_cast<size_t>(model_.units), D = fan.start.size() - 1;
     for (size_t g = 0; g < 3; ++g) {
         double* target = to + g * H * D;
@@ -113,8 +113,8 @@ void Network::spread(const Fan& fan, const double* const gradient[3], double* to
                 for (int64_t k = fan.start[n]; k < fan.start[n + 1]; ++k)
                     target[static_cast<size_t>(fan.index[static_cast<size_t>(k)]) * D + n] = gradient[g][k];
         }
-        for (size_t n = 0; n < fan.severed.size(); ++n)
-            if (fan.severed[n]) target[n * D + n] = 0;
+        for (size_t n = 0; n < fan.self_absent.size(); ++n)
+            if (fan.self_absent[n]) target[n * D + n] = 0;
     }
 }
 

@@ -1,5 +1,7 @@
-// One panel of the quadrature: many units at once, a panel in each lane. Over a panel of length h, c is an affine function
-// of its start, and the adjoint is bilinear in the start of c and the end of p_c: panels do not wait for one another.
+// One panel of the quadrature, vectorised over panels: each lane is a panel of some unit.
+//
+// Over a panel, c at the end is an affine function of c at the start. The adjoint is bilinear in c at the start and p_c at
+// the end. So all panels are computed independently and then combined in order.
 #pragma once
 
 #include "continuous/vector_math.hpp"
@@ -14,7 +16,8 @@ using egru::continuous::max_nodes;
 using egru::continuous::Model;
 using egru::continuous::Scratch;
 
-// a - b at the start (d_), and b. `decays`: exp(-t / tau_s) at the nodes and the end, if all lanes have it in common.
+// A panel of length h. d_x is a_x - b_x at its start. `decays` is exp(-t / tau_s) at the nodes and the end if it is the
+// same in all lanes, else null.
 struct Panel {
     Doubles d_u, b_u, d_z, b_z, h;
     const double* decays;
@@ -22,10 +25,10 @@ struct Panel {
 
 // exp(-t / tau_s) at node i, or at the end of the panel for i = nodes.
 inline Doubles decay_at(const Model& m, const Panel& p, Doubles rate, int i) {
-    return p.decays != nullptr ? all(p.decays[i]) : exponential(rate * m.points[i]);
+    return p.decays != nullptr ? splat(p.decays[i]) : exponential(rate * m.points[i]);
 }
 
-// The decays of a block, if all of its units were touched together; else null.
+// Computes the decays of a block if all its units have the same span, else returns null.
 inline const double* common_decays(const Model& m, const double* span, int count, double* decays) {
     for (int k = 1; k < count; ++k)
         if (span[k] != span[0]) return nullptr;
@@ -33,7 +36,7 @@ inline const double* common_decays(const Model& m, const double* span, int count
     return decays;
 }
 
-// c at the end is scale * c + shift.
+// c at the end of the panel is scale * c + shift.
 struct Affine {
     Doubles scale, shift;
 };
@@ -65,7 +68,7 @@ inline Affine flow(const Model& m, const Panel& p) {
     return {scale, z_end - scale * (z_start + decay * sum)};
 }
 
-// What the pullback needs of a panel. With a = scale * p_c(end), which is p_c(start), and c at the start:
+// What the adjoint needs of a panel. With c at the start and a = scale * p_c(end), which is p_c(start):
 //   integrals of gamma_u, q gamma_u, q t gamma_u   -a (c x[0..2] + y[0..2])
 //   integrals of gamma_z, q gamma_z, q t gamma_z    a v[0..2]
 //   integral of p_c dc/dt                          -a (c rate + lag)
@@ -136,18 +139,18 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     return r;
 }
 
-// After this many tau_s of rest the activations are at their biases, to rounding: what follows has a closed form, and
-// silence costs nothing.
-constexpr double rest = 45;
+// After this many tau_s without a touch, the activations equal their biases to rounding. From then on everything has a
+// closed form, so long inactivity costs nothing.
+constexpr double rest_after = 45;
 
-// The number of panels of each of a block's units, whose stretches are `span` long; returns their sum.
+// Computes the number of panels of each unit of a block, whose spans are given. Returns their sum.
 inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z, const double* span, int count,
                             int32_t* panels) {
     const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
     int64_t sum = 0;
     for (int k = 0; k < count; k += width) {
-        const Doubles far = larger(magnitude(get(d_u + k)), magnitude(get(d_z + k)));
-        const Doubles load = get(span + k) * ((1.0 + 0.5 * far) * by_s + by_m);
+        const Doubles distance = max_of(abs_of(get(d_u + k)), abs_of(get(d_z + k)));
+        const Doubles load = get(span + k) * ((1.0 + 0.5 * distance) * by_s + by_m);
         for (int i = 0; i < width && k + i < count; ++i) {
             const int32_t whole = (int32_t)(load[i] < 1e9 ? load[i] : 1e9);
             const int32_t needed = whole + (load[i] > whole || whole == 0);
@@ -158,7 +161,7 @@ inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z
     return sum;
 }
 
-// Where a unit has several panels, every panel gets an entry of its own: starts, lengths and offsets in time.
+// The panels of a block whose units have several panels, one entry per panel. `from` is the time since the last touch.
 struct Expanded {
     double *d_u, *b_u, *d_z, *b_z, *h, *from;
     int64_t count, stride;
@@ -170,8 +173,8 @@ inline int64_t padded(int64_t count) { return (count + width - 1) / width * widt
 
 inline Expanded expand(Scratch* scratch, int outputs, int64_t items, const double* d_u, const double* b_u,
                        const double* d_z, const double* b_z, const double* span, const int32_t* panels, int count) {
-    const int64_t stride = padded(items), wanted = stride * (expanded_arrays + outputs);
-    if (scratch->capacity < wanted) scratch->grow(scratch, wanted);
+    const int64_t stride = padded(items), needed = stride * (expanded_arrays + outputs);
+    if (scratch->capacity < needed) scratch->grow(scratch, needed);
     double* at = scratch->data;
     Expanded e{at, at + stride, at + 2 * stride, at + 3 * stride, at + 4 * stride, at + 5 * stride, items, stride};
     int64_t i = 0;
@@ -191,7 +194,7 @@ inline Expanded expand(Scratch* scratch, int outputs, int64_t items, const doubl
 }
 
 inline Panel panel_of(const Model& m, const Expanded& e, int64_t i) {
-    const Doubles past = exponential(larger(get(e.from + i) * (-1.0 / m.tau_s), all(-700.0)));
+    const Doubles past = exponential(max_of(get(e.from + i) * (-1.0 / m.tau_s), splat(-700.0)));
     return {get(e.d_u + i) * past, get(e.b_u + i), get(e.d_z + i) * past, get(e.b_z + i), get(e.h + i), nullptr};
 }
 
@@ -200,7 +203,7 @@ struct Count {
     static constexpr int nodes = N;
 };
 
-// Calls `work` with the number of nodes as a compile-time constant where it is a common one, else with 0.
+// Calls `work` with the number of nodes as a compile-time constant, or with 0 if there is no special version.
 template <class Work>
 [[gnu::always_inline]] inline void with_nodes(const Model& m, Work work) {
     if (m.nodes == 6) return work(Count<6>{});

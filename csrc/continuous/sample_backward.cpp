@@ -1,4 +1,5 @@
-// One sample backward: the adjoint of every step, last to first. p_x is the derivative of the loss by what lies later.
+// The backward pass of one sample: the adjoint of every step, from the last to the first. p_x is the derivative by x of
+// the part of the loss that lies later in time; the jumps at events are those of docs/continuous.md.
 #include <algorithm>
 #include <cmath>
 
@@ -9,170 +10,177 @@ namespace {
 
 double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
 
-class PullBack {
+class BackwardSample {
 public:
-    PullBack(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients)
+    BackwardSample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, Gradients* gradients)
         : call_(call), network_(tape.network), model_(network_.model()), table_(EGRU_PICK(continuous_table)),
-          sample_(tape.samples[static_cast<size_t>(number)]), number_(static_cast<size_t>(number)),
+          tape_(tape.samples[static_cast<size_t>(sample)]), sample_(static_cast<size_t>(sample)),
           first_event_(first_event), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients) {
         double* at = memory_.data();
-        p_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(), gradients_.b[1].data(),
-                     gradients_.b[2].data(), 0, 0};
+        adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
+                           gradients_.b[1].data(), gradients_.b[2].data(), 0, 0};
         p_o_ = at + 5 * H_;
-        o_back_ = at + 6 * H_;
-        waiting_ = at + 7 * H_;
-        std::fill_n(p_.back, H_, call.horizon);
-        std::fill_n(o_back_, H_, call.horizon);
-        if (call.by_a_last != 0)  // u, r, z are adjacent
-            std::copy_n(egru::continuous::at<double>(call.by_a_last) + 3 * H_ * number_, 3 * H_, p_.u);
+        o_time_ = at + 6 * H_;
+        pending_p_r_ = at + 7 * H_;
+        std::fill_n(adjoint_.time, H_, call.horizon);
+        std::fill_n(o_time_, H_, call.horizon);
+        if (call.cotangent_a_last != 0)  // p_u, p_r, p_z are adjacent
+            std::copy_n(egru::continuous::at<double>(call.cotangent_a_last) + 3 * H_ * sample_, 3 * H_, adjoint_.p_u);
     }
 
-    void run(Stop* stop, bool caller) {
-        for (size_t k = sample_.steps.size(); k-- > 0;) {
-            stop->check(caller);
-            const Step& step = sample_.steps[k];
+    void run(StopFlag* stop, bool may_poll) {
+        for (size_t k = tape_.steps.size(); k-- > 0;) {
+            stop->check(may_poll);
+            const Step& step = tape_.steps[k];
             switch (step.kind) {
-                case Kind::internal:
-                case Kind::forced: internal(step); break;
-                case Kind::input: input(step); break;
-                case Kind::readout: readout(step); break;
-                case Kind::start: start(step); break;
+                case StepKind::internal:
+                case StepKind::forced: internal(step); break;
+                case StepKind::input: input(step); break;
+                case StepKind::readout: readout(step); break;
+                case StepKind::start: start(step); break;
             }
         }
-        gradients_.tau_s += p_.tau_s;
-        gradients_.tau_m += p_.tau_m;
-        gradients_.tau_o += tau_o_;
-        at<int64_t>(call_.floored)[number_] = floored_;
+        gradients_.tau_s += adjoint_.grad_tau_s;
+        gradients_.tau_m += adjoint_.grad_tau_m;
+        gradients_.tau_o += grad_tau_o_;
+        at<int64_t>(call_.floored)[sample_] = floored_;
     }
 
 private:
     void internal(const Step& step) {
-        const int n = step.unit;
-        const Fan& fan = network_.recurrent();
+        const int n = step.source;
+        const FanOut& fan = network_.recurrent();
         const double y = network_.amplitude(n), r = sigmoid(step.a_r);
-        Pull pull = jump_of(fan, n, y, step, gradients_.V);
-        pull.emitter = fan.itself[static_cast<size_t>(n)];
-        pull.gated = model_.receiver;
-        pull.waiting = step.grouped ? waiting_ : nullptr;
-        if (!model_.receiver) pull.scale_z = y * r;
-        for (Passed& later : passed_) {  // their times are that of the group: none of them moves by this jump
-            later.p = p_.c[later.unit];
-            p_.c[later.unit] = 0;
+        TouchAdjoint touch = touch_receivers(fan, n, y, step, gradients_.V);
+        touch.emitter = fan.self_position[static_cast<size_t>(n)];
+        touch.gated = model_.receiver_reset;
+        touch.pending_p_r = step.grouped ? pending_p_r_ : nullptr;
+        if (!model_.receiver_reset) touch.scale_z = y * r;
+        // Processed members of the group emit at the time of the group, so this jump does not move them.
+        for (ProcessedMember& member : processed_) {
+            member.p_c = adjoint_.p_c[member.unit];
+            adjoint_.p_c[member.unit] = 0;
         }
-        Sums sums = table_.pull(model_, &p_, pull, &room_);
-        for (const Passed& later : passed_) p_.c[later.unit] = later.p;
-        const double dr = r * (1 - r), received = sums.z;
-        if (!model_.receiver) {
-            sums.z_rate = dr * (model_.b_r[n] - step.a_r) / model_.tau_s * received;
-            sums.z = r * received;
+        ReceiverSums sums = table_.pull_back(model_, &adjoint_, touch, &scratch_);
+        for (const ProcessedMember& member : processed_) adjoint_.p_c[member.unit] = member.p_c;
+        const double dr = r * (1 - r), ungated_z = sums.z;
+        if (!model_.receiver_reset) {
+            sums.z_rate = dr * (model_.b_r[n] - step.a_r) / model_.tau_s * ungated_z;
+            sums.z = r * ungated_z;
         }
-        pull_trace(n, step.time, step.o);
+        pull_back_trace(n, step.time, step.o);
 
-        const double* own = step.tape + pull.emitter;  // just after the event, when c is 0
-        const double after = sigmoid(own[0]) * std::tanh(own[2 * pull.count]) / model_.tau_m;
-        const double carried = sums.u + sums.r + sums.z;
-        const int64_t event = first_event_ + step.item;
-        const double by_event_time = -p_.c[n] * after + sums.slope + y * (carried / model_.tau_s + sums.z_rate) +
-                                     y / model_.tau_o * p_o_[n] + at<double>(call_.by_time)[event];
-        double before = 0;
+        const double* emitter = step.record + touch.emitter;  // just after the event, when c is 0
+        const double slope_after = sigmoid(emitter[0]) * std::tanh(emitter[2 * touch.count]) / model_.tau_m;
+        const double sum = sums.u + sums.r + sums.z;
+        const int64_t event = first_event_ + step.index;
+        const double by_event_time = -adjoint_.p_c[n] * slope_after + sums.slope +
+                                     y * (sum / model_.tau_s + sums.z_rate) + y / model_.tau_o * p_o_[n] +
+                                     at<double>(call_.cotangent_times)[event];
+        double p_c_before = 0;
         double& theta = gradients_.theta[static_cast<size_t>(n)];
-        if (step.kind == Kind::internal) {
+        if (step.kind == StepKind::internal) {
             const double rise = std::tanh(step.a_z) - model_.theta[n];
-            floored_ += rise < call_.floor;
-            before = -by_event_time * model_.tau_m / (sigmoid(step.a_u) * std::max(rise, call_.floor));
-            theta -= before;
+            floored_ += rise < call_.grazing_floor;
+            p_c_before = -by_event_time * model_.tau_m / (sigmoid(step.a_u) * std::max(rise, call_.grazing_floor));
+            theta -= p_c_before;
         }
-        if (!call_.unit_amplitude) theta += carried + p_o_[n] + at<double>(call_.by_amplitude)[event];
-        p_.c[n] = before;
+        if (!call_.unit_amplitude) theta += sum + p_o_[n] + at<double>(call_.cotangent_amplitudes)[event];
+        adjoint_.p_c[n] = p_c_before;
 
         if (!step.grouped) {
-            if (!model_.receiver) p_.r[n] += y * dr * received;
+            if (!model_.receiver_reset) adjoint_.p_r[n] += y * dr * ungated_z;
             return;
         }
-        if (!model_.receiver) waiting_[n] += y * dr * received;
-        passed_.push_back({n, 0});
+        if (!model_.receiver_reset) pending_p_r_[n] += y * dr * ungated_z;
+        processed_.push_back({n, 0});
         if (!step.first) return;
         for (size_t m = 0; m < H_; ++m) {
-            p_.r[m] += waiting_[m];
-            waiting_[m] = 0;
+            adjoint_.p_r[m] += pending_p_r_[m];
+            pending_p_r_[m] = 0;
         }
-        passed_.clear();
+        processed_.clear();
     }
 
     void input(const Step& step) {
-        const double x = at<double>(call_.input_values)[step.item];
-        const Sums sums = table_.pull(model_, &p_, jump_of(network_.input(), step.unit, x, step, gradients_.U), &room_);
-        const double carried = sums.u + sums.r + sums.z;
-        at<double>(call_.grad_input_values)[step.item] = carried;
-        at<double>(call_.grad_input_times)[step.item] = sums.slope + x * carried / model_.tau_s;
+        const double x = at<double>(call_.input_values)[step.index];
+        const TouchAdjoint touch = touch_receivers(network_.input(), step.source, x, step, gradients_.U);
+        const ReceiverSums sums = table_.pull_back(model_, &adjoint_, touch, &scratch_);
+        const double sum = sums.u + sums.r + sums.z;
+        at<double>(call_.grad_input_values)[step.index] = sum;
+        at<double>(call_.grad_input_times)[step.index] = sums.slope + x * sum / model_.tau_s;
     }
 
     void readout(const Step& step) {
-        table_.pull(model_, &p_, everyone(step), &room_);
-        const size_t from = (number_ * static_cast<size_t>(call_.readouts) + static_cast<size_t>(step.item)) * H_;
-        const double *by_c = at<double>(call_.by_c_read) + from, *by_o = at<double>(call_.by_o_read) + from;
-        const double* o = step.tape + static_cast<int64_t>(H_) * (model_.receiver ? tape_rows_receiver : tape_rows);
+        table_.pull_back(model_, &adjoint_, touch_all(step), &scratch_);
+        const size_t from = (sample_ * static_cast<size_t>(call_.readouts) + static_cast<size_t>(step.index)) * H_;
+        const double* by_c = at<double>(call_.cotangent_c_read) + from;
+        const double* by_o = at<double>(call_.cotangent_o_read) + from;
+        const int64_t rows = model_.receiver_reset ? record_rows_receiver_reset : record_rows;
+        const double* o = step.record + static_cast<int64_t>(H_) * rows;
         for (size_t n = 0; n < H_; ++n) {
-            p_.c[n] += by_c[n];
-            pull_trace(static_cast<int>(n), step.time, o[n]);
+            adjoint_.p_c[n] += by_c[n];
+            pull_back_trace(static_cast<int>(n), step.time, o[n]);
             p_o_[n] += by_o[n];
         }
     }
 
     void start(const Step& step) {
-        table_.pull(model_, &p_, everyone(step), &room_);
-        std::copy_n(p_.u, 3 * H_, at<double>(call_.grad_a0) + 3 * H_ * number_);
-        std::copy_n(p_.c, H_, at<double>(call_.grad_c0) + H_ * number_);
+        table_.pull_back(model_, &adjoint_, touch_all(step), &scratch_);
+        std::copy_n(adjoint_.p_u, 3 * H_, at<double>(call_.grad_a0) + 3 * H_ * sample_);
+        std::copy_n(adjoint_.p_c, H_, at<double>(call_.grad_c0) + H_ * sample_);
     }
 
-    // The trace of unit n, back to `time`, when it was `o`.
-    void pull_trace(int n, double time, double o) {
-        const double span = o_back_[n] - time;
-        o_back_[n] = time;
+    // Pulls the adjoint of the trace of unit n back to `time`, when the trace was `o`.
+    void pull_back_trace(int n, double time, double o) {
+        const double span = o_time_[n] - time;
+        o_time_[n] = time;
         if (p_o_[n] == 0 || span <= 0) return;
         p_o_[n] *= std::exp(-span / model_.tau_o);
-        tau_o_ += p_o_[n] * o * span / (model_.tau_o * model_.tau_o);
+        grad_tau_o_ += p_o_[n] * o * span / (model_.tau_o * model_.tau_o);
     }
 
-    Pull everyone(const Step& step) const {
-        return Pull{nullptr, model_.units, -1, step.time, step.tape, nullptr, nullptr, nullptr, 0, 0, false, nullptr,
-                    nullptr, nullptr, nullptr};
+    TouchAdjoint touch_all(const Step& step) const {
+        return TouchAdjoint{nullptr, model_.units, -1, step.time, step.record, nullptr, nullptr, nullptr, 0, 0, false,
+                            nullptr, nullptr, nullptr, nullptr};
     }
-    Pull jump_of(const Fan& fan, int source, double scale, const Step& step, std::vector<double>* gradient) const {
+    TouchAdjoint touch_receivers(const FanOut& fan, int source, double scale, const Step& step,
+                                 std::vector<double>* gradient) const {
         const int64_t from = fan.start[static_cast<size_t>(source)];
-        return Pull{fan.list(source), fan.count(source), -1, step.time, step.tape, fan.w[0].data() + from,
-                    fan.w[1].data() + from, fan.w[2].data() + from, scale, scale, false, nullptr,
-                    gradient[0].data() + from, gradient[1].data() + from, gradient[2].data() + from};
+        return TouchAdjoint{fan.receivers(source), fan.count(source), -1, step.time, step.record,
+                            fan.w[0].data() + from, fan.w[1].data() + from, fan.w[2].data() + from, scale, scale, false,
+                            nullptr, gradient[0].data() + from, gradient[1].data() + from, gradient[2].data() + from};
     }
 
-    struct Passed {
+    struct ProcessedMember {
         int unit;
-        double p;
+        double p_c;
     };
 
     const ContinuousCall& call_;
     const Network& network_;
     const Model& model_;
     const ContinuousTable& table_;
-    const Sample& sample_;
-    const size_t number_;
+    const SampleTape& tape_;
+    const size_t sample_;
     const int64_t first_event_;
     const size_t H_;
     std::vector<double> memory_;
-    Adjoint p_;
-    double *p_o_, *o_back_, *waiting_;
+    Adjoint adjoint_;
+    double *p_o_, *o_time_;  // the adjoint of the traces, and the time it refers to
+    double* pending_p_r_;    // what the reset gates of the current group add to p_r before the group
     Gradients& gradients_;
-    Room room_;
-    std::vector<Passed> passed_;  // members of the present group that have been passed, on the way back
-    double tau_o_ = 0;
+    GrowingScratch scratch_;
+    std::vector<ProcessedMember> processed_;  // members of the current group of simultaneous events
+    double grad_tau_o_ = 0;
     int64_t floored_ = 0;
 };
 
 }  // namespace
 
-void pull_back(const ContinuousCall& call, const Tape& tape, int number, int64_t first_event, Gradients* gradients,
-               Stop* stop, bool caller) {
-    PullBack(call, tape, number, first_event, gradients).run(stop, caller);
+void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
+                     Gradients* gradients, StopFlag* stop, bool may_poll) {
+    BackwardSample(call, tape, sample, first_event, gradients).run(stop, may_poll);
 }
 
 }  // namespace egru::continuous

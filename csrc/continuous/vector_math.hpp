@@ -1,5 +1,5 @@
-// The functions of the model on vectors of doubles, to within two units in the last place of one. Internal linkage: see
-// levels.hpp.
+// Elementary functions on vectors of doubles, accurate to two units in the last place. Internal linkage: see
+// common/levels.hpp.
 #pragma once
 
 #include "common/simd.hpp"
@@ -12,11 +12,11 @@ using Doubles = Vector<double>;
 typedef int64_t Longs __attribute__((vector_size(vector_bytes)));
 constexpr int width = lanes<double>;
 
-inline Doubles all(double value) { return broadcast<double>(value); }
+inline Doubles splat(double value) { return broadcast<double>(value); }
 inline Doubles get(const double* from) { return load<double>(from); }
 inline void put(double* to, Doubles v) { store<double>(to, v); }
 
-inline Doubles larger(Doubles a, Doubles b) {
+inline Doubles max_of(Doubles a, Doubles b) {
 #if defined(__AVX512F__)
     return (Doubles)_mm512_max_pd((__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
@@ -25,7 +25,7 @@ inline Doubles larger(Doubles a, Doubles b) {
     return a > b ? a : b;
 #endif
 }
-inline Doubles smaller(Doubles a, Doubles b) {
+inline Doubles min_of(Doubles a, Doubles b) {
 #if defined(__AVX512F__)
     return (Doubles)_mm512_min_pd((__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
@@ -34,9 +34,9 @@ inline Doubles smaller(Doubles a, Doubles b) {
     return a < b ? a : b;
 #endif
 }
-inline Doubles magnitude(Doubles v) { return larger(v, -v); }
+inline Doubles abs_of(Doubles v) { return max_of(v, -v); }
 
-inline double total(Doubles v) {
+inline double sum_of(Doubles v) {
     double sum = v[0];
     for (int i = 1; i < width; ++i) sum += v[i];
     return sum;
@@ -44,9 +44,9 @@ inline double total(Doubles v) {
 
 inline bool any(Longs condition) { return bits<double>(condition) != 0; }
 
-// exp for |x| <= 700: 2^n times a polynomial in what is left, whose error is 1.3e-17.
+// exp for |x| <= 700: 2^n times a polynomial of the remainder, with error 1.3e-17.
 inline Doubles exponential(Doubles x) {
-    const Doubles magic = all(0x1.8p52);  // adding it rounds to an integer, which its low bits then hold
+    const Doubles magic = splat(0x1.8p52);  // adding it rounds to an integer, which is then in the low bits
     const Doubles shifted = x * 0x1.71547652b82fep0 + magic;
     const Doubles n = shifted - magic;
     const Doubles f = (x - n * 0x1.62e42fefap-1) - n * 0x1.cf79abc9e3b3ap-40;
@@ -67,7 +67,7 @@ inline Doubles exponential(Doubles x) {
 
 // log for positive, finite, normal x.
 inline Doubles logarithm(Doubles x) {
-    const Longs word = (Longs)x - 0x3fe6a09e667f3bcdLL;  // counts from sqrt(1/2)
+    const Longs word = (Longs)x - 0x3fe6a09e667f3bcdLL;  // relative to sqrt(1/2)
     const Longs n = word >> 52;
     const Doubles m = (Doubles)((Longs)x - (n << 52));
     const Doubles s = (m - 1.0) / (m + 1.0), v = s * s, v2 = v * v;
@@ -78,18 +78,18 @@ inline Doubles logarithm(Doubles x) {
 #if defined(__AVX512F__)
     const Doubles exponent = (Doubles)_mm512_cvtepi64_pd((__m512i)n);
 #else
-    const Doubles magic = all(0x1.8p52);
+    const Doubles magic = splat(0x1.8p52);
     const Doubles exponent = (Doubles)(n + (Longs)magic) - magic;
 #endif
     return exponent * 0x1.62e42fefa39efp-1 + (2.0 * s + rest);
 }
 
-// u = sigmoid(a_u), z = tanh(a_z) and their derivatives; one division for both.
+// u = sigmoid(a_u), z = tanh(a_z) and their derivatives by a, with one division.
 struct Gates {
     Doubles u, z, du, dz;
 };
 
-inline Doubles gate_exponential(Doubles x) { return exponential(smaller(larger(x, all(-300.0)), all(300.0))); }
+inline Doubles gate_exponential(Doubles x) { return exponential(min_of(max_of(x, splat(-300.0)), splat(300.0))); }
 
 inline Gates gates(Doubles a_u, Doubles a_z) {
     const Doubles e = gate_exponential(-a_u), f = gate_exponential(-2.0 * a_z);
@@ -100,7 +100,7 @@ inline Gates gates(Doubles a_u, Doubles a_z) {
 
 inline Doubles sigmoid_of(Doubles a) { return 1.0 / (1.0 + gate_exponential(-a)); }
 
-// tanh of two arguments.
+// tanh of two arguments, with one division.
 inline void tanh_of(Doubles a, Doubles b, Doubles* tanh_a, Doubles* tanh_b) {
     const Doubles e = gate_exponential(-2.0 * a), f = gate_exponential(-2.0 * b);
     const Doubles e1 = 1.0 + e, f1 = 1.0 + f, d = 1.0 / (e1 * f1);

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from egru.continuous import engines
-from egru.continuous.problem import DIFFERENTIABLE, Engine, Options, Problem, event_cap
-from tests.continuous.differentiable import differentiable
+from egru.continuous.limits import event_bound
+from egru.continuous.options import Options
+from egru.continuous.problem import DIFFERENTIABLE, Engine, Problem
+from tests.continuous.autograd_run import differentiable
 from tests.continuous.figures import reached
-from tests.continuous.nets import EXACT, changed, cotangents, density, loss, network, run, worst_gradient
+from tests.continuous.networks import EXACT, changed, cotangents, density, loss, network, run, worst_gradient
 
-ENGINES = [name for name in engines.names() if name != "auto"]
+ENGINES = list(engines.names())
 OTHERS = [name for name in ENGINES if name != "reference"]
 CHOICES = {
     "paper": {},
@@ -43,7 +45,7 @@ def loss_for(engine: Engine, problem: Problem):
 def test_events_against_scipy(engine, seeds):
     """B: order equal, times to 1e-11, and the state at the end."""
     pytest.importorskip("scipy", reason="compares with SciPy")
-    from tests.continuous.outside import simulate
+    from tests.continuous.scipy_solver import simulate
 
     count = 0
     for seed in seeds:
@@ -368,7 +370,7 @@ def test_events_stay_below_the_bound_and_above_it_is_an_error(engine):
     problem = network(10)
     events = engine.forward(problem)
     most = int(events.counters.events.max())
-    cap = event_cap(problem.theta, float(problem.tau_m), problem.horizon)
+    cap = event_bound(problem.theta, float(problem.tau_m), problem.horizon)
     assert most <= float(cap)
     assert events.counters.root_solves.min() > 0
     assert events.counters.flow_evaluations.min() > 0
@@ -381,7 +383,7 @@ def test_events_stay_below_the_bound_and_above_it_is_an_error(engine):
 
 def test_the_bound_is_one_event_and_one_more_per_pause():
     pause_of_two = torch.tensor([1 - 2.718281828459045**-1, 1.0, 1.5])  # 1 and more never fire
-    assert abs(float(event_cap(pause_of_two, 2.0, 10.0)) - 6) < 1e-12
+    assert abs(float(event_bound(pause_of_two, 2.0, 10.0)) - 6) < 1e-12
 
 
 def test_grazing_events_are_floored_and_counted(engine):

@@ -26,16 +26,19 @@ def number(*values: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"times": number(1.0, 0.5, 0.2)}, r"must ascend within each sample; times\[0\] = 1 and times\[1\] = 0.5"),
-        ({"times": number(-0.5, 1.0, 0.2)}, r"input.times\[0\] is -0.5 in sample 0; times start at 0"),
-        ({"times": number(0.5, 9.0, 0.2)}, r"input.times\[1\] is 9 in sample 0, past the horizon 2"),
-        ({"times": number(0.5, 1.0, NAN)}, r"input.times\[2\] is nan in sample 1; all must be finite"),
-        ({"values": number(1.0, float("inf"), 0.2)}, r"input.values\[1\] is inf in sample 0"),
-        ({"channels": torch.tensor([0, 2, 1])}, r"input.channels\[1\] is 2; channels go from 0 to 1"),
-        ({"channels": torch.tensor([0, -1, 1])}, r"input.channels\[1\] is -1"),
-        ({"offsets": torch.tensor([0, 2])}, r"ascending from 0 to the number of events 3; got \[0, 2\]"),
-        ({"offsets": torch.tensor([0, 3, 2, 3])}, "ascending from 0"),
-        ({"values": number(1.0)}, r"must all be \(events,\), got \(3,\), \(3,\) and \(1,\)"),
+        (
+            {"times": number(1.0, 0.5, 0.2)},
+            r"must ascend within each sample, got 1 at index 0 \(sample 0\) and 0.5 after it",
+        ),
+        ({"times": number(-0.5, 1.0, 0.2)}, r"input.times must be at least 0, got -0.5 at index 0 \(sample 0\)"),
+        ({"times": number(0.5, 9.0, 0.2)}, r"input.times must be at most the horizon 2, got 9 at index 1 \(sample 0\)"),
+        ({"times": number(0.5, 1.0, NAN)}, r"input.times must be finite, got nan at index 2 \(sample 1\)"),
+        ({"values": number(1.0, float("inf"), 0.2)}, r"input.values must be finite, got inf at index 1 \(sample 0\)"),
+        ({"channels": torch.tensor([0, 2, 1])}, r"input.channels must be from 0 to 1, got 2 at index 1 \(sample 0\)"),
+        ({"channels": torch.tensor([0, -1, 1])}, r"input.channels must be from 0 to 1, got -1 at index 1"),
+        ({"offsets": torch.tensor([0, 2])}, r"ascend from 0 to the number of events, 3; got \[0, 2\]"),
+        ({"offsets": torch.tensor([0, 3, 2, 3])}, "ascend from 0"),
+        ({"values": number(1.0)}, r"must all have shape \(events,\), got \(3,\), \(3,\) and \(1,\)"),
     ],
 )
 def test_input_events(change, message):
@@ -76,11 +79,11 @@ def test_horizon_kind():
 @pytest.mark.parametrize(
     ("times", "message"),
     [
-        ([1.0, 2.5], r"readout_times\[1\] is 2.5, past the horizon 2"),
-        ([-1.0], r"readout_times\[0\] is -1; times start at 0"),
-        ([1.0, 0.5], r"readout_times must ascend; \[0\] is 1 and \[1\] 0.5"),
-        ([NAN], r"readout_times\[0\] is nan"),
-        ([[1.0]], r"readout_times must be \(readouts,\), got shape \(1, 1\)"),
+        ([1.0, 2.5], r"readout_times must be at most the horizon 2, got 2.5 at index 1"),
+        ([-1.0], r"readout_times must be at least 0, got -1 at index 0"),
+        ([1.0, 0.5], r"readout_times must ascend, got 1 at index 0 and 0.5 after it"),
+        ([NAN], r"readout_times must be finite, got nan at index 0"),
+        ([[1.0]], r"readout_times must have shape \(readouts,\), got \(1, 1\)"),
     ],
 )
 def test_readout_times(times, message):
@@ -89,14 +92,14 @@ def test_readout_times(times, message):
 
 
 def test_readout_times_have_no_gradient():
-    with pytest.raises(ValueError, match="readout_times have no gradient"):
+    with pytest.raises(ValueError, match="readout_times must not require gradients"):
         layer()(GOOD, 2.0, torch.ones(1, requires_grad=True))
 
 
 def test_thresholds_above_zero():
     for value in (0.0, -0.2):
         made = layer(threshold=egru.Threshold.constant(value))
-        with pytest.raises(ValueError, match=rf"theta\[0\] is {value:g}; thresholds must be above 0"):
+        with pytest.raises(ValueError, match=rf"thresholds must be positive, got {value:g} for unit 0"):
             made(GOOD, 2.0)
 
 
@@ -105,7 +108,10 @@ def test_state():
     start = made.initial_state(2)
     high = start.c.clone()
     high[1, 2] = 0.3
-    with pytest.raises(ValueError, match=r"state.c\[1, 2\] is 0.3, not below its threshold 0.3; above_thre.*='fire'"):
+    with pytest.raises(
+        ValueError,
+        match=r"state.c must be below the thresholds, got 0.3 at index \[1, 2\], where the threshold is 0.3; above_threshold='fire'",
+    ):
         made(GOOD, 2.0, state=start._replace(c=high))
     layer(threshold=egru.Threshold.constant(0.3), above_threshold="fire")(GOOD, 2.0, state=start._replace(c=high))
     with pytest.raises(ValueError, match=r"state.a must be a tensor of shape \(2, 3, 3\), got \(1, 3, 3\)"):
@@ -139,7 +145,7 @@ def test_parameters_are_finite(name):
         ({"bias_sign": 1}, ValueError, r"bias_sign must be one of \+, -; got 1"),
         ({"engine": "fast"}, ValueError, "engine must be one of auto"),
         ({"max_events": 0}, ValueError, "max_events must be at least 1"),
-        ({"grazing_floor": -1.0}, ValueError, "grazing_floor must be a number, 0 <= floor < 1; got -1.0"),
+        ({"grazing_floor": -1.0}, ValueError, "grazing_floor must be a number from 0 to below 1, got -1.0"),
         ({"above_threshold": "ignore"}, ValueError, "above_threshold must be one of raise, fire"),
         ({"start": "b"}, ValueError, "start must be one of zero, rest"),
         ({"panel": 0.0}, ValueError, "panel must be positive"),
@@ -157,7 +163,7 @@ def test_options(options, error, message):
 def test_types_that_cannot_hold_event_times():
     made = layer(dtype=torch.float16)
     half = GOOD._replace(times=GOOD.times.half(), values=GOOD.values.half())
-    with pytest.raises(TypeError, match=r"computes in float64 and float32, got torch.float16"):
+    with pytest.raises(TypeError, match=r"the dtype must be float64 or float32, got torch.float16"):
         made(half, 2.0)
 
 
@@ -169,12 +175,12 @@ def test_running_loss_kind():
 def test_stack():
     with pytest.raises(ValueError, match="at least one layer"):
         ContinuousStack()
-    with pytest.raises(ValueError, match="layer 1 has input_size 2, the layer below 3 units; they must be equal"):
+    with pytest.raises(ValueError, match="input_size of layer 1 must be the hidden_size of layer 0, 3; got 2"):
         ContinuousStack(layer(), layer())
     with pytest.raises(TypeError, match="layer 0 must be a ContinuousEGRU, got Linear"):
         ContinuousStack(torch.nn.Linear(2, 3))  # pyright: ignore[reportArgumentType]
     stack = ContinuousStack(layer(), ContinuousEGRU(3, 3))
-    with pytest.raises(ValueError, match="states must be one per layer, 2; got 1"):
+    with pytest.raises(ValueError, match="states must have one entry per layer, 2; got 1"):
         stack(GOOD, 2.0, states=[layer().initial_state(2)])
 
 
@@ -193,17 +199,17 @@ def test_input_constructors():
         InputEvents.from_lists([one, one], [which])
     with pytest.raises(ValueError, match="at least one sample"):
         InputEvents.from_lists([], [])
-    with pytest.raises(ValueError, match=r"sample 0 has times of shape \(1,\), channels \(2,\)"):
+    with pytest.raises(ValueError, match=r"must all have shape \(events,\), got \(1,\), \(2,\) and \(1,\) in sample 0"):
         InputEvents.from_lists([one], [torch.zeros(2, dtype=torch.int64)])
-    with pytest.raises(ValueError, match=r"must all be \(batch, events\), got"):
+    with pytest.raises(ValueError, match=r"must all have shape \(batch, events\), got"):
         InputEvents.from_padded(one, which)
-    with pytest.raises(ValueError, match=r"lengths must be \(1,\), each from 0 to 1; got \[2\]"):
+    with pytest.raises(ValueError, match=r"lengths must have shape \(1,\) and values from 0 to 1, got \[2\]"):
         InputEvents.from_padded(one[None], which[None], lengths=torch.tensor([2]))
-    with pytest.raises(ValueError, match=r"x must be \(batch, time, channels\), got \(1,\)"):
+    with pytest.raises(ValueError, match=r"x must have shape \(batch, time, channels\), got \(1,\)"):
         InputEvents.from_series(one, 1.0)
     with pytest.raises(ValueError, match="step must be positive, got 0"):
         InputEvents.from_series(one[None, None], 0)
     with pytest.raises(ValueError, match=r"times \(batch, time\), got"):
         InputEvents.from_irregular(one, one[None, None])
-    with pytest.raises(ValueError, match="observed must be bool"):
+    with pytest.raises(ValueError, match="observed must be a bool tensor of shape"):
         InputEvents.from_irregular(one[None], one[None, None], one[None])

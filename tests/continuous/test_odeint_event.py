@@ -9,7 +9,7 @@ from torch import Tensor
 from egru.continuous import engines
 from egru.continuous.problem import Problem
 from tests.continuous.figures import reached
-from tests.continuous.nets import cotangents, network
+from tests.continuous.networks import cotangents, network
 
 torchdiffeq = pytest.importorskip("torchdiffeq", reason="compares with torchdiffeq")
 

@@ -7,7 +7,7 @@ import torch
 
 from egru.continuous import engines
 from egru.continuous.problem import Problem
-from tests.continuous.nets import EXACT, cotangents, loss, network, worst_gradient
+from tests.continuous.networks import EXACT, cotangents, loss, network, worst_gradient
 from tests.continuous.test_engines import CHOICES, ENGINES
 
 

@@ -1,8 +1,15 @@
-"""The event-based GRU in continuous time: exact event times, exact gradients."""
+"""The event-based GRU in continuous time, with exact event times and exact gradients.
+
+:class:`ContinuousEGRU` is the layer, :class:`ContinuousStack` a stack of layers, and :class:`InputEvents` holds their
+input. One of three engines does the computation, one folder per engine: :mod:`~egru.continuous.compiled`,
+:mod:`~egru.continuous.lockstep` and :mod:`~egru.continuous.reference`. See docs/continuous.md.
+"""
 
 from egru.continuous.inputs import InputEvents
-from egru.continuous.module import ContinuousEGRU, ContinuousOutput, ContinuousStack, ContinuousState
-from egru.continuous.problem import EventLimitError
+from egru.continuous.limits import EventLimitError
+from egru.continuous.module import ContinuousEGRU
+from egru.continuous.outputs import ContinuousOutput, ContinuousState
+from egru.continuous.stack import ContinuousStack
 
 __all__ = [
     "ContinuousEGRU",

@@ -1,31 +1,41 @@
-"""Which engines exist, and which one a call gets."""
+"""The available engines, and the choice of one for a call."""
 
-from egru.continuous.compiled.engine import CompiledEngine
-from egru.continuous.lockstep.engine import LockstepEngine
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.lockstep import LockstepEngine
+from egru.continuous.options import EngineName
 from egru.continuous.problem import Engine, Problem, RunningLoss
-from egru.continuous.reference.engine import ReferenceEngine
+from egru.continuous.reference import ReferenceEngine
 
 _ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())
 }
-"""Fastest first; the last takes everything."""
+"""Engines by name, fastest first. The last one supports every problem."""
 
 
 def names() -> tuple[str, ...]:
-    """The accepted values of ``engine=``."""
-    return ("auto", *_ENGINES)
+    """Return the names of all engines, fastest first."""
+    return tuple(_ENGINES)
 
 
 def get(name: str) -> Engine:
-    """The engine of that name."""
+    """Return the engine with this name."""
     return _ENGINES[name]
 
 
-def choose(name: str, problem: Problem, running_loss: RunningLoss | None = None) -> Engine:
-    """The engine that runs ``problem``: the fastest that can, or the one asked for, or an error."""
+def choose(name: EngineName, problem: Problem, running_loss: RunningLoss | None = None) -> Engine:
+    """Return the engine that runs ``problem``.
+
+    Args:
+        name: The name of an engine, or "auto" for the fastest one that supports the problem.
+        problem: The problem to run.
+        running_loss: The running loss of the call, if any.
+
+    Raises:
+        ValueError: If the named engine does not support the problem.
+    """
     if name == "auto":
         return next(engine for engine in _ENGINES.values() if engine.unsupported(problem, running_loss) is None)
     reason = get(name).unsupported(problem, running_loss)
     if reason is not None:
-        raise ValueError(f"engine={name!r} cannot run this: {reason}; engine='auto' picks one that can")
+        raise ValueError(f"engine={name!r} cannot run this call: {reason}; use engine='auto'")
     return get(name)

@@ -1,4 +1,4 @@
-"""Gauss-Legendre quadrature on [0, 1], with the matrix that integrates up to each node."""
+"""Gauss-Legendre quadrature on [0, 1], with the matrix that integrates from 0 to each node."""
 
 import functools
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Rule(NamedTuple):
-    """``integral of f = w @ f(x)`` and ``integral of f from 0 to x_i = A[i] @ f(x)``, exact for polynomials."""
+    """A quadrature rule: the integral of f is ``w @ f(x)``, and that from 0 to ``x[i]`` is ``A[i] @ f(x)``."""
 
     x: np.ndarray
     w: np.ndarray
@@ -16,10 +16,13 @@ class Rule(NamedTuple):
 
 @functools.cache
 def gauss_legendre(nodes: int) -> Rule:
-    """The rule of ``nodes`` nodes; ``A`` is exact up to degree ``nodes - 1``."""
+    """Return the rule with ``nodes`` nodes.
+
+    ``w`` is exact for polynomials up to degree ``2 nodes - 1``, ``A`` up to degree ``nodes - 1``.
+    """
     x, w = np.polynomial.legendre.leggauss(nodes)
-    # Coefficients of the interpolant in the Legendre basis by discrete orthogonality, then the antiderivative of P_k,
-    # (P_{k+1} - P_{k-1}) / (2k + 1), which vanishes at -1.
+    # Interpolate in the Legendre basis by discrete orthogonality, then integrate each P_k. Its antiderivative
+    # (P_{k+1} - P_{k-1}) / (2k + 1) vanishes at -1.
     k = np.arange(nodes)
     P = np.polynomial.legendre.legvander(x, nodes)
     coefficients = (k[:, None] + 0.5) * P[:, :nodes].T * w

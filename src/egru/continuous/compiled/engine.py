@@ -1,81 +1,78 @@
-"""The lazy engine on the compiled core: work only for the units an event reaches, forward and backward.
+"""The Python side of the event-driven engine; the computation is in ``csrc/continuous``.
 
-Where ``problem.mask`` names the connections, an event costs as much as its emitter has receivers, however large the
-network; gradients exist at those connections alone. Without a mask every weight has its gradient, zeros included.
+An event updates only the units it reaches, forward and backward. With ``problem.mask``, the cost of an event is that of
+the emitter's connections, whatever the size of the network, and only these connections have a gradient. Without a mask
+every weight has a gradient, including weights that are zero.
 """
 
 import torch
 from torch import Tensor
 
 from egru import compiled
-from egru.continuous.problem import (
-    TIE,
-    Cotangents,
-    Counters,
-    Events,
-    Gradients,
-    Problem,
-    RunningLoss,
-    event_limit,
-    limit_error,
-)
+from egru.continuous.limits import event_limit, limit_error
+from egru.continuous.options import EngineName
+from egru.continuous.problem import TIE, Cotangents, Counters, Events, Gradients, Problem, RunningLoss
 from egru.continuous.quadrature import gauss_legendre
 
 MAX_NODES = 32
-"""Of the quadrature, as the core is built."""
+"""The largest number of quadrature nodes that the C++ kernels have room for."""
 MAX_PANEL = 20.0
-"""Far beyond anything accurate; exponentials of it must not overflow."""
+"""The longest panel; beyond it exponentials could overflow. Accurate panels are far shorter."""
+MAX_THREADS = 64
+"""The size of the thread pool of the compiled core."""
 
 
 class CompiledEngine:
-    """Event queue in C++, float64 (float32 is widened and the results rounded), samples divided among threads."""
+    """The engine with an event queue in C++.
 
-    name = "compiled"
+    It computes in float64: float32 problems are converted, and the results rounded. Samples are divided among threads;
+    the results do not depend on the number of threads.
+    """
+
+    name: EngineName = "compiled"
 
     def unsupported(self, problem: Problem, running_loss: RunningLoss | None = None) -> str | None:
         if compiled.core is None:
             return compiled.missing
         if problem.c0.device.type != "cpu":
-            return f"it runs on the CPU, the problem is on {problem.c0.device}"
+            return f"it requires CPU tensors, got {problem.c0.device}"
         if problem.c0.dtype not in (torch.float32, torch.float64):
-            return f"it knows float32 and float64, not {problem.c0.dtype}"
+            return f"it supports float64 and float32, got {problem.c0.dtype}"
         if running_loss is not None:
-            return "it knows no running loss: between events it does not look at all units at once"
+            return "it does not support a running loss, because it does not evaluate all units at common times"
         if not 1 <= problem.options.nodes <= MAX_NODES:
-            return f"it knows 1 to {MAX_NODES} nodes, not {problem.options.nodes}"
+            return f"it supports 1 to {MAX_NODES} nodes, got {problem.options.nodes}"
         if problem.options.panel > MAX_PANEL:
-            return f"it knows panels up to {MAX_PANEL:g}, not {problem.options.panel:g}"
+            return f"it supports panels up to {MAX_PANEL:g}, got {problem.options.panel:g}"
         if 0 in problem.c0.shape:
-            return f"it needs at least one sample and unit, c0 has shape {tuple(problem.c0.shape)}"
+            return f"it requires at least one sample and one unit, got c0 of shape {tuple(problem.c0.shape)}"
         return None
 
     def forward(self, problem: Problem, running_loss: RunningLoss | None = None) -> Events:
         core = compiled.require()
         call = _Call(problem)
         B, H = problem.c0.shape
-        reads = (B, len(problem.readout_times), H)
-        out = {"c_read": _empty(reads), "o_read": _empty(reads), "a_last": _empty((B, 3, H))}
-        call.set(**out)
+        read_shape = (B, len(problem.readout_times), H)
+        outputs = {"c_read": _floats(read_shape), "o_read": _floats(read_shape), "a_last": _floats((B, 3, H))}
+        counts = {name: _ints((B,)) for name in ("event_counts", "root_solves", "flow_evaluations")}
+        min_slope = _floats((B,))
+        call.set_tensors(**outputs, **counts, min_slope=min_slope)
         try:
             tape = core.continuous_forward(call.raw)
         except OverflowError as error:
             raise limit_error(problem, *error.args) from None
-        times, units = _empty((tape.events,)), torch.empty(tape.events, dtype=torch.int64)
-        tape.events_to(times.data_ptr(), units.data_ptr())
-        counted, solves, evaluations, min_slope = zip(*tape.counters(), strict=True)
-        events = torch.tensor(counted)
-        dtype = problem.c0.dtype
+        times, units = _floats((tape.event_count,)), _ints((tape.event_count,))
+        tape.copy_events(times.data_ptr(), units.data_ptr())
+        events, dtype = counts["event_counts"], problem.c0.dtype
         return Events(
             times=times.to(dtype),
             units=units,
             offsets=torch.cat([events.new_zeros(1), events.cumsum(0)]),
-            c_read=out["c_read"].to(dtype),
-            o_read=out["o_read"].to(dtype),
-            counters=Counters(
-                events, torch.tensor(solves), torch.tensor(evaluations), torch.tensor(min_slope, dtype=dtype)
-            ),
+            c_read=outputs["c_read"].to(dtype),
+            o_read=outputs["o_read"].to(dtype),
+            counters=Counters(events, counts["root_solves"], counts["flow_evaluations"], min_slope.to(dtype)),
             tape=tape,
-            a_last=out["a_last"].to(dtype),
+            a_last=outputs["a_last"].to(dtype),
         )
 
     def backward(
@@ -83,36 +80,44 @@ class CompiledEngine:
     ) -> Gradients:
         core = compiled.require()
         call = _Call(problem)
-        call.set(
-            by_time=cotangents.times,
-            by_amplitude=cotangents.amplitudes,
-            by_c_read=cotangents.c_read,
-            by_o_read=cotangents.o_read,
-            by_a_last=cotangents.a_last,
+        call.set_tensors(
+            cotangent_times=cotangents.times,
+            cotangent_amplitudes=cotangents.amplitudes,
+            cotangent_c_read=cotangents.c_read,
+            cotangent_o_read=cotangents.o_read,
+            cotangent_a_last=cotangents.a_last,
         )
-        B, _ = problem.c0.shape
-        make = torch.zeros if problem.mask is not None else torch.empty
-        grads = {
-            "V": make(problem.V.shape, dtype=torch.float64),
-            "U": (torch.zeros if problem.input_mask is not None else torch.empty)(problem.U.shape, dtype=torch.float64),
-            "tau": _empty((3,)),
-            **{name: _empty(getattr(problem, name).shape) for name in ("b", "theta", "a0", "c0")},
-            **{name: _empty(getattr(problem, name).shape) for name in ("input_times", "input_values")},
+        # With a mask, the core writes only the gradients of existing connections.
+        gradients = {
+            "V": (_floats if problem.mask is None else _zeros)(problem.V.shape),
+            "U": (_floats if problem.input_mask is None else _zeros)(problem.U.shape),
         }
-        floored = torch.empty(B, dtype=torch.int64)
-        call.set(**{f"grad_{name}": value for name, value in grads.items()}, floored=floored)
+        gradients |= {name: _floats(getattr(problem, name).shape) for name in _DENSE_GRADIENTS}
+        floored = _ints(problem.c0.shape[:1])
+        call.set_tensors(**{f"grad_{name}": value for name, value in gradients.items()}, floored=floored)
         core.continuous_backward(call.raw, events.tape)
-        grads = {name: value.to(problem.c0.dtype) for name, value in grads.items()}
-        tau_s, tau_m, tau_o = grads.pop("tau").unbind()
-        return Gradients(**grads, tau_s=tau_s, tau_m=tau_m, tau_o=tau_o, floored=floored)
+        rounded = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
+        return Gradients(**rounded, floored=floored)
 
 
-def _empty(shape: tuple[int, ...]) -> Tensor:
+_DENSE_GRADIENTS = ("b", "theta", "tau_s", "tau_m", "tau_o", "a0", "c0", "input_times", "input_values")
+"""Fields whose gradient is written in full, with or without a mask."""
+
+
+def _floats(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.float64)
 
 
+def _zeros(shape: tuple[int, ...]) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64)
+
+
+def _ints(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64)
+
+
 class _Call:
-    """A ``ContinuousCall`` of the core, and the tensors whose addresses it holds."""
+    """A ``ContinuousCall`` of the core, and references that keep the tensors it points to alive."""
 
     def __init__(self, problem: Problem) -> None:
         options = problem.options
@@ -120,22 +125,36 @@ class _Call:
         self.raw = raw = compiled.require().ContinuousCall()
         raw.batch, raw.units = problem.c0.shape
         raw.channels, raw.readouts, raw.nodes = problem.U.shape[2], len(problem.readout_times), options.nodes
-        raw.threads = min(torch.get_num_threads(), 64)
-        raw.limit = event_limit(problem)
+        raw.threads = min(torch.get_num_threads(), MAX_THREADS)
+        raw.max_events = event_limit(problem)
         raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
-        raw.horizon, raw.panel, raw.floor = problem.horizon, options.panel, options.grazing_floor
+        raw.horizon, raw.panel, raw.grazing_floor = problem.horizon, options.panel, options.grazing_floor
         raw.tie = TIE[torch.float64] * raw.tau_m
         raw.self_connections = options.self_connections
-        raw.receiver = options.reset_side == "post"
+        raw.receiver_reset = options.reset_side == "post"
         raw.unit_amplitude = options.amplitude == "one"
-        floats = ("V", "U", "b", "theta", "a0", "c0", "input_times", "input_values", "readout_times")
-        self.set(**{name: getattr(problem, name) for name in floats})
-        self.set(input_channels=problem.input_channels, input_offsets=problem.input_offsets)
-        self.set(mask=problem.mask, input_mask=problem.input_mask)
-        self.set(**{name: torch.from_numpy(value) for name, value in gauss_legendre(options.nodes)._asdict().items()})
+        rule = gauss_legendre(options.nodes)
+        self.set_tensors(
+            V=problem.V,
+            U=problem.U,
+            b=problem.b,
+            theta=problem.theta,
+            a0=problem.a0,
+            c0=problem.c0,
+            mask=problem.mask,
+            input_mask=problem.input_mask,
+            input_times=problem.input_times,
+            input_channels=problem.input_channels,
+            input_values=problem.input_values,
+            input_offsets=problem.input_offsets,
+            readout_times=problem.readout_times,
+            rule_x=torch.from_numpy(rule.x),
+            rule_w=torch.from_numpy(rule.w),
+            rule_A=torch.from_numpy(rule.A),
+        )
 
-    def set(self, **tensors: Tensor | None) -> None:
-        """Addresses of tensors, float64, int64 or bool and contiguous; an absent or empty one is 0."""
+    def set_tensors(self, **tensors: Tensor | None) -> None:
+        """Set fields to the addresses of tensors, as contiguous float64, int64 or bool; 0 if None or empty."""
         for name, value in tensors.items():
             if value is None or value.numel() == 0:
                 setattr(self.raw, name, 0)

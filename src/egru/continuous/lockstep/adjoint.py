@@ -1,27 +1,29 @@
-"""The exact gradient of the lock-step engine: the adjoint of :mod:`egru.continuous.reference.adjoint`, batched."""
+"""The backward pass of the lockstep engine: the adjoint of :mod:`egru.continuous.reference.adjoint`, batched."""
 
 import torch
 from torch import Tensor
 
-from egru.continuous.lockstep.flow import node_states, nodes
-from egru.continuous.lockstep.tape import Fired, Iteration, Network, Tape
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
+from egru.continuous.lockstep.flow import node_states, panel_nodes
+from egru.continuous.lockstep.network import Network
+from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z, apply_mask
 
 
 class _Adjoint:
-    """All samples on their way back."""
+    """The backward pass of a batch."""
 
     def __init__(self, problem: Problem, cotangents: Cotangents, running_loss: RunningLoss | None) -> None:
-        self.problem, self.cotangents, self.loss, self.net = problem, cotangents, running_loss, Network.of(problem)
+        self.problem, self.cotangents, self.loss = problem, cotangents, running_loss
+        self.net = Network.from_problem(problem)
         net, like = self.net, problem.c0.detach()
         self.p_c, self.p_o = torch.zeros_like(like), torch.zeros_like(like)
         self.p_a = torch.zeros_like(problem.a0) if cotangents.a_last is None else cotangents.a_last.clone()
         if cotangents.integral is None:
             self.loss = None
-        self.fired = torch.zeros_like(like, dtype=torch.bool)
-        """Members of the current group that have been passed, on the way back."""
-        self.waiting = torch.zeros_like(like)
-        """What the reset gates of the group will add to the adjoint of ``a_r`` before it."""
+        self.passed = torch.zeros_like(like, dtype=torch.bool)
+        """Members of the current group of simultaneous events that have been processed."""
+        self.pending_p_r = torch.zeros_like(like)
+        """What the reset gates of the current group add to the adjoint of ``a_r`` before the group."""
         self.samples = torch.arange(len(like), device=like.device)
         self.Vt, self.Ut, self.b, self.theta = (torch.zeros_like(x) for x in (net.Vt, net.Ut, net.b, net.theta))
         self.tau_s, self.tau_m, self.tau_o = like.new_zeros(()), like.new_zeros(()), like.new_zeros(())
@@ -42,114 +44,116 @@ class _Adjoint:
             self.pull_back(iteration)
             after = iteration.a, iteration.c
 
-    def before(self, iteration: Iteration, rows: Tensor) -> Tensor:
-        """``a`` of ``rows`` just before what happens."""
-        q = torch.exp(iteration.dt[rows] / -self.net.clock.tau_s)[:, None, None]
+    def activations_before(self, iteration: Iteration, rows: Tensor) -> Tensor:
+        """Return ``a`` of ``rows`` at the end of the flow, just before the events of the iteration."""
+        q = torch.exp(iteration.dt[rows] / -self.net.settings.tau_s)[:, None, None]
         return self.net.b + (iteration.a[rows] - self.net.b) * q
 
     def slope(self, a: Tensor, c: Tensor) -> Tensor:
-        return torch.sigmoid(a[:, 0]) * (torch.tanh(a[:, 2]) - c) / self.net.clock.tau_m
+        return torch.sigmoid(a[:, U]) * (torch.tanh(a[:, Z]) - c) / self.net.settings.tau_m
 
     def input(self, iteration: Iteration, rows: Tensor, k: Tensor, a: Tensor, c: Tensor) -> None:
+        """Accumulate the gradients of input events ``k``; ``a`` and ``c`` are the state after them."""
         channel, x, p_a = self.problem.input_channels[k], self.problem.input_values[k], self.p_a[rows]
         self.Ut.index_add_(0, channel, x[:, None, None] * p_a)
         through = (self.net.Ut[channel] * p_a).sum((1, 2))
         self.input_values[k] = through
-        change = self.slope(self.before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
-        self.input_times[k] = (self.p_c[rows] * change).sum(1) + x * through / self.net.clock.tau_s
+        slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
+        self.input_times[k] = (self.p_c[rows] * slope_jump).sum(1) + x * through / self.net.settings.tau_s
 
-    def internal(self, iteration: Iteration, fired: Fired, a: Tensor, c: Tensor) -> None:
-        """Across one event in each of some rows; ``a, c`` is the state after it."""
-        net, options, tau_s = self.net, self.problem.options, self.net.clock.tau_s
-        rows, n, a_group, forced, place = fired.rows, fired.units, fired.a_group, fired.forced, fired.place
+    def internal(self, iteration: Iteration, emissions: Emissions, a: Tensor, c: Tensor) -> None:
+        """Propagate across one event in each of some rows; ``a`` and ``c`` are the state after it."""
+        net, options, tau_s = self.net, self.problem.options, self.net.settings.tau_s
+        rows, n, a_group, forced = emissions.rows, emissions.units, emissions.a_group, emissions.forced
+        positions = emissions.positions
         p_a, p_c, p_o, i = self.p_a[rows], self.p_c[rows], self.p_o[rows, n], torch.arange(len(rows), device=n.device)
         y, scale = net.jump(n, a_group)
-        r = scale[:, 2] / y[:, None]
-        pull = net.b[1] - a_group[:, 1]
-        rdot = r * (1 - r) * (pull if options.reset_side == "post" else pull[i, n][:, None]) / tau_s
+        r = scale[:, Z] / y[:, None]
+        distance = net.b[R] - a_group[:, R]
+        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[i, n][:, None]) / tau_s
         received = net.Vt[n] * p_a
-        gated = received[:, 0] + received[:, 1] + r * received[:, 2]
+        gated = received[:, U] + received[:, R] + r * received[:, Z]
 
         c_plus = c[rows]
         c_minus = c_plus.clone()
         c_minus[i, n] = torch.where(forced, iteration.c[rows, n], net.theta[n])
-        rise_plus = self.slope(a[rows], c_plus)
-        bend = p_c * (self.slope(self.before(iteration, rows), c_minus) - rise_plus)
-        bend[self.fired[rows]] = 0.0
-        bend[i, n] = -p_c[i, n] * rise_plus[i, n]
-        Q = bend.sum(1) + y * (gated.sum(1) / tau_s + (rdot * received[:, 2]).sum(1))
-        Q = Q + y / net.tau_o * p_o + self.cotangents.times[place]
+        slope_plus = self.slope(a[rows], c_plus)
+        slope_terms = p_c * (self.slope(self.activations_before(iteration, rows), c_minus) - slope_plus)
+        slope_terms[self.passed[rows]] = 0.0
+        slope_terms[i, n] = -p_c[i, n] * slope_plus[i, n]
+        Q = slope_terms.sum(1) + y * (gated.sum(1) / tau_s + (rdot * received[:, Z]).sum(1))
+        Q = Q + y / net.tau_o * p_o + self.cotangents.times[positions]
         if self.loss is not None and self.cotangents.integral is not None:
             with torch.no_grad():
                 t = (iteration.t + iteration.dt)[rows].to(c.dtype)
                 jump = self.loss(c_minus, t, rows) - self.loss(c_plus, t, rows)
             Q = Q + self.cotangents.integral[rows] * jump
 
-        rise = torch.tanh(a_group[i, 2, n]) - net.theta[n]
+        rise = torch.tanh(a_group[i, Z, n]) - net.theta[n]
         floored = (rise < options.grazing_floor) & ~forced
         self.floored[rows] += floored
-        rate = torch.sigmoid(a_group[i, 0, n]) * rise.clamp(min=options.grazing_floor) / net.clock.tau_m
-        before = torch.where(forced, 0.0, -Q / rate)
-        theta = -before
+        rate = torch.sigmoid(a_group[i, U, n]) * rise.clamp(min=options.grazing_floor) / net.settings.tau_m
+        p_c_minus = torch.where(forced, 0.0, -Q / rate)
+        theta = -p_c_minus
         if options.amplitude == "theta":
-            theta = theta + gated.sum(1) + p_o + self.cotangents.amplitudes[place]
+            theta = theta + gated.sum(1) + p_o + self.cotangents.amplitudes[positions]
         self.theta.index_add_(0, n, theta)
         sent = scale * p_a
         if not options.self_connections:
             sent[i, :, n] = 0.0
         self.Vt.index_add_(0, n, sent)
-        through = y[:, None] * r * (1 - r) * received[:, 2]
+        through_gate = y[:, None] * r * (1 - r) * received[:, Z]
         if options.reset_side == "post":
-            self.waiting[rows] += through
+            self.pending_p_r[rows] += through_gate
         else:
-            self.waiting[rows, n] += through.sum(1)
-        self.p_c[rows, n] = before
-        self.fired[rows, n] = True
-        left = rows[fired.first]
-        self.p_a[left, 1] += self.waiting[left]
-        self.waiting[left], self.fired[left] = 0.0, False
+            self.pending_p_r[rows, n] += through_gate.sum(1)
+        self.p_c[rows, n] = p_c_minus
+        self.passed[rows, n] = True
+        complete = rows[emissions.first]  # the first event of a group is the last one here
+        self.p_a[complete, R] += self.pending_p_r[complete]
+        self.pending_p_r[complete], self.passed[complete] = 0.0, False
 
     def pull_back(self, iteration: Iteration) -> None:
-        """From the end of the flow to its start."""
-        net, clock = self.net, self.net.clock
+        """Propagate from the end of the flow of an iteration to its start."""
+        net, settings = self.net, self.net.settings
         dt, a, c0 = iteration.dt, iteration.a, iteration.c
-        h, tau_s, tau_m = dt[:, None], clock.tau_s, clock.tau_m
+        h, tau_s, tau_m = dt[:, None], settings.tau_s, settings.tau_m
         decay = torch.exp(h / -net.tau_o)
         self.tau_o += (self.p_o * iteration.o * decay * h).sum() / net.tau_o**2
         self.p_o = self.p_o * decay
 
-        on = nodes(a[:, 0], net.b[0], a[:, 2], net.b[2], h, clock)
-        q, u, z, E = on.q, on.u, on.z, on.E
-        c = node_states(c0, a[:, 2], h, on, clock)
-        p_c = torch.exp(E - on.E1) * self.p_c
-        first = torch.exp(-on.E1) * self.p_c
+        nodes = panel_nodes(a[:, U], net.b[U], a[:, Z], net.b[Z], h, settings)
+        q, u, z, E = nodes.q, nodes.u, nodes.z, nodes.E
+        c = node_states(c0, a[:, Z], h, nodes, settings)
+        p_c = torch.exp(E - nodes.E1) * self.p_c
+        p_c_start = torch.exp(-nodes.E1) * self.p_c
         if self.loss is not None:
-            f = torch.exp(-E) * self.density_slope(c, iteration)
-            whole = h * clock.integrate(f)
-            p_c = p_c + torch.exp(E) * (whole - h * clock.integrate_to_nodes(f))
-            first = first + whole
+            f = torch.exp(-E) * self.running_loss_gradient(c, iteration)
+            whole = h * settings.integrate(f)
+            p_c = p_c + torch.exp(E) * (whole - h * settings.integrate_to_nodes(f))
+            p_c_start = p_c_start + whole
         drive = (z - c) * u * p_c / tau_m
         gamma = torch.stack([(1 - u) * drive, u * (1 - z * z) * p_c / tau_m], 2) * h[:, None]  # gates u and z
-        late = torch.exp(dt / -tau_s)[:, None, None]
-        q, gates = q[:, :, None], [0, 2]
+        a_decay = torch.exp(dt / -tau_s)[:, None, None]
+        q, gates = q[:, :, None], [U, Z]
         weighted = q * gamma
-        inner = clock.integrate(weighted)
-        times = clock.x.view(-1, 1, 1, 1) * h[None, :, None]
-        moved = late * dt[:, None, None] * self.p_a
-        moved[:, gates] += clock.integrate(weighted * times)
-        self.tau_s += ((a - net.b) * moved).sum() / tau_s**2
-        self.tau_m -= (h * clock.integrate(drive)).sum() / tau_m
-        self.b += ((1 - late) * self.p_a).sum(0)
-        self.b[gates] += (clock.integrate(gamma) - inner).sum(0)
-        self.p_a = late * self.p_a
+        inner = settings.integrate(weighted)
+        times = settings.x.view(-1, 1, 1, 1) * h[None, :, None]
+        tau_s_terms = a_decay * dt[:, None, None] * self.p_a
+        tau_s_terms[:, gates] += settings.integrate(weighted * times)
+        self.tau_s += ((a - net.b) * tau_s_terms).sum() / tau_s**2
+        self.tau_m -= (h * settings.integrate(drive)).sum() / tau_m
+        self.b += ((1 - a_decay) * self.p_a).sum(0)
+        self.b[gates] += (settings.integrate(gamma) - inner).sum(0)
+        self.p_a = a_decay * self.p_a
         self.p_a[:, gates] += inner
-        self.p_c = first
+        self.p_c = p_c_start
 
-    def density_slope(self, c: Tensor, iteration: Iteration) -> Tensor:
-        """The running loss's derivative at the nodes, times what the loss asks of the integral."""
+    def running_loss_gradient(self, c: Tensor, iteration: Iteration) -> Tensor:
+        """Return the derivative by ``c`` of the running loss at the nodes, times that of the loss by the integral."""
         assert self.loss is not None
         assert self.cotangents.integral is not None
-        t = (iteration.t + self.net.clock.x[:, None] * iteration.dt).to(c.dtype)
+        t = (iteration.t + self.net.settings.x[:, None] * iteration.dt).to(c.dtype)
         with torch.enable_grad():
             state = c.detach().flatten(0, 1).requires_grad_()
             value = self.loss(state, t.flatten(), self.samples.repeat(len(c)))
@@ -159,20 +163,20 @@ class _Adjoint:
 
 @torch.no_grad()
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
-    """Gradients of all samples, summed where parameters are shared."""
+    """Return the gradients; those of parameters are summed over samples."""
     adjoint = _Adjoint(problem, cotangents, running_loss)
     adjoint.run(events.tape)
     return Gradients(
-        only(problem.mask, adjoint.Vt.permute(1, 2, 0).contiguous()),
-        only(problem.input_mask, adjoint.Ut.permute(1, 2, 0).contiguous()),
-        adjoint.b,
-        adjoint.theta,
-        adjoint.tau_s,
-        adjoint.tau_m,
-        adjoint.tau_o,
-        adjoint.p_a,
-        adjoint.p_c,
-        adjoint.input_times,
-        adjoint.input_values,
-        adjoint.floored,
+        V=apply_mask(problem.mask, adjoint.Vt.permute(1, 2, 0).contiguous()),
+        U=apply_mask(problem.input_mask, adjoint.Ut.permute(1, 2, 0).contiguous()),
+        b=adjoint.b,
+        theta=adjoint.theta,
+        tau_s=adjoint.tau_s,
+        tau_m=adjoint.tau_m,
+        tau_o=adjoint.tau_o,
+        a0=adjoint.p_a,
+        c0=adjoint.p_c,
+        input_times=adjoint.input_times,
+        input_values=adjoint.input_values,
+        floored=adjoint.floored,
     )

@@ -1,4 +1,4 @@
-"""What is known beforehand: each sample's input events, readouts and end, in the order they happen."""
+"""The schedule of each sample: its input events and readouts, and the end, in the order they happen."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,21 @@ from torch import Tensor
 
 from egru.continuous.problem import Problem
 
+# Kinds of steps. At the same time, the smaller number comes first in a schedule.
 INPUT, READOUT, END = 0, 1, 2
 INTERNAL, NOTHING = 3, 4
-"""The other kinds of step an engine may take."""
 
 
 class Schedule(NamedTuple):
-    """Per sample and in order, ``(B, L)``: times (float64), kinds and indices; ``END`` fills the rows."""
+    """Times (float64), kinds and indices, one row per sample, ``(B, L)``. Rows are padded with ``END``."""
 
     times: Tensor
     kinds: Tensor
     indices: Tensor
 
 
-def schedule(problem: Problem) -> Schedule:
-    """Inputs before readouts before the end where times are equal."""
+def make_schedule(problem: Problem) -> Schedule:
+    """Return the schedule of ``problem``: inputs before readouts before the end, where times are equal."""
     device = problem.c0.device
     B, R, K = len(problem.c0), len(problem.readout_times), len(problem.input_times)
     sizes = problem.input_offsets.diff()
@@ -37,7 +37,7 @@ def schedule(problem: Problem) -> Schedule:
     times[:, longest : longest + R] = problem.readout_times.double()
     kinds[:, longest : longest + R] = READOUT
     indices[:, longest : longest + R] = torch.arange(R, device=device)
-    # Stable sorts from the last criterion to the first: list order, kind, time.
+    # Stable sorts, from the last criterion to the first: list order, kind, time.
     order = kinds.argsort(dim=1, stable=True)
     order = order.gather(1, times.gather(1, order).argsort(dim=1, stable=True))
     return Schedule(times.gather(1, order), kinds.gather(1, order), indices.gather(1, order))

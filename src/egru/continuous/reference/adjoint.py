@@ -1,12 +1,21 @@
-r"""The exact gradient of the reference engine: the adjoint, backward through the recorded steps.
+r"""The backward pass of the reference engine: the exact gradient by the adjoint method.
 
-``p_c = dL/dc`` and ``p_a = dL/da`` of what lies later in time obey, between events and backward::
+``p_c = dL/dc`` and ``p_a = dL/da`` are the derivatives of the part of the loss that lies later in time. The paper's
+multipliers (section 4.2) are ``lambda_c = -p_c / tau_m`` and ``lambda_a = -p_a / tau_s``. Between events, backward in
+time::
 
-    dp_c/dt = u p_c / tau_m - l_c         dp_a/dt = p_a / tau_s - gamma p_c
-    gamma_u = u(1-u)(z-c) / tau_m         gamma_z = u(1-z^2) / tau_m         gamma_r = 0
+    dp_c/dt = u p_c / tau_m - l_c         dp_a/dt = p_a / tau_s - gamma p_c         dp_o/dt = p_o / tau_o
+    gamma_u = u(1-u)(z-c) / tau_m         gamma_z = u(1-z^2) / tau_m                gamma_r = 0
 
-with ``l`` the density of an integral loss. At an event of unit ``n``, with ``Q`` the derivative of the loss by its time
-alone, ``p_c[n]`` becomes ``-Q / (dc_n/dt)`` just before it.
+where ``l_c`` is the derivative of the running loss ``l``. At an event of unit ``n`` with amplitude ``y``, ``-`` means
+just before and ``+`` just after, and ``S_x`` is the sum over ``m`` of ``V_x[m, n] p_a+[x, m]``. ``Q`` is the derivative
+of the loss by the time of the event alone, ``dL/ds`` the explicit derivative of the loss by that time::
+
+    Q = -p_c+[n] dc_n/dt+  +  sum over m != n of p_c+[m] (dc_m/dt-  -  dc_m/dt+)
+        + y ((S_u + S_r + r S_z) / tau_s + dr/dt S_z)  +  y p_o+[n] / tau_o  +  l-  -  l+  +  dL/ds
+    p_c-[n] = -Q / (dc_n/dt-)             p_a-[r, n] = p_a+[r, n] + y r (1 - r) S_z
+    dL/dtheta_n += Q / (dc_n/dt-) + S_u + S_r + r S_z + p_o+[n] + dL/dy
+    dL/dV_x[m, n] += rho_x y p_a+[x, m]
 """
 
 import math
@@ -15,13 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, RunningLoss, only
-from egru.continuous.reference.flow import R, U, Z, end_state, node_states, nodes, panels, relax, sigmoid, slope
-from egru.continuous.reference.tape import Network, Step, array, derivative, evaluate
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z, apply_mask
+from egru.continuous.reference.flow import end_state, node_states, panel_count, panel_nodes, relax, sigmoid, slope
+from egru.continuous.reference.network import Network, to_array
+from egru.continuous.reference.running_loss import evaluate, state_gradient
+from egru.continuous.reference.tape import Step, Tape
 
 
-class _Sums:
-    """The gradients, as they add up over samples."""
+class _GradientSums:
+    """Gradients, summed over samples."""
 
     def __init__(self, net: Network, batch: int, inputs: int) -> None:
         H = len(net.theta)
@@ -34,22 +45,23 @@ class _Sums:
 
 
 class _Adjoint:
-    """One sample on its way back."""
+    """The backward pass of one sample."""
 
-    def __init__(self, net: Network, sums: _Sums, sample: int, loss: RunningLoss | None, weight: float) -> None:
+    def __init__(self, net: Network, sums: _GradientSums, sample: int, loss: RunningLoss | None, weight: float) -> None:
         self.net, self.sums, self.sample, self.loss, self.weight = net, sums, sample, loss, weight
         H = len(net.theta)
         self.p_a, self.p_c, self.p_o = np.zeros((3, H)), np.zeros(H), np.zeros(H)
-        self.fired = np.zeros(H, dtype=bool)
-        """Members of the current group that have been passed, on the way back."""
-        self.waiting = np.zeros(H)
-        """What the reset gates of the group will add to ``p_a[R]`` before it."""
+        self.passed = np.zeros(H, dtype=bool)
+        """Members of the current group of simultaneous events that have been processed."""
+        self.pending_p_r = np.zeros(H)
+        """What the reset gates of the current group add to ``p_a[R]`` before the group."""
 
     def pull_back(self, start: Step | None, end: Step) -> None:
-        """From just before ``end`` to just after ``start``; None is time 0."""
-        net, clock = self.net, self.net.clock
+        """Propagate from just before ``end`` to just after ``start``, or to time 0 if ``start`` is None."""
+        net, settings = self.net, self.net.settings
         if start is None:
-            t, a, c, o = 0.0, array(net.problem.a0[self.sample]), array(net.problem.c0[self.sample]), None
+            t, o = 0.0, None
+            a, c = to_array(net.problem.a0[self.sample]), to_array(net.problem.c0[self.sample])
         else:
             t, a, c, o = start.time, start.a_plus, start.c_plus, start.o_plus
         dt = end.time - t
@@ -59,55 +71,56 @@ class _Adjoint:
         if o is not None:
             self.sums.tau_o += float(self.p_o @ o) * decay * dt / net.tau_o**2
         self.p_o = self.p_o * decay
-        count = panels(a, net.b, dt, clock)
+        count = panel_count(a, net.b, dt, settings)
         h = dt / count
         states = []
         for k in range(count):
             states.append((a, c, t + k * h))
-            on, later = nodes(a, net.b, h, clock), relax(a, net.b, h, clock)
-            c = end_state(c, np.tanh(a[Z]), np.tanh(later[Z]), h, on, clock.rule)
-            a = later
+            nodes, end_a = panel_nodes(a, net.b, h, settings), relax(a, net.b, h, settings)
+            c = end_state(c, np.tanh(a[Z]), np.tanh(end_a[Z]), h, nodes, settings.rule)
+            a = end_a
         for a, c, t in reversed(states):
-            self.panel(a, c, t, h)
+            self.pull_back_panel(a, c, t, h)
 
-    def panel(self, a: np.ndarray, c0: np.ndarray, t0: float, h: float) -> None:
-        """One panel that starts at ``a, c0, t0``."""
+    def pull_back_panel(self, a: np.ndarray, c0: np.ndarray, t0: float, h: float) -> None:
+        """Propagate over one panel of length ``h`` that starts at time ``t0`` with the state ``a``, ``c0``."""
         net, sums = self.net, self.sums
-        tau_s, tau_m, (x, w, A), _ = net.clock
-        on = nodes(a, net.b, h, net.clock)
-        q, u, z, E = on.q, on.u, on.z, on.E
-        c = node_states(c0, np.tanh(a[Z]), h, on, net.clock.rule)
-        p_c = np.exp(E - on.E1) * self.p_c
-        first = np.exp(-on.E1) * self.p_c
+        tau_s, tau_m, (x, w, A), _ = net.settings
+        q, u, z, _, E, E1 = nodes = panel_nodes(a, net.b, h, net.settings)
+        c = node_states(c0, np.tanh(a[Z]), h, nodes, net.settings.rule)
+        p_c = np.exp(E - E1) * self.p_c
+        p_c_start = np.exp(-E1) * self.p_c
         if self.loss is not None:
-            f = self.weight * np.exp(-E) * derivative(self.loss, c, t0 + x * h, self.sample)
+            f = self.weight * np.exp(-E) * state_gradient(self.loss, c, t0 + x * h, self.sample)
             p_c += np.exp(E) * h * (w @ f - A @ f)
-            first += h * (w @ f)
+            p_c_start += h * (w @ f)
         gamma = np.stack([u * (1 - u) * (z - c) * p_c, np.zeros_like(u), u * (1 - z * z) * p_c]) / tau_m
-        late, t = math.exp(-h / tau_s), x[:, None] * h
-        sums.b += h * np.einsum("i,iH,xiH->xH", w, 1 - q, gamma) + (1 - late) * self.p_a
+        decay, t = math.exp(-h / tau_s), x[:, None] * h
+        sums.b += h * np.einsum("i,iH,xiH->xH", w, 1 - q, gamma) + (1 - decay) * self.p_a
         sums.tau_m -= h * float(np.einsum("i,iH->", w, p_c * u * (z - c))) / tau_m**2
-        moved = h * np.einsum("i,iH,xiH->xH", w, q * t, gamma) + late * h * self.p_a
-        sums.tau_s += float(((a - net.b) * moved).sum()) / tau_s**2
-        self.p_a = late * self.p_a + h * np.einsum("i,iH,xiH->xH", w, q, gamma)
-        self.p_c = first
+        weighted = h * np.einsum("i,iH,xiH->xH", w, q * t, gamma) + decay * h * self.p_a
+        sums.tau_s += float(((a - net.b) * weighted).sum()) / tau_s**2
+        self.p_a = decay * self.p_a + h * np.einsum("i,iH,xiH->xH", w, q, gamma)
+        self.p_c = p_c_start
 
     def internal(self, step: Step, by_time: float, by_amplitude: float) -> None:
-        """Across an event of unit ``n``, given the loss's own derivatives by its time and amplitude."""
+        """Propagate across an event, given the explicit derivatives of the loss by its time and amplitude."""
         net, sums, n, options = self.net, self.sums, step.index, self.net.problem.options
-        tau_s, tau_m = net.clock.tau_s, net.clock.tau_m
+        tau_s, tau_m = net.settings.tau_s, net.settings.tau_m
         assert step.a_group is not None
         y, V = net.amplitude(n), net.V[:, :, n]
-        # Reset gates: of the emitter, the same for all receivers, or of each receiver.
-        r = np.broadcast_to(net.rho(n, step.a_group), V[Z].shape)
-        pull = net.b[R] - step.a_group[R]
-        rdot = r * (1 - r) * (pull if options.reset_side == "post" else pull[n]) / tau_s
+        # One reset gate per receiver; with reset_side="pre" all are that of the emitter.
+        r = np.broadcast_to(net.rho_z(n, step.a_group), V[Z].shape)
+        distance = net.b[R] - step.a_group[R]
+        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[n]) / tau_s
         received = V * self.p_a
-        bend = self.p_c * (slope(step.a_minus, step.c_minus, net.clock) - slope(step.a_plus, step.c_plus, net.clock))
-        bend[self.fired] = 0
-        bend[n] = -self.p_c[n] * slope(step.a_plus, step.c_plus, net.clock)[n]
+        slope_minus = slope(step.a_minus, step.c_minus, net.settings)
+        slope_plus = slope(step.a_plus, step.c_plus, net.settings)
+        slope_terms = self.p_c * (slope_minus - slope_plus)
+        slope_terms[self.passed] = 0
+        slope_terms[n] = -self.p_c[n] * slope_plus[n]
         Q = (
-            bend.sum()
+            slope_terms.sum()
             + y * ((received[U] + received[R] + r * received[Z]).sum() / tau_s + (rdot * received[Z]).sum())
             + y / net.tau_o * self.p_o[n]
             + by_time
@@ -116,50 +129,52 @@ class _Adjoint:
             density = evaluate(self.loss, np.stack([step.c_minus, step.c_plus]), np.full(2, step.time), self.sample)
             Q += self.weight * (density[0] - density[1])
         if step.forced:
-            before = 0.0
+            p_c_minus = 0.0
         else:
             rise = float(np.tanh(step.a_group[Z, n]) - net.theta[n])
             sums.floored[self.sample] += rise < options.grazing_floor
-            before = -Q / (float(sigmoid(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
-            sums.theta[n] -= before
+            p_c_minus = -Q / (float(sigmoid(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
+            sums.theta[n] -= p_c_minus
         if options.amplitude == "theta":
             sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + self.p_o[n] + by_amplitude
         scale = np.stack([np.ones_like(r), np.ones_like(r), r]) * y
         if not options.self_connections:
             scale[:, n] = 0
         sums.V[:, :, n] += scale * self.p_a
-        through = y * r * (1 - r) * received[Z]
+        through_gate = y * r * (1 - r) * received[Z]
         if options.reset_side == "post":
-            self.waiting += through
+            self.pending_p_r += through_gate
         else:
-            self.waiting[n] += through.sum()
-        self.p_c[n] = before
-        self.fired[n] = True
+            self.pending_p_r[n] += through_gate.sum()
+        self.p_c[n] = p_c_minus
+        self.passed[n] = True
         if step.first:
-            self.p_a[R] += self.waiting
-            self.waiting[:], self.fired[:] = 0, False
+            self.p_a[R] += self.pending_p_r
+            self.pending_p_r[:], self.passed[:] = 0, False
 
     def input(self, step: Step) -> None:
+        """Accumulate the gradients of an input event. The adjoint does not jump there."""
         net, sums, k = self.net, self.sums, step.index
         i, x = int(net.problem.input_channels[k]), float(net.problem.input_values[k])
         sums.U[:, :, i] += x * self.p_a
         through = float((net.U[:, :, i] * self.p_a).sum())
         sums.input_values[k] = through
-        bend = slope(step.a_minus, step.c_minus, net.clock) - slope(step.a_plus, step.c_plus, net.clock)
-        sums.input_times[k] = float(self.p_c @ bend) + x * through / net.clock.tau_s
+        slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
+        sums.input_times[k] = float(self.p_c @ slope_jump) + x * through / net.settings.tau_s
 
 
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
-    """Gradients of all samples, summed where parameters are shared."""
-    net = Network.of(problem)
-    sums = _Sums(net, len(problem.c0), len(problem.input_times))
-    by_time, by_amplitude = array(cotangents.times), array(cotangents.amplitudes)
-    by_c, by_o = array(cotangents.c_read), array(cotangents.o_read)
-    for sample, steps in enumerate(events.tape):
+    """Return the gradients; those of parameters are summed over samples."""
+    net = Network.from_problem(problem)
+    sums = _GradientSums(net, len(problem.c0), len(problem.input_times))
+    by_time, by_amplitude = to_array(cotangents.times), to_array(cotangents.amplitudes)
+    by_c, by_o = to_array(cotangents.c_read), to_array(cotangents.o_read)
+    tape: Tape = events.tape
+    for sample, steps in enumerate(tape):
         weight = 0.0 if cotangents.integral is None else float(cotangents.integral[sample])
         adjoint = _Adjoint(net, sums, sample, running_loss, weight)
         if cotangents.a_last is not None:
-            adjoint.p_a = array(cotangents.a_last[sample]).copy()
+            adjoint.p_a = to_array(cotangents.a_last[sample]).copy()
         event = int(events.offsets[sample + 1])
         for k in reversed(range(len(steps))):
             step = steps[k]
@@ -175,12 +190,20 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
             adjoint.pull_back(steps[k - 1] if k else None, step)
         sums.a0[sample], sums.c0[sample] = adjoint.p_a, adjoint.p_c
 
-    def back(value: np.ndarray | float) -> Tensor:
+    def to_tensor(value: np.ndarray | float) -> Tensor:
         return torch.as_tensor(np.asarray(value, dtype=np.float64)).to(problem.c0)
 
     return Gradients(
-        only(problem.mask, back(sums.V)), only(problem.input_mask, back(sums.U)), back(sums.b), back(sums.theta),
-        back(sums.tau_s), back(sums.tau_m), back(sums.tau_o),
-        back(sums.a0), back(sums.c0), back(sums.input_times), back(sums.input_values),
-        torch.as_tensor(sums.floored).to(problem.c0.device),
-    )  # fmt: skip
+        V=apply_mask(problem.mask, to_tensor(sums.V)),
+        U=apply_mask(problem.input_mask, to_tensor(sums.U)),
+        b=to_tensor(sums.b),
+        theta=to_tensor(sums.theta),
+        tau_s=to_tensor(sums.tau_s),
+        tau_m=to_tensor(sums.tau_m),
+        tau_o=to_tensor(sums.tau_o),
+        a0=to_tensor(sums.a0),
+        c0=to_tensor(sums.c0),
+        input_times=to_tensor(sums.input_times),
+        input_values=to_tensor(sums.input_values),
+        floored=torch.as_tensor(sums.floored).to(problem.c0.device),
+    )

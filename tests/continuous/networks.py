@@ -5,16 +5,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.continuous.problem import (
-    DIFFERENTIABLE,
-    Cotangents,
-    Engine,
-    Events,
-    Gradients,
-    Options,
-    Problem,
-    RunningLoss,
-)
+from egru.continuous.options import Options
+from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Engine, Events, Gradients, Problem, RunningLoss
 
 EXACT = Options(nodes=12, panel=1.0, grazing_floor=0.0)
 

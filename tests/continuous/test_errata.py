@@ -8,7 +8,7 @@ import pytest
 
 from egru.continuous import engines
 from tests.continuous.figures import reached
-from tests.continuous.nets import cotangents, density, network
+from tests.continuous.networks import cotangents, density, network
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 
 from egru.continuous import engines
 from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Problem
-from tests.continuous.nets import cotangents, density, network, worst_gradient
+from tests.continuous.networks import cotangents, density, network, worst_gradient
 
 pytestmark = [
     pytest.mark.cuda,

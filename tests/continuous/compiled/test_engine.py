@@ -15,16 +15,19 @@ from torch import Tensor
 
 from egru import compiled
 from egru.continuous import engines
-from egru.continuous.compiled.engine import CompiledEngine
-from egru.continuous.problem import DIFFERENTIABLE, EventLimitError, Events, Gradients, Options, Problem, only
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.limits import EventLimitError
+from egru.continuous.options import Options
+from egru.continuous.problem import DIFFERENTIABLE, Events, Gradients, Problem, apply_mask
 from egru.continuous.quadrature import gauss_legendre
-from egru.continuous.reference.flow import Clock, flow, window
-from tests.continuous.nets import EXACT, cotangents, density, network, run, worst_gradient
-from tests.continuous.test_flow import brute, units
+from egru.continuous.reference.crossing import window
+from egru.continuous.reference.flow import FlowSettings, flow
+from tests.continuous.networks import EXACT, cotangents, density, network, run, worst_gradient
+from tests.continuous.reference.test_flow import brute, units
 
 pytestmark = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ENGINE = CompiledEngine()
 
 
@@ -46,11 +49,11 @@ def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -
 
 def unmasked(problem: Problem) -> Problem:
     """With zeros instead."""
-    return dataclasses.replace(problem.connected(), mask=None, input_mask=None)
+    return dataclasses.replace(problem.with_masked_weights(), mask=None, input_mask=None)
 
 
 def masked(gradients: Gradients, problem: Problem) -> Gradients:
-    return gradients._replace(V=only(problem.mask, gradients.V), U=only(problem.input_mask, gradients.U))
+    return gradients._replace(V=apply_mask(problem.mask, gradients.V), U=apply_mask(problem.input_mask, gradients.U))
 
 
 @pytest.mark.parametrize(("hidden", "horizon"), [(9, 12.0), (300, 3.0)])
@@ -72,7 +75,7 @@ def test_masked_weights_are_absent(hidden, horizon, options):
     assert max(worst_gradient(found, masked(exact, sparse)).values()) < 1e-11
 
 
-@pytest.mark.parametrize("name", [name for name in engines.names() if name != "auto"])
+@pytest.mark.parametrize("name", list(engines.names()))
 def test_every_engine_knows_masks(name):
     problem = connected(7, 3, EXACT, horizon=5.0)
     dense = unmasked(problem)
@@ -247,15 +250,15 @@ def test_no_crossing_is_missed():
         events = ENGINE.forward(problem)
         for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
             found[start + n] = t  # the first of each unit
-    grid = brute(a, b, c, theta, horizon, Clock(0.7, 1.1, gauss_legendre(6), 0.5), steps)
+    grid = brute(a, b, c, theta, horizon, FlowSettings(0.7, 1.1, gauss_legendre(6), 0.5), steps)
     assert np.isfinite(grid).sum() > count / 20
     assert not (np.isfinite(grid) & np.isinf(found)).any()  # missed
     caught = np.isfinite(grid)
     assert (found[caught] <= grid[caught] + 1e-12).all()  # late
     assert (found[caught] > grid[caught] - horizon / steps - 1e-12).all()  # early
     hit = np.isfinite(found)
-    clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
-    assert abs(flow(a[:, hit], b[:, hit], c[hit], found[hit], clock) - theta[hit]).max() < 1e-13
+    settings = FlowSettings(0.7, 1.1, gauss_legendre(12), 1.0)
+    assert abs(flow(a[:, hit], b[:, hit], c[hit], found[hit], settings) - theta[hit]).max() < 1e-13
     assert (hit & ~caught).sum() < count / 200  # hops over the threshold between two points
 
 
@@ -263,12 +266,12 @@ def test_no_crossing_is_missed():
 def test_grazing_is_decided_exactly(gap):
     """Hundreds of units whose largest c, when z falls below theta, is ``gap`` above that: all fire or none does."""
     a, b, c, theta = units(3000, seed=7)
-    clock = Clock(0.7, 1.1, gauss_legendre(12), 1.0)
-    w0, w1 = window(a, b, theta, clock)
+    settings = FlowSettings(0.7, 1.1, gauss_legendre(12), 1.0)
+    w0, w1 = window(a, b, theta, settings)
     closing = (w0 == 0) & (w1 < 3)
     a, b, c, theta, w1 = a[:, closing], b[:, closing], c[closing], theta[closing], w1[closing]
-    top = flow(a, b, c, w1, clock)
-    c = c + (theta + gap - top) / (flow(a, b, c + 1, w1, clock) - top)  # c(w1) is affine in c
+    top = flow(a, b, c, w1, settings)
+    c = c + (theta + gap - top) / (flow(a, b, c + 1, w1, settings) - top)  # c(w1) is affine in c
     good = (c < theta - 2 * abs(gap)) & (c > -2)
     a, b, c, theta, w1 = a[:, good], b[:, good], c[good], theta[good], w1[good]
     count = len(c)
@@ -354,9 +357,9 @@ INTERRUPTED = """
 import dataclasses, sys, time
 import torch
 torch.set_default_dtype(torch.float64)
-from egru.continuous.compiled.engine import CompiledEngine
-from egru.continuous.problem import Options
-from tests.continuous.nets import cotangents, network
+from egru.continuous.compiled import CompiledEngine
+from egru.continuous.options import Options
+from tests.continuous.networks import cotangents, network
 torch.set_num_threads({threads})
 problem = network(21, batch=3, hidden=16, horizon={horizon})
 problem = dataclasses.replace(problem, options=Options(nodes=32, panel=2e-4))

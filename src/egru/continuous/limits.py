@@ -1,0 +1,40 @@
+"""The maximum number of events per sample, and the error raised when a sample exceeds it."""
+
+import torch
+from torch import Tensor
+
+from egru.continuous.problem import Problem
+
+
+class EventLimitError(RuntimeError):
+    """A sample emitted more events than ``max_events``, or than any network can emit."""
+
+
+def event_bound(theta: Tensor, tau_m: float, horizon: float) -> Tensor:
+    """Return an upper bound on the number of events of one sample.
+
+    After a reset, a unit needs at least ``tau_m log(1 / (1 - theta))`` to reach its threshold again, because ``u`` and
+    ``z`` are at most 1. Units with ``theta >= 1`` never emit an event.
+    """
+    theta = theta.detach().double()
+    pause = -tau_m * torch.log1p(-theta.clamp(max=1.0))
+    return torch.where(theta < 1, 1 + horizon / pause, 0.0).sum()
+
+
+def event_limit(problem: Problem) -> int:
+    """Return the number of events per sample above which a run raises :class:`EventLimitError`."""
+    bound = min(float(event_bound(problem.theta, float(problem.tau_m), problem.horizon)), 2.0**62)
+    max_events = problem.options.max_events
+    return int(bound) if max_events is None else min(max_events, int(bound))
+
+
+def limit_error(problem: Problem, sample: int, time: float) -> EventLimitError:
+    """Return the error for ``sample``, which exceeded :func:`event_limit` at ``time``."""
+    max_events, limit = problem.options.max_events, event_limit(problem)
+    reason = (
+        f"max_events={max_events}" if max_events is not None and max_events <= limit else "the refractory-time bound"
+    )
+    return EventLimitError(
+        f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of {problem.horizon:g}; "
+        "weaken the recurrent excitation, raise the thresholds or max_events, or shorten the horizon"
+    )

@@ -1,0 +1,58 @@
+"""The parameters of a problem in the layout of the lockstep engine."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from egru.continuous.lockstep.flow import FlowSettings
+from egru.continuous.problem import Problem, R
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Weights by the unit or channel they come from, with zeros where there is no connection.
+
+    Attributes:
+        Vt: Recurrent weights ``(H, 3, H)``, ``[pre, gate, post]``.
+        Ut: Input weights ``(D, 3, H)``, ``[channel, gate, post]``.
+        level: ``artanh(theta)``, infinite for ``theta >= 1``: ``z > theta`` if ``a_z > level``.
+    """
+
+    Vt: Tensor
+    Ut: Tensor
+    b: Tensor
+    theta: Tensor
+    level: Tensor
+    tau_o: float
+    settings: FlowSettings
+    problem: Problem
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> "Network":
+        problem = problem.with_masked_weights()
+        V, U, theta = problem.V.detach(), problem.U.detach(), problem.theta.detach()
+        Vt = V.permute(2, 0, 1).contiguous()
+        if not problem.options.self_connections:
+            diagonal = torch.arange(len(theta), device=theta.device)
+            Vt[diagonal, :, diagonal] = 0.0
+        settings = FlowSettings.create(float(problem.tau_s), float(problem.tau_m), problem.options.nodes, theta)
+        level = torch.where(theta < 1, torch.atanh(theta.clamp(max=1)), torch.inf)
+        Ut = U.permute(2, 0, 1).contiguous()
+        return cls(Vt, Ut, problem.b.detach(), theta, level, float(problem.tau_o), settings, problem)
+
+    def amplitude(self, n: Tensor) -> Tensor:
+        """Return the values that events of the units ``n`` carry."""
+        theta = self.theta[n]
+        return theta if self.problem.options.amplitude == "theta" else torch.ones_like(theta)
+
+    def rho_z(self, n: Tensor, a_group: Tensor) -> Tensor:
+        """Return the factors of ``V_z`` at events of the units ``n``: ``(rows, H)``, or ``(rows, 1)`` if shared."""
+        a_r = a_group[:, R]
+        return torch.sigmoid(a_r if self.problem.options.reset_side == "post" else a_r.gather(1, n[:, None]))
+
+    def jump(self, n: Tensor, a_group: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the amplitudes ``(rows,)`` and the factors ``rho_x y`` of ``V``, ``(rows, 3, H)``."""
+        y, r = self.amplitude(n), self.rho_z(n, a_group)
+        one = torch.ones(len(n), 2, len(self.theta), dtype=y.dtype, device=y.device)
+        return y, torch.cat([one, r.expand(len(n), len(self.theta))[:, None]], 1) * y[:, None, None]

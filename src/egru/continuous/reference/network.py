@@ -1,0 +1,58 @@
+"""The parameters of a problem as NumPy arrays."""
+
+import dataclasses
+
+import numpy as np
+from torch import Tensor
+
+from egru.continuous.problem import Problem, R
+from egru.continuous.quadrature import gauss_legendre
+from egru.continuous.reference.flow import FlowSettings, sigmoid
+
+
+@dataclasses.dataclass
+class Network:
+    """Weights with zeros where there is no connection, and the other parameters, in float64."""
+
+    V: np.ndarray
+    U: np.ndarray
+    b: np.ndarray
+    theta: np.ndarray
+    tau_o: float
+    settings: FlowSettings
+    problem: Problem
+
+    @classmethod
+    def from_problem(cls, problem: Problem) -> "Network":
+        problem, options = problem.with_masked_weights(), problem.options
+        settings = FlowSettings(
+            float(problem.tau_s), float(problem.tau_m), gauss_legendre(options.nodes), float(options.panel)
+        )
+        V = to_array(problem.V)
+        if not options.self_connections:
+            V = V * (1 - np.eye(V.shape[1]))
+        return cls(
+            V,
+            to_array(problem.U),
+            to_array(problem.b),
+            to_array(problem.theta),
+            float(problem.tau_o),
+            settings,
+            problem,
+        )
+
+    def amplitude(self, n: int) -> float:
+        """Return the value ``y`` that an event of unit ``n`` carries."""
+        return float(self.theta[n]) if self.problem.options.amplitude == "theta" else 1.0
+
+    def rho_z(self, n: int, a_group: np.ndarray) -> np.ndarray | float:
+        """Return the factor of ``V_z`` at an event of ``n``: a number, or one per receiver.
+
+        ``a_group`` is ``a`` before the group of simultaneous events.
+        """
+        return sigmoid(a_group[R] if self.problem.options.reset_side == "post" else a_group[R, n])
+
+
+def to_array(tensor: Tensor) -> np.ndarray:
+    """Return a tensor as a float64 array."""
+    return tensor.detach().cpu().double().numpy()
