@@ -110,7 +110,8 @@ def test_state():
     high[1, 2] = 0.3
     with pytest.raises(
         ValueError,
-        match=r"state.c must be below the thresholds, got 0.3 at index \[1, 2\], where the threshold is 0.3; above_threshold='fire'",
+        match=r"state.c must be below the thresholds, got 0.3 at index \[1, 2\], where the threshold is 0.3; "
+        "above_threshold='fire'",
     ):
         made(GOOD, 2.0, state=start._replace(c=high))
     layer(threshold=egru.Threshold.constant(0.3), above_threshold="fire")(GOOD, 2.0, state=start._replace(c=high))
