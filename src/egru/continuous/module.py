@@ -124,7 +124,7 @@ class ContinuousEGRU(nn.Module):
         self.hidden_size = positive_int(owner, "hidden_size", hidden_size)
         self.bias_sign = choice(owner, "bias_sign", bias_sign, BIAS_SIGNS)
         self.start = choice(owner, "start", start, STARTS)
-        self.engine = choice(owner, "engine", engine, ENGINE_NAMES)
+        self.engine: EngineName = choice(owner, "engine", engine, ENGINE_NAMES)
         self.threshold_kind = instance(owner, "threshold", threshold or Threshold(mean=-1.0, std=0.25), Threshold)
         if isinstance(grazing_floor, bool) or not isinstance(grazing_floor, int | float) or not 0 <= grazing_floor < 1:
             raise ValueError(f"{owner}: grazing_floor must be a number from 0 to below 1, got {grazing_floor!r}")
