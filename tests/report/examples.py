@@ -1,4 +1,4 @@
-"""Reports of runs that were not trained, with numbers that tests can find on the page."""
+"""Run reports and rasters with made-up numbers."""
 
 import math
 

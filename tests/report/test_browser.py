@@ -1,4 +1,4 @@
-"""The page in a real browser: nothing goes wrong, every figure is there, and it answers the pointer."""
+"""Tests of the page in Chromium: no console messages, every figure drawn, tooltips and zoom."""
 
 import html
 import json
@@ -13,43 +13,43 @@ from egru.report import DARK, LIGHT, page, write_report
 from tests.report import examples
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="requires Chromium (apt-get install chromium)")
 
-FIGURES = ("work", "layers-1", "raster-1", "raster-2", "activity-1", "silence-1", "curves")
+FIGURES = ("computation", "layers-1", "raster-1", "raster-2", "activity-1", "sparsity-1", "curves")
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Path:
+def report(tmp_path_factory) -> Path:
     runs = [*examples.pair()[:1], examples.run("EGRU <i>&")]
     rasters = [examples.raster(T=30, hidden=24), examples.raster(inputs=5, image=False)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "_pictures", lambda runs, rasters: {})  # nobody looks at the files here
+        patch.setattr(page, "_png_files", lambda runs, rasters: {})
         return write_report(
             tmp_path_factory.mktemp("page"), "Digits & events", runs, rasters, command="c", config={"a": 1}
         )
 
 
-def visit(path: Path, script: str, *, width: int = 1200, dark: bool = False):
-    """What ``script``, run on the page, returns; fails if the browser's console says anything."""
+def evaluate(path: Path, script: str, *, width: int = 1200, dark: bool = False):
+    """Return the value of ``script`` on the page; fail if the browser logs anything to its console."""
     assert BROWSER is not None
     probe = path.with_name(f"probe-{width}-{dark}.html")
-    inside = f"document.body.dataset.found = JSON.stringify((() => {{ {script} }})());"
-    source = path.read_text(encoding="utf-8").replace("</body>", f"<script>{inside}</script></body>")
+    statement = f"document.body.dataset.value = JSON.stringify((() => {{ {script} }})());"
+    source = path.read_text(encoding="utf-8").replace("</body>", f"<script>{statement}</script></body>")
     probe.write_text(source, encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--enable-logging=stderr"]
     options += [f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},900"]
     options.append(f"--blink-settings=preferredColorScheme={0 if dark else 1}")
-    done = subprocess.run(
+    process = subprocess.run(
         [BROWSER, *options, "--dump-dom", f"file://{probe}"], capture_output=True, text=True, timeout=120, check=True
     )
-    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
-    found = re.search(r'<body data-found="(.*?)"', done.stdout)
-    assert found is not None, done.stdout[-2000:]
-    return json.loads(html.unescape(found[1]))
+    assert [line for line in process.stderr.splitlines() if "CONSOLE" in line] == []
+    match = re.search(r'<body data-value="(.*?)"', process.stdout)
+    assert match is not None, process.stdout[-2000:]
+    return json.loads(html.unescape(match[1]))
 
 
 INK = """
-const ink = (canvas) => {  // share of pixels that are not empty
+const ink = (canvas) => {  // fraction of pixels that are not transparent
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   let drawn = 0;
   for (let i = 3; i < data.length; i += 4) drawn += data[i] > 0;
@@ -59,9 +59,9 @@ const ink = (canvas) => {  // share of pixels that are not empty
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (520, False)])
-def test_every_figure_is_there(written, width, dark):
-    found = visit(
-        written,
+def test_every_figure_is_drawn(report, width, dark):
+    drawn = evaluate(
+        report,
         INK
         + """
         const figures = [...document.querySelectorAll("figure")].map((f) => {
@@ -80,23 +80,23 @@ def test_every_figure_is_there(written, width, dark):
         width=width,
         dark=dark,
     )
-    assert [figure[0] for figure in found["figures"]] == list(FIGURES)
+    assert [figure[0] for figure in drawn["figures"]] == list(FIGURES)
     kinds = ["html", "html", "raster", "raster", "histogram", "lines", "lines"]
-    assert [figure[1] for figure in found["figures"]] == kinds
-    assert all(w > 150 and h > 100 for _, _, w, h in found["figures"])
-    assert found["lines"] == 5  # loss and accuracy of two runs, silence of one
-    assert found["bars"] >= 3
-    assert all(0.01 < ink < 0.9 for ink in found["ink"])
-    assert not found["wide"]
+    assert [figure[1] for figure in drawn["figures"]] == kinds
+    assert all(w > 150 and h > 100 for _, _, w, h in drawn["figures"])
+    assert drawn["lines"] == 5  # loss and accuracy of two runs, sparsity of one
+    assert drawn["bars"] >= 3
+    assert all(0.01 < ink < 0.9 for ink in drawn["ink"])
+    assert not drawn["wide"]
     theme = DARK if dark else LIGHT
     channels = ", ".join(str(int(theme.ink[i : i + 2], 16)) for i in (1, 3, 5))
-    assert found["ink_colour"] == f"rgb({channels})"
-    assert (found["paper"] == "rgb(17, 20, 24)") is dark
+    assert drawn["ink_colour"] == f"rgb({channels})"
+    assert (drawn["paper"] == "rgb(17, 20, 24)") is dark
 
 
 POINTER = """
 const canvas = document.querySelector("#raster-1 canvas.raster"), tip = document.getElementById("tip");
-canvas.setPointerCapture = () => {};  // a made-up pointer cannot be captured
+canvas.setPointerCapture = () => {};  // a synthetic pointer cannot be captured
 const send = (target, type, x, y) => {
   target.scrollIntoView({ block: "center", behavior: "instant" });
   const box = target.getBoundingClientRect();
@@ -106,47 +106,47 @@ const send = (target, type, x, y) => {
 """
 
 
-def test_pointing_at_a_unit_names_it(written):
+def test_tooltip_names_the_unit_and_its_event(report):
     raster = examples.raster(T=30, hidden=24)
     busiest = int((raster.events != 0).sum(0).argmax())
-    silent, found = visit(
-        written,
+    hidden, tips = evaluate(
+        report,
         POINTER
         + """
-        const before = tip.hidden, said = [], width = canvas.clientWidth - 56;
-        for (let t = 0; t < 30; t++) {  // along the first row, which is the busiest unit's
+        const before = tip.hidden, tips = [], width = canvas.clientWidth - 56;
+        for (let t = 0; t < 30; t++) {  // along the first row: the most active unit
           send(canvas, "pointermove", 52 + width * (t + 0.5) / 30, 51);
-          said.push(tip.textContent);
+          tips.push(tip.textContent);
         }
         send(canvas, "pointerleave", 0, 0);
-        return [before && tip.hidden, said];""",
+        return [before && tip.hidden, tips];""",
     )
-    assert silent
-    spoke = [t for t, text in enumerate(found) if f"units, unit {busiest}sends" in text and f"at step {t}" in text]
-    assert spoke == (raster.events[:, busiest] != 0).nonzero()[0].tolist()
-    assert f"speaks at {len(spoke)} of 30 steps" in found[spoke[0]]
+    assert hidden
+    active = [t for t, tip in enumerate(tips) if tip.startswith(f"unit {busiest}event ") and f"at step {t}" in tip]
+    assert active == (raster.events[:, busiest] != 0).nonzero()[0].tolist()
+    assert f"active at {len(active)} of 30 steps" in tips[active[0]]
 
 
-def test_pointing_beside_an_event_finds_it(written):
+def test_tooltip_snaps_to_an_event_within_a_few_pixels(report):
     raster = examples.raster(T=30, hidden=24)
     busiest = int((raster.events != 0).sum(0).argmax())
     row = raster.events[:, busiest] != 0
     before = next(t for t in range(29) if row[t + 1] and not row[t])
-    said = visit(
-        written,
+    tip = evaluate(
+        report,
         POINTER
         + f"""
         const width = canvas.clientWidth - 56;
-        send(canvas, "pointermove", 52 + width * {before + 1} / 30 - 2, 51);  // two pixels early
+        send(canvas, "pointermove", 52 + width * {before + 1} / 30 - 2, 51);  // two pixels to the left
         return tip.textContent;""",
     )
-    assert f"unit {busiest}sends" in said
-    assert f"at step {before + 1}" in said
+    assert f"unit {busiest}event " in tip
+    assert f"at step {before + 1}" in tip
 
 
-def test_a_raster_zooms_by_dragging_and_by_its_buttons(written):
-    views = visit(
-        written,
+def test_raster_zooms_by_dragging_and_with_buttons(report):
+    views = evaluate(
+        report,
         POINTER
         + """
         const views = [canvas.dataset.view], width = canvas.clientWidth - 56;
@@ -160,20 +160,20 @@ def test_a_raster_zooms_by_dragging_and_by_its_buttons(written):
         views.push(canvas.dataset.view);
         canvas.dispatchEvent(new MouseEvent("dblclick"));
         views.push(canvas.dataset.view);
-        press('data-zoom="0.5"'); press('data-move="0.5"'); press("data-whole");
+        press('data-zoom="0.5"'); press('data-move="0.5"'); press("data-reset");
         return views;""",
     )
-    whole, dragged, again, nearer, later, last = ([float(v) for v in view.split()] for view in views)
-    assert whole == again == last == [0, 30, 0, 24]
+    initial, dragged, double_clicked, zoomed, moved, reset = ([float(v) for v in view.split()] for view in views)
+    assert initial == double_clicked == reset == [0, 30, 0, 24]
     assert dragged[:2] == pytest.approx([10, 20], abs=0.05)
     assert 0 < dragged[2] < dragged[3] < 24
-    assert nearer == [7.5, 22.5, 6, 18]
-    assert later == [15, 30, 6, 18]
+    assert zoomed == [7.5, 22.5, 6, 18]
+    assert moved == [15, 30, 6, 18]
 
 
-def test_curves_and_histograms_answer(written):
-    curve, bar = visit(
-        written,
+def test_curves_and_histograms_have_tooltips(report):
+    curve, bar = evaluate(
+        report,
         POINTER
         + """
         const curve = document.querySelector("#curves svg");
@@ -184,5 +184,5 @@ def test_curves_and_histograms_answer(written):
         return [first, tip.textContent];""",
     )
     assert curve.startswith("epoch 1")
-    assert "EGRU <i>&" in curve  # shown as it is, not as a tag
-    assert re.search(r"\d+ units? of egru(speak|never|always)", bar)
+    assert "EGRU <i>&" in curve  # escaped
+    assert re.search(r"\d+ units? of egru(active at|never active|always active)", bar)

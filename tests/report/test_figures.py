@@ -1,4 +1,4 @@
-"""What the page is told to draw."""
+"""Tests of the figures' HTML and of the data that page.js draws."""
 
 import base64
 import dataclasses
@@ -14,17 +14,17 @@ def levels(text: str, rows: int) -> np.ndarray:
     return np.frombuffer(base64.b64decode(text), np.uint8).reshape(rows, -1)
 
 
-def test_bars_hold_what_was_used_and_what_dense_takes():
-    figure = figures.work(examples.pair())
+def test_bars_show_effective_and_dense_macs():
+    figure = figures.computation(examples.pair())
     activity = examples.run().activity
     used = 100 * activity.forward_macs / activity.dense_forward_macs
     assert f"width:{used:.2f}%" in figure.content
     assert figure.content.count('class="bar"') == 6
-    assert figure.content.count("saved") == 3  # not for the GRU
+    assert figure.content.count("saved") == 3  # none for the GRU
     assert "var(--dense)" in figure.content
 
 
-def test_layers_add_up_to_the_whole():
+def test_layers_show_the_macs_of_each_part():
     run = examples.run()
     cost = run.activity.layers[0].cost
     content = figures.layers(run, "red", "layers-1").content
@@ -36,13 +36,19 @@ def test_layers_add_up_to_the_whole():
         f">{format.count(rows * cost.activity * cost.hidden_size)} of {format.count(rows * cost.hidden_size)}"
         in content
     )
-    assert f"{100 * (1 - cost.activity):.0f} % of its units are silent" in content
+    assert f"activity sparsity {100 * (1 - cost.activity):.0f} %" in content
 
 
-def test_a_layer_that_ran_for_half_of_the_steps_counts_half():
+def test_layer_that_runs_every_other_step_counts_half():
     activity = examples.event_activity()
     (layer,) = activity.layers
-    slow = dataclasses.replace(layer, name="slow", steps=layer.steps // 2)
+    slow = dataclasses.replace(
+        layer,
+        name="slow",
+        steps=layer.steps // 2,
+        active=tuple(count // 2 for count in layer.active),
+        input_active=layer.input_active // 2,
+    )
     content = figures.layers(
         examples.run(activity=dataclasses.replace(activity, layers=(layer, slow))), "red", "layers-1"
     ).content
@@ -52,31 +58,31 @@ def test_a_layer_that_ran_for_half_of_the_steps_counts_half():
         assert f" of {format.count(rows * layer.cost.hidden_size * share)}" in content
 
 
-def test_curves_of_a_language_model_show_perplexity():
+def test_language_models_have_a_perplexity_panel():
     run = examples.run(test_perplexity=60.0)
-    words = dataclasses.replace(
+    language = dataclasses.replace(
         run, history=tuple(dataclasses.replace(epoch, validation_perplexity=70.0) for epoch in run.history)
     )
-    data = figures.curves([words]).data
+    data = figures.curves([language]).data
     assert data is not None
     assert [panel["title"] for panel in data["panels"]][1] == "Validation perplexity"
     assert data["panels"][1]["log"]
-    mixed = figures.curves([words, examples.run("GRU")]).data
+    mixed = figures.curves([language, examples.run("GRU")]).data
     assert mixed is not None
     assert mixed["panels"][1]["title"] == "Validation accuracy"
 
 
-def test_silence_by_layer_where_it_was_counted():
+def test_sparsity_is_drawn_by_layer_if_measured():
     run = examples.run()
-    data, caption = figures.silence(run, "red", "silence-1").data, figures.silence(run, "red", "silence-1").caption
+    data, caption = figures.sparsity(run, "red", "sparsity-1").data, figures.sparsity(run, "red", "sparsity-1").caption
     assert data is not None
     assert [series["name"] for series in data["panels"][0]["series"]] == ["all layers"]
-    assert "no line per layer" in caption
+    assert "no metrics per layer" in caption
     layered = dataclasses.replace(
         run,
         history=tuple(dataclasses.replace(e, layer_sparsity={"layer0": 0.5, "layer1": 0.25}) for e in run.history[1:]),
     )
-    data = figures.silence(layered, "red", "silence-1").data
+    data = figures.sparsity(layered, "red", "sparsity-1").data
     assert data is not None
     series = {entry["name"]: entry["points"] for entry in data["panels"][0]["series"]}
     assert series["layer1"] == [(2, 0.25), (3, 0.25), (4, 0.25)]
@@ -93,7 +99,7 @@ def test_histogram_counts_every_unit_once():
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_raster_carries_every_event_and_its_value(sign):
+def test_raster_data_contain_every_event_and_its_value(sign):
     raster = examples.raster(T=20, hidden=16, sign=sign)
     data = figures.raster(raster, "raster-1").data
     assert data is not None
@@ -106,11 +112,11 @@ def test_a_raster_carries_every_event_and_its_value(sign):
     spread = data["high"] - data["low"]
     assert np.abs(values - events)[events != 0].max() < spread / 500 + 1e-4
     assert data["active"] == (raster.events != 0).sum(1).tolist()
-    busy = (events != 0).sum(1)
-    assert (np.diff(busy) <= 0).all()  # busiest first
+    activity = (events != 0).sum(1)
+    assert (np.diff(activity) <= 0).all()  # most active first
 
 
-def test_a_large_raster_is_thinned_from_the_busiest_to_the_quietest():
+def test_large_rasters_show_evenly_spaced_units():
     rng = np.random.default_rng(0)
     events = (rng.random((900, 1000)) < np.linspace(0, 1, 1000)).astype(float)
     raster = Raster("Large", rng.random((900, 300)), events, None, "", (("a", 600), ("b", 400)))
@@ -125,41 +131,41 @@ def test_a_large_raster_is_thinned_from_the_busiest_to_the_quietest():
     assert levels(data["input"]["data"], 64).shape == (64, 784)
     drawn = levels(data["events"], 194)[97:] > 0
     np.testing.assert_array_equal(drawn, events[:784, 600 + np.array(data["layers"][1]["units"])].T > 0)
-    assert "Drawn: 194 of 1,000 units. The first 784 of 900 steps." in figure.caption
-    assert data["active"][0] == int((events[0] != 0).sum())  # of all units
+    assert "Shown: 194 of 1,000 units. Shown: the first 784 of 900 steps." in figure.caption
+    assert data["active"][0] == int((events[0] != 0).sum())  # counts all units
 
 
-def test_a_short_raster_has_its_limit_too():
+def test_short_rasters_are_limited_too():
     data = figures.raster(Raster("Wide", np.zeros((9, 1)), np.ones((9, 1000)), None, ""), "raster-1").data
     assert data is not None
-    assert len(data["layers"][0]["units"]) == figures.UNITS
+    assert len(data["layers"][0]["units"]) == figures.MAX_UNITS
 
 
-def test_many_rasters_share_the_room():
+def test_rasters_share_the_limit_of_the_page():
     large = Raster("Large", np.zeros((500, 1)), np.ones((500, 400)), None, "")
     drawn = figures.rasters([large] * 10)
-    assert sum(len(base64.b64decode(f.data["events"])) for f in drawn if f.data) <= figures.CELLS
+    assert sum(len(base64.b64decode(f.data["events"])) for f in drawn if f.data) <= figures.MAX_CELLS
 
 
-def test_pictures_and_films():
+def test_images_and_sequences_of_frames_are_reduced():
     picture = figures.raster(examples.raster(), "r").data
     assert picture is not None
     assert (picture["image"]["rows"], picture["image"]["columns"], picture["image"]["frames"]) == (8, 8, 1)
-    film = dataclasses.replace(examples.raster(), image=np.arange(20 * 96 * 128.0).reshape(20, 96, 128))
-    data = figures.raster(film, "r").data
+    frames = dataclasses.replace(examples.raster(), image=np.arange(20 * 96 * 128.0).reshape(20, 96, 128))
+    data = figures.raster(frames, "r").data
     assert data is not None
     assert (data["image"]["rows"], data["image"]["columns"], data["image"]["frames"]) == (64, 64, 20)
-    frames = levels(data["image"]["data"], 20)
-    assert (np.diff(frames.astype(int).mean(1)) > 0).all()  # every frame lies above the one before
-    stripes = dataclasses.replace(film, image=np.broadcast_to(np.arange(96.0)[:, None], (20, 96, 128)).copy())
+    brightness = levels(data["image"]["data"], 20)
+    assert (np.diff(brightness.astype(int).mean(1)) > 0).all()  # every frame is brighter than the one before
+    stripes = dataclasses.replace(frames, image=np.broadcast_to(np.arange(96.0)[:, None], (20, 96, 128)).copy())
     data = figures.raster(stripes, "r").data
     assert data is not None
     first = levels(data["image"]["data"], 20)[0].reshape(64, 64)
-    assert (first == first[:, :1]).all()  # rows stay rows
+    assert (first == first[:, :1]).all()  # rows are not transposed
     assert np.ptp(first) > 200
 
 
-def test_words_are_kept():
+def test_raster_data_contain_the_words():
     raster = dataclasses.replace(examples.raster(T=3), words=("the", "old", "man"))
     data = figures.raster(raster, "r").data
     assert data is not None

@@ -17,9 +17,9 @@ def test_joules(value, text):
     assert format.joules(value) == text
 
 
-def test_ratios_and_shares():
-    assert format.times(5.62) == "5.6\N{MULTIPLICATION SIGN}"
-    assert format.times(9.97) == "10\N{MULTIPLICATION SIGN}"
+def test_ratio_and_percent():
+    assert format.ratio(5.62) == "5.6\N{MULTIPLICATION SIGN}"
+    assert format.ratio(9.97) == "10\N{MULTIPLICATION SIGN}"
     assert format.percent(0.978) == "97.8 %"
     assert format.percent(None) == "-"
 
@@ -28,7 +28,7 @@ def test_seconds():
     assert [format.seconds(s) for s in (2.54, 120, 7200)] == ["2.5 s", "2.0 min", "2.0 h"]
 
 
-def test_points():
-    assert format.points(-0.004, "GRU") == "0.4 points below GRU"
-    assert format.points(0.012, "GRU") == "1.2 points above GRU"
-    assert format.points(0.0004, "GRU") == "level with GRU"
+def test_accuracy_difference():
+    assert format.accuracy_difference(-0.004, "GRU") == "0.4 points below GRU"
+    assert format.accuracy_difference(0.012, "GRU") == "1.2 points above GRU"
+    assert format.accuracy_difference(0.0004, "GRU") == "within 0.1 points of GRU"

@@ -11,33 +11,35 @@ import pytest
 import torch
 
 import egru
+from egru.environment import Environment
+from egru.records import to_plain
 from egru.report import DARK, LIGHT, Epoch, Raster, format, page, read_runs, write_report
 from tests.report import examples
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 matplotlib.use("Agg")
 
-FIGURES = ["work", "layers-1", "raster-1", "activity-1", "silence-1", "curves"]
+FIGURES = ["computation", "layers-1", "raster-1", "activity-1", "sparsity-1", "curves"]
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(autouse=True)
-def blank(monkeypatch):
-    """Figures that take no time to draw, for tests of all that is around them."""
+def blank_figures(monkeypatch):
+    """Skip rendering, which most tests do not look at."""
     monkeypatch.setattr(page, "_png", lambda figure: PNG)
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """A report with its figures."""
+    """A report with rendered figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "DPI", 30)
         return write(tmp_path_factory.mktemp("drawn") / "deep" / "report")
 
 
 class Page(HTMLParser):
-    """Text, addresses and images of a page; fails on tags that do not close."""
+    """Text, addresses and figures of a page. Fails on tags that are not closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -74,7 +76,7 @@ def write(folder: Path, runs=None, rasters=None, **changes) -> Path:
     return write_report(folder, "Digits & events", runs or examples.pair(), rasters, **options)
 
 
-def test_the_page_holds_everything(drawn):
+def test_page_contains_every_figure_and_number(drawn):
     assert drawn.parts[-3:] == ("deep", "report", "index.html")
     parsed = Page(drawn)
     names = ["activity-egru.png", "index.html", "macs.png", "raster-1.png", "report.json", "training.png"]
@@ -84,36 +86,36 @@ def test_the_page_holds_everything(drawn):
     run = examples.run()
     expected = (
         *("Digits & events", "97.8 %", "98.2 %", "0.4 points below GRU", "3,532", "egru demo --seed 3", "hidden_size"),
-        *(format.times(run.forward_saving), format.times(run.backward_saving), run.activity.energy.assumption),
+        *(format.ratio(run.forward_saving), format.ratio(run.backward_saving), run.activity.energy.assumption),
         *(torch.__version__, f"{100 * run.activity.activity_sparsity:.0f} %", "70.0 %", "60.0 %"),
     )
     for text in expected:
         assert text in parsed.text
 
 
-def test_the_page_loads_nothing(drawn):
+def test_page_loads_no_other_file(drawn):
     assert Page(drawn).addresses == []
     source = drawn.read_text(encoding="utf-8")
-    for word in ("http:", "https:", "url(", "@import", "<link", "fetch(", "XMLHttpRequest"):  # none occurs in base64
+    for word in ("http:", "https:", "url(", "@import", "<link", "fetch(", "XMLHttpRequest"):  # cannot occur in base64
         assert word not in source
-    assert "default-src 'none'" in source  # and the browser sees to it
+    assert "default-src 'none'" in source  # enforced by the browser
 
 
-def test_the_answer_comes_first(drawn):
+def test_headline_states_the_saving(drawn):
     text = " ".join(Page(drawn).text.split())
     saved = format.percent(1 - 1 / examples.run().forward_saving, 0)
     title = "Digits & events "
-    assert text.startswith(f"{title}{title}Events saved {saved} of the compute.")  # the tab, the kicker, the headline
+    assert text.startswith(f"{title}{title}Events saved {saved} of the forward computation.")  # title, kicker, headline
 
 
-def test_the_numbers_of_the_figures_are_on_the_page(drawn):
+def test_page_contains_the_data_of_its_figures(drawn):
     source = drawn.read_text(encoding="utf-8")
     numbers = json.loads(re.search(r'id="numbers">(.*?)</script>', source, re.DOTALL)[1])  # pyright: ignore
-    assert list(numbers) == ["raster-1", "activity-1", "silence-1", "curves"]  # bars are HTML
+    assert list(numbers) == ["raster-1", "activity-1", "sparsity-1", "curves"]  # bars are HTML
     assert numbers["curves"]["panels"][1]["series"][0]["points"][-1] == [4, pytest.approx(0.98352, abs=1e-5)]
 
 
-def test_the_files_beside_it_are_on_white(drawn):
+def test_png_files_have_a_white_background(drawn):
     import matplotlib.image
 
     files = list(drawn.parent.glob("*.png"))
@@ -122,20 +124,20 @@ def test_the_files_beside_it_are_on_white(drawn):
         assert matplotlib.image.imread(file)[0, 0].tolist() == [1, 1, 1, 1]
 
 
-def test_without_matplotlib_there_is_a_page_all_the_same(tmp_path, monkeypatch):
+def test_page_is_written_without_matplotlib(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert Page(write(tmp_path)).figures == FIGURES
     assert {p.name for p in tmp_path.iterdir()} == {"index.html", "report.json"}
 
 
-def test_colours_of_the_page_are_the_theme(drawn):
+def test_page_uses_the_colours_of_the_themes(drawn):
     light, dark = drawn.read_text(encoding="utf-8").split("<style>")[1].split("@media", 2)[:2]
     assert f"--hue0: {LIGHT.event[0]};" in light
     assert f"--hue0: {DARK.event[0]};" in dark
 
 
-def test_a_page_of_a_language_model_at_full_size_stays_small(tmp_path):
-    """Penn Treebank: 2500 epochs, layers of 1350, 1350 and 788 units, 160 words, every fifth unit speaking."""
+def test_page_of_a_large_language_model_stays_small(tmp_path):
+    """Penn Treebank: 2500 epochs, layers of 1350, 1350 and 788 units, 160 words, 20 % of the units active."""
     sizes = (("layer0", 1350), ("layer1", 1350), ("layer2", 788))
     rng = np.random.default_rng(0)
     events = rng.random((160, 3488)) * (rng.random((160, 3488)) < 0.2)
@@ -147,35 +149,41 @@ def test_a_page_of_a_language_model_at_full_size_stays_small(tmp_path):
         for i in range(1, 2501)
     )
     run = examples.run(history=history, test_perplexity=57.2)
-    page = write(tmp_path, [run, dataclasses.replace(run, name="EGRU again")], [raster, raster])
+    page = write(tmp_path, [run, dataclasses.replace(run, name="EGRU 2")], [raster, raster])
     assert page.stat().st_size < 1.5e6  # 3 MB are allowed
     assert "Validation perplexity" in page.read_text(encoding="utf-8")
 
 
-def test_settings_and_environments_of_several_runs(tmp_path):
+def test_page_compares_settings_and_environments_of_runs(tmp_path):
+    environment = Environment.current()
     runs = [
-        examples.run(name, config={"hidden": 32, "cell": name}, environment={"threads": 2}, command=f"train {name}")
+        examples.run(name, config={"hidden": 32, "cell": name}, environment=environment, command=f"train {name}")
         for name in ("EGRU", "EGRU b")
     ]
     text = " ".join(Page(write(tmp_path, runs, [], config={"shared": 1}, notes=["No data & no events."])).text.split())
     assert "Settings that differ EGRU EGRU b cell EGRU EGRU b" in text
-    assert "Configuration shared 1 hidden 32" in text
+    assert "Settings shared 1 hidden 32" in text
     assert "train EGRU train EGRU b egru demo --seed 3" in text
-    assert "Environment threads 2 page made" in text
+    assert f"Environment python {environment.versions['python']} egru " in text
+    assert text.count(" threads ") == 1
+    assert "page written" in text
     assert "No data & no events." in text
-    other = [runs[0], dataclasses.replace(runs[1], environment={"threads": 4})]
+    other = [runs[0], dataclasses.replace(runs[1], environment=dataclasses.replace(environment, threads=99))]
     text = " ".join(Page(write(tmp_path, other, [])).text.split())
-    assert "Environment EGRU threads 2 EGRU b threads 4 page made" in text
+    assert "Environment EGRU python " in text
+    assert "EGRU b python " in text
+    assert f" threads {environment.threads} " in text
+    assert " threads 99 " in text
 
 
-def test_many_runs_have_one_table_in_place_of_cards(tmp_path):
+def test_more_than_two_runs_have_a_table_instead_of_cards(tmp_path):
     runs = [examples.run(f"EGRU {i}") for i in range(3)]
     source = write(tmp_path, runs, []).read_text(encoding="utf-8")
     assert 'class="headline"' not in source
-    assert source.index("All numbers") < source.index("Where the work goes")
+    assert source.index("All numbers") < source.index("Where the computation goes")
 
 
-def test_json_round_trips(tmp_path):
+def test_report_json_round_trips(tmp_path):
     path = write(
         tmp_path, config={"threshold": egru.Threshold("clamp"), "rate": math.inf, "where": Path("runs"), "n": [1]}
     )
@@ -184,7 +192,8 @@ def test_json_round_trips(tmp_path):
     assert stored["command"] == "egru demo --seed 3"
     assert stored["config"]["threshold"]["kind"] == "clamp"
     assert (stored["config"]["rate"], stored["config"]["where"], stored["config"]["n"]) == ("inf", "runs", [1])
-    assert set(stored["environment"]) == {"egru", "python", "torch", "machine", "date"}
+    assert stored["environment"] == to_plain(Environment.current())
+    assert stored["derived"]["EGRU"] == examples.run().derived()
     assert "kind clamp" in Page(path).text
 
 
@@ -199,37 +208,36 @@ def test_text_is_escaped(tmp_path):
     assert not {"s", "u"} & set(parsed.tags)
 
 
-def test_dense_runs_alone(tmp_path):
+def test_page_of_dense_runs(tmp_path):
     parsed = Page(write(tmp_path, [examples.run("GRU", accuracy=0.5)], []))
-    assert "No run here has event layers" in parsed.text
-    assert "No events, so no compute was saved." in parsed.text
-    assert "GRU test accuracy 50.0 %" in parsed.text
-    assert parsed.figures == ["work", "curves"]
+    assert "None of the runs has event layers. GRU has a test accuracy of 50.0 %." in parsed.text
+    assert "No computation was skipped." in parsed.text
+    assert parsed.figures == ["computation", "curves"]
 
 
-def test_events_alone_and_twice(tmp_path):
+def test_page_of_two_event_runs_without_baseline(tmp_path):
     parsed = Page(write(tmp_path, [examples.run("EGRU a"), examples.run("EGRU b")], []))
-    assert "EGRU a took" in parsed.text
-    assert "EGRU b took" in parsed.text
+    assert "EGRU a used" in parsed.text
+    assert "EGRU b used" in parsed.text
     assert "layers-2" in parsed.figures
     assert "points" not in parsed.text
     assert {p.name for p in tmp_path.glob("activity-*")} == {"activity-egru-a.png", "activity-egru-b.png"}
 
 
-def test_names_that_differ_in_punctuation_keep_their_own_files(tmp_path):
+def test_names_that_differ_in_punctuation_get_different_files(tmp_path):
     write(tmp_path, [examples.run("EGRU+"), examples.run("EGRU-")], [])
     assert len(list(tmp_path.glob("activity-*.png"))) == 2
 
 
-def test_a_baseline_of_another_size_is_named(tmp_path):
+def test_macs_of_a_baseline_of_another_size_are_shown(tmp_path):
     large = examples.run("GRU", activity=examples.dense_activity(64))
-    assert "a step; GRU 12.7K" in Page(write(tmp_path, [large, examples.run()], [])).text
+    assert "per step; GRU 12.7K" in Page(write(tmp_path, [large, examples.run()], [])).text
 
 
-def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
+def test_failure_leaves_the_previous_report_unchanged(tmp_path, monkeypatch):
     path = write(tmp_path)
     before = {p: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="runs is empty"):
+    with pytest.raises(ValueError, match="write_report: runs must contain at least one RunReport, got none"):
         write_report(tmp_path, "t", [], [], command="", config={})
 
     def fail(raster):
@@ -246,14 +254,14 @@ def test_a_failure_leaves_the_old_report_alone(tmp_path, monkeypatch):
     assert path in before
 
 
-def test_a_second_report_replaces_the_first(tmp_path):
+def test_second_report_replaces_the_first(tmp_path):
     write(tmp_path)
     assert "12.3 %" in Page(write(tmp_path, [examples.run(accuracy=0.123)])).text
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_file_in_the_way(tmp_path):
-    (tmp_path / "report").write_text("mine")
+def test_folder_must_not_be_a_file(tmp_path):
+    (tmp_path / "report").write_text("text")
     with pytest.raises(NotADirectoryError, match="folder must be a directory or not exist yet"):
         write(tmp_path / "report")
-    assert (tmp_path / "report").read_text() == "mine"
+    assert (tmp_path / "report").read_text() == "text"

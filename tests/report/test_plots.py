@@ -9,7 +9,7 @@ import pytest
 from egru.report import DARK, LIGHT, Raster, activity_histogram, event_raster, format, macs_bar, training_curves
 from tests.report import examples
 
-matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
+matplotlib = pytest.importorskip("matplotlib", reason="figures require matplotlib")
 matplotlib.use("Agg")
 
 
@@ -35,12 +35,12 @@ def pixels(figure) -> np.ndarray:
 def test_training_curves_show_every_run_and_value():
     runs = examples.pair()
     figure = training_curves(runs)
-    loss, accuracy, silent = figure.axes
+    loss, accuracy, sparsity = figure.axes
     assert [line.get_label() for line in loss.lines] == ["GRU", "EGRU"]
     for line, run in zip(accuracy.lines, runs, strict=True):
         np.testing.assert_array_equal(line.get_xdata(), [1, 2, 3, 4])
         np.testing.assert_array_equal(line.get_ydata(), [epoch.validation_accuracy for epoch in run.history])
-    assert len(silent.lines) == 1  # a dense run has no sparsity to draw
+    assert len(sparsity.lines) == 1  # none for the dense run
     assert "epoch" in texts(figure)
 
 
@@ -48,41 +48,41 @@ def test_training_curves_of_dense_runs_have_no_sparsity_panel():
     assert len(training_curves([examples.run("GRU")]).axes) == 2
 
 
-def test_one_epoch_is_still_visible():
+def test_single_epoch_is_drawn_as_a_dot():
     line = training_curves([examples.run(epochs=1)]).axes[0].lines[0]
     assert line.get_marker() == "o"
 
 
-def test_macs_bar_fills_what_was_used():
+def test_macs_bar_shows_effective_and_dense_macs():
     runs = examples.pair()
     figure = macs_bar(runs)
-    for axes, kind in zip(figure.axes, ("forward", "backward"), strict=True):
+    for axes, direction in zip(figure.axes, ("forward", "backward"), strict=True):
         widths = [patch.get_width() for patch in bars(axes)]
         for run in runs:
-            assert getattr(run.activity, f"{kind}_macs") in widths
-            assert getattr(run.activity, f"dense_{kind}_macs") in widths
-    assert f"{format.times(runs[1].forward_saving)} fewer" in texts(figure)
-    assert f"{format.times(1.0)} fewer" not in texts(figure)
+            assert getattr(run.activity, f"{direction}_macs") in widths
+            assert getattr(run.activity, f"dense_{direction}_macs") in widths
+    assert f"{format.ratio(runs[1].forward_saving)} fewer" in texts(figure)
+    assert f"{format.ratio(1.0)} fewer" not in texts(figure)
 
 
-def test_histogram_counts_every_unit_once_and_names_the_extremes():
+def test_histogram_counts_every_unit_once():
     figure = activity_histogram(examples.run())
     assert sum(patch.get_height() for patch in bars(figure.axes[0])) == 32
     shown = texts(figure)
-    assert "2 dead" in shown
-    assert "1 always on" in shown
+    assert "2 never active" in shown
+    assert "1 always active" in shown
     assert "32 units" in shown
 
 
 @pytest.mark.parametrize("units", [(0.0,) * 6, (1.0,) * 6, (0.99, 0.999, 0.001, 0.5)])
 def test_histogram_of_extreme_layers(units):
     figure = activity_histogram(examples.run(activity=examples.event_activity(units)))
-    assert f"{units.count(0.0)} dead" in texts(figure)
-    assert f"{units.count(1.0)} always on" in texts(figure)
+    assert f"{units.count(0.0)} never active" in texts(figure)
+    assert f"{units.count(1.0)} always active" in texts(figure)
     assert sum(patch.get_height() for patch in bars(figure.axes[0])) == len(units)
 
 
-def test_histogram_needs_events():
+def test_histogram_requires_event_layers():
     with pytest.raises(ValueError, match="run 'GRU' has no event layers"):
         activity_histogram(examples.run("GRU"))
 
@@ -109,47 +109,47 @@ def test_raster_has_one_dot_per_event_and_one_time_axis():
 @pytest.mark.parametrize("inputs", [1, 5])
 @pytest.mark.parametrize("image", [True, False])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_rasters_of_every_kind_draw(inputs, image, sign):
+def test_raster_draws_with_and_without_image(inputs, image, sign):
     drawn = pixels(event_raster(examples.raster(inputs=inputs, image=image, sign=sign)))
     assert np.ptp(drawn[..., :3]) > 0.5
 
 
-def test_a_silent_raster_says_so():
+def test_raster_without_events():
     raster = Raster("Nothing", np.zeros((9, 1)), np.zeros((9, 4)), None, "")
     figure = event_raster(raster)
-    assert "no unit spoke" in texts(figure)
-    assert "100 % silent" in texts(figure)
+    assert "no events" in texts(figure)
+    assert "activity sparsity 100 %" in texts(figure)
     assert np.ptp(pixels(figure)[..., :3]) > 0.5
 
 
-def test_light_figures_are_white_and_dark_ones_transparent():
+def test_light_figures_are_white_and_dark_figures_transparent():
     for plot in (training_curves, macs_bar):
         light, dark = pixels(plot(examples.pair(), theme=LIGHT)), pixels(plot(examples.pair(), theme=DARK))
         np.testing.assert_array_equal(light[0, 0], [1, 1, 1, 1])
         assert dark[0, 0, 3] == 0
 
 
-def test_drawing_leaves_matplotlib_as_it_was():
+def test_drawing_does_not_change_rcparams():
     before = dict(matplotlib.rcParams)
     macs_bar(examples.pair())
     assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.parametrize("plot", [training_curves, macs_bar])
-def test_runs_are_required_and_distinct(plot):
-    with pytest.raises(ValueError, match="runs is empty"):
+def test_runs_must_be_non_empty_and_distinct(plot):
+    with pytest.raises(ValueError, match="runs must contain at least one RunReport, got none"):
         plot([])
     with pytest.raises(ValueError, match="distinct names, got 'EGRU', 'EGRU'"):
         plot([examples.run(), examples.run()])
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+def test_error_without_matplotlib_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'egru\[demo\]'"):
         macs_bar(examples.pair())
 
 
-def test_negative_values_alone_keep_the_strong_colour_for_the_largest():
+def test_largest_negative_value_has_the_strongest_contrast():
     events = np.zeros((5, 2))
     events[1, 0], events[3, 1] = -0.1, -0.9
     figure = event_raster(Raster("Below", np.zeros((5, 1)), events, None, ""))
@@ -157,10 +157,10 @@ def test_negative_values_alone_keep_the_strong_colour_for_the_largest():
         (c for axes in figure.axes for c in axes.collections), key=lambda c: len(np.asarray(c.get_offsets()))
     )
     weak, strong = dots.to_rgba([-0.1, -0.9])
-    assert strong[:3].sum() < weak[:3].sum()  # darker on white paper
+    assert strong[:3].sum() < weak[:3].sum()  # darker on white
 
 
-def test_dollar_signs_are_no_formulas():
+def test_dollar_signs_are_escaped():
     run = dataclasses.replace(examples.pair()[1], name="a$b_$")
     for draw in (training_curves, macs_bar):
         pixels(draw([run]))

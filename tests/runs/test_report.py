@@ -26,7 +26,7 @@ def single_precision(ground):
 
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch):
-    monkeypatch.setattr(page, "_pictures", lambda runs, rasters: {})  # tests/report looks at those
+    monkeypatch.setattr(page, "_png_files", lambda runs, rasters: {})  # tests/report looks at those
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def trained(tmp_path_factory):
     torch.set_default_dtype(torch.float32)
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "_pictures", lambda runs, rasters: {})
+        patch.setattr(page, "_png_files", lambda runs, rasters: {})
         for name in ("digits", "digits-gru"):
             small = dataclasses.replace(smoke(find(name).make()), hidden=8, epochs=2, limit=60)
             train(name, small, folder / name, log=lambda text: None)

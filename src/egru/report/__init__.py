@@ -1,7 +1,7 @@
-"""What a run came to: one HTML page that needs nothing else, figures for papers, a table for the terminal.
+"""Reports of trained models: a self-contained HTML page, figures for papers, and a table for the terminal.
 
-The page needs no other package. The figures are matplotlib's, the table is rich's (``pip install 'egru[demo]'``), each
-imported when asked for.
+The page requires no other package. The figures require matplotlib and the table requires rich
+(``pip install 'egru[demo]'``); both are imported on first use.
 """
 
 from egru.report.page import read_runs, write_report

@@ -1,4 +1,4 @@
-"""The answer before the evidence: one sentence and a row of large numbers for each run with events."""
+"""The top of the page: a headline, one sentence per run with events, and a row of cards with the main numbers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,91 +8,98 @@ from egru.report.run import RunReport
 
 
 @dataclasses.dataclass(frozen=True)
-class Number:
-    """A large number, what it is, and what to hold it against."""
+class Card:
+    """One large number with its label and a line of detail. ``highlight`` marks savings."""
 
     value: str
     label: str
     detail: str
-    saved: bool = False
+    highlight: bool = False
 
 
-def baseline(runs: Sequence[RunReport]) -> RunReport | None:
-    """The run to compare with: the first without events."""
+def find_baseline(runs: Sequence[RunReport]) -> RunReport | None:
+    """Return the first run without event layers, which the others are compared with."""
     return next((run for run in runs if not run.event_layers), None)
 
 
-def answer(runs: Sequence[RunReport]) -> str:
-    """How much compute the events saved: the page's first line."""
+def headline(runs: Sequence[RunReport]) -> str:
+    """State how much forward computation the events saved."""
     savings = sorted(1 - 1 / run.forward_saving for run in runs if run.event_layers)
     if not savings:
-        return "No events, so no compute was saved."
+        return "No computation was skipped."
     least, most = (format.percent(saving, 0) for saving in (savings[0], savings[-1]))
-    return f"Events saved {least if least == most else f'{least} to {most}'} of the compute."
+    return f"Events saved {least if least == most else f'{least} to {most}'} of the forward computation."
 
 
-def score(run: RunReport) -> str:
-    """On the test set, in words."""
+def score_text(run: RunReport) -> str:
+    """Name and value of the score on the test split."""
     if run.test_perplexity is not None:
-        return f"test perplexity {run.test_perplexity:.1f}"
-    return f"test accuracy {format.percent(run.test_accuracy)}"
+        return f"test perplexity of {run.test_perplexity:.1f}"
+    return f"test accuracy of {format.percent(run.test_accuracy)}"
 
 
-def _comparison(run: RunReport, other: RunReport) -> str:
-    if run.test_perplexity is not None and other.test_perplexity is not None:
-        return f"at a test perplexity of {run.test_perplexity:.1f} ({other.name} {other.test_perplexity:.1f})"
-    return f"at a test accuracy {format.points(run.test_accuracy - other.test_accuracy, other.name)}"
-
-
-def sentence(run: RunReport, other: RunReport | None) -> str:
-    """What the events saved, and what they cost in accuracy."""
+def summary(run: RunReport, baseline: RunReport | None) -> str:
+    """Summarise in one sentence what the events saved and what they cost in quality."""
     activity = run.activity
-    text = (
-        f"{run.name} took {format.count(activity.forward_macs)} instead of {format.count(activity.dense_forward_macs)} "
-        f"multiply-accumulates a forward step and skipped {format.percent(1 - 1 / run.backward_saving, 0)} of the "
-        "backward pass"
+    return (
+        f"{run.name} used {format.count(activity.forward_macs)} instead of {format.count(activity.dense_forward_macs)} "
+        f"multiply-accumulates per forward step and {format.percent(1 - 1 / run.backward_saving, 0)} fewer in the "
+        f"backward pass, with a {_quality(run, baseline)}."
     )
-    return f"{text}, {score(run) if other is None else _comparison(run, other)}."
 
 
-def numbers(run: RunReport, other: RunReport | None) -> list[Number]:
-    """The row of large numbers."""
+def _quality(run: RunReport, baseline: RunReport | None) -> str:
+    """The test score, compared with the baseline if there is one."""
+    if baseline is None:
+        return score_text(run)
+    if run.test_perplexity is not None and baseline.test_perplexity is not None:
+        return f"{score_text(run)} ({baseline.name}: {baseline.test_perplexity:.1f})"
+    difference = run.test_accuracy - baseline.test_accuracy
+    return f"test accuracy {format.accuracy_difference(difference, baseline.name)}"
+
+
+def cards(run: RunReport, baseline: RunReport | None) -> list[Card]:
+    """Return quality, activity sparsity, savings and energy of a run."""
     activity = run.activity
-    scores = f"{other.name} {format.percent(other.test_accuracy)}" if other is not None else "no dense model to compare"
-    quality = Number(format.percent(run.test_accuracy), "test accuracy", scores)
+    reference = "no dense baseline"
+    if baseline is not None:
+        reference = f"{baseline.name}: {format.percent(baseline.test_accuracy)}"
+    quality = Card(format.percent(run.test_accuracy), "test accuracy", reference)
     if run.test_perplexity is not None:
-        words = f"{format.percent(run.test_accuracy)} of next words guessed right"
-        quality = Number(f"{run.test_perplexity:.1f}", "test perplexity", words)
+        detail = f"{format.percent(run.test_accuracy)} of next words predicted correctly"
+        quality = Card(f"{run.test_perplexity:.1f}", "test perplexity", detail)
+    forward = baseline and baseline.activity.forward_macs
+    backward = baseline and baseline.activity.backward_macs
     return [
         quality,
-        Number(
+        Card(
             format.percent(activity.activity_sparsity, 0),
-            "silent",
-            f"{format.percent(1 - activity.activity_sparsity, 0)} of units speak at a step",
+            "activity sparsity",
+            f"{format.percent(1 - activity.activity_sparsity, 0)} of units active per step",
         ),
-        Number(
-            format.times(run.forward_saving),
-            "fewer MACs forward",
-            _macs(activity.forward_macs, activity.dense_forward_macs, other, other and other.activity.forward_macs),
-            saved=True,
+        Card(
+            format.ratio(run.forward_saving),
+            "fewer forward MACs",
+            _macs(activity.forward_macs, activity.dense_forward_macs, baseline, forward),
+            highlight=True,
         ),
-        Number(
-            format.times(run.backward_saving),
-            "fewer MACs backward",
-            _macs(activity.backward_macs, activity.dense_backward_macs, other, other and other.activity.backward_macs),
-            saved=True,
+        Card(
+            format.ratio(run.backward_saving),
+            "fewer backward MACs",
+            _macs(activity.backward_macs, activity.dense_backward_macs, baseline, backward),
+            highlight=True,
         ),
-        Number(
+        Card(
             format.joules(activity.joules),
-            "energy a forward step",
-            f"estimate; {format.joules(activity.dense_joules)} dense",
+            "energy per forward step",
+            f"estimate; {format.joules(activity.dense_joules)} if dense",
         ),
     ]
 
 
-def _macs(used: float, dense: float, other: RunReport | None, others: float | None) -> str:
-    """Used of dense, and what the other model takes where it is not the same size."""
-    text = f"{format.count(used)} of {format.count(dense)} a step"
-    if other is not None and others is not None and abs(others / dense - 1) > 0.02:
-        text += f"; {other.name} {format.count(others)}"
+def _macs(used: float, dense: float, baseline: RunReport | None, baseline_macs: float | None) -> str:
+    """Effective and dense MACs, followed by those of the baseline if it has another size."""
+    text = f"{format.count(used)} of {format.count(dense)} per step"
+    if baseline is not None and baseline_macs is not None and abs(baseline_macs / dense - 1) > 0.02:
+        text += f"; {baseline.name} {format.count(baseline_macs)}"
     return text

@@ -1,15 +1,15 @@
 "use strict";
-// Draws the figures of a report from the numbers in #numbers, at the size of the page, and answers the pointer.
+// Draws the figures of a report from the JSON in #numbers, at the width of the page, and shows tooltips.
 (() => {
   const figures = JSON.parse(document.getElementById("numbers").textContent);
   const escape = (text) => String(text).replace(/ %/g, "\u00a0%").replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
-  const short = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(+value.toPrecision(3)));
+  const threeDigits = (value) => (value === 0 ? "0" : Math.abs(value) >= 1000 ? value.toFixed(0) : String(+value.toPrecision(3)));
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
   const tip = document.getElementById("tip");
-  const say = (html, event) => {
+  const showTip = (html, event) => {
     tip.innerHTML = html;
     tip.hidden = false;
     const box = tip.getBoundingClientRect();
@@ -17,20 +17,20 @@
     const y = event.clientY + 14 + box.height > innerHeight ? event.clientY - box.height - 14 : event.clientY + 14;
     tip.style.transform = `translate(${Math.max(4, x)}px, ${Math.max(4, y)}px)`;
   };
-  const hush = () => { tip.hidden = true; };
+  const hideTip = () => { tip.hidden = true; };
 
   const ticks = (low, high, count) => {
     const rough = (high - low || 1) / count, power = 10 ** Math.floor(Math.log10(rough));
     const step = power * [1, 2, 5, 10].find((m) => m * power >= rough * 0.999);
-    const found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) found.push(+(i * step).toPrecision(12));
-    return found;
+    const marks = [];
+    for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; i++) marks.push(+(i * step).toPrecision(12));
+    return marks;
   };
 
   // ---- lines -------------------------------------------------------------------------------------------------------
 
   function lines(plot, data) {
-    const across = plot.clientWidth > 800 ? data.panels.length : 1; // side by side where there is room
+    const across = plot.clientWidth > 800 ? data.panels.length : 1; // side by side on wide pages
     const width = plot.clientWidth / across, left = 52, right = 14, height = across > 1 ? 190 : 138, top = 26, gap = 16;
     const series = data.panels.flatMap((panel) => panel.series);
     const names = [...new Map(series.map((s) => [s.name, s])).values()];
@@ -49,12 +49,12 @@
       if (panel.percent) { bottom = Math.max(bottom, 0); ceiling = Math.min(ceiling, 1); }
       if (ceiling - bottom < 1e-9) bottom = ceiling - 0.01;
       const y = (value) => base + height - ((map(value) - bottom) / (ceiling - bottom)) * height;
-      const spelt = panel.percent ? (v) => percent(v, ceiling - bottom < 0.04 ? 1 : 0) : short;
+      const format = panel.percent ? (v) => percent(v, ceiling - bottom < 0.04 ? 1 : 0) : threeDigits;
       const marks = panel.log ? logTicks(10 ** bottom, 10 ** ceiling) : ticks(bottom, ceiling, 4);
       svg += `<g transform="translate(${shift(i)} 0)"><text x="0" y="${base - 10}" class="title">${escape(panel.title)}</text>`;
       for (const mark of marks)
         svg += `<line x1="${left}" x2="${width - right}" y1="${y(mark)}" y2="${y(mark)}" class="grid"/>` +
-          `<text x="${left - 7}" y="${y(mark) + 4}" class="tick end">${spelt(mark)}</text>`;
+          `<text x="${left - 7}" y="${y(mark) + 4}" class="tick end">${format(mark)}</text>`;
       panel.series.forEach((s, n) => {
         const dash = s.dash ? ` stroke-dasharray="${["6 3", "2 3", "9 3 2 3"][n % 3]}"` : "";
         const path = s.points.map((p, j) => `${j ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
@@ -68,7 +68,7 @@
         svg += `<text x="${width - right}" y="${foot + 17}" class="tick end">${escape(data.x)}</text>`;
       }
       svg += "</g>";
-      panel.y = y; panel.spelt = panel.percent ? percent : short;
+      panel.y = y; panel.format = panel.percent ? percent : threeDigits;
     });
     const end = (across > 1 ? 1 : data.panels.length) * (height + top + gap);
     svg += `<g class="cursor" hidden></g>`;
@@ -88,45 +88,45 @@
           const point = s.points.find((p) => p[0] === epoch);
           if (!point) continue;
           marks += `<circle cx="${at}" cy="${panel.y(point[1])}" r="3.5" style="fill:${s.colour}"/>`;
-          text += `<br><i style="color:${s.colour}">●</i> ${escape(s.name)} ${panel.spelt(point[1])}`;
+          text += `<br><i style="color:${s.colour}">●</i> ${escape(s.name)} ${panel.format(point[1])}`;
         }
       }
       cursor.innerHTML = marks;
       cursor.removeAttribute("hidden");
-      say(text, event);
+      showTip(text, event);
     };
     drawing.onpointerdown = drawing.onpointermove;
-    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") { cursor.setAttribute("hidden", ""); hush(); } };
+    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") { cursor.setAttribute("hidden", ""); hideTip(); } };
   }
 
   function logTicks(low, high) {
-    const found = [];
+    const marks = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-      for (const m of [1, 2, 5]) if (m * 10 ** power >= low && m * 10 ** power <= high) found.push(m * 10 ** power);
-    return found.length > 1 ? found : ticks(low, high, 4);
+      for (const m of [1, 2, 5]) if (m * 10 ** power >= low && m * 10 ** power <= high) marks.push(m * 10 ** power);
+    return marks.length > 1 ? marks : ticks(low, high, 4);
   }
 
   // ---- histogram ---------------------------------------------------------------------------------------------------
 
   function histogram(plot, data) {
     const width = plot.clientWidth, left = 46, right = 6, top = 12, height = 200, hues = [0, 2, 3, 1];
-    const bins = data.layers[0].bins.length, slots = bins + 4; // never, a gap, the bins, a gap, always
+    const bins = data.layers[0].bins.length, slots = bins + 4; // never active, a gap, the bins, a gap, always active
     const slot = (width - left - right) / slots;
     const bars = [];
-    const total = (of) => data.layers.reduce((sum, layer) => sum + of(layer), 0);
-    const stack = (place, of, words, alarm) => {
+    const total = (count) => data.layers.reduce((sum, layer) => sum + count(layer), 0);
+    const stack = (place, count, description, alarm) => {
       let below = 0;
       data.layers.forEach((layer, i) => {
-        const units = of(layer);
-        if (units) bars.push({ place, below, units, words, colour: alarm ? "var(--alarm)" : `var(--hue${hues[i % 4]})`, name: layer.name });
+        const units = count(layer);
+        if (units) bars.push({ place, below, units, description, colour: alarm ? "var(--alarm)" : `var(--hue${hues[i % 4]})`, name: layer.name });
         below += units;
       });
       return below;
     };
     let most = 1;
     for (let b = 0; b < bins; b++)
-      most = Math.max(most, stack(b + 2, (l) => l.bins[b], `speak ${Math.round((100 * b) / bins)} to ${Math.round((100 * (b + 1)) / bins)} % of the time`, false));
-    most = Math.max(most, stack(0, (l) => l.never, "never speak", true), stack(slots - 1, (l) => l.always, "always speak", true));
+      most = Math.max(most, stack(b + 2, (l) => l.bins[b], `active at ${Math.round((100 * b) / bins)} to ${Math.round((100 * (b + 1)) / bins)} % of steps`, false));
+    most = Math.max(most, stack(0, (l) => l.never, "never active", true), stack(slots - 1, (l) => l.always, "always active", true));
     const y = (units) => top + height - (units / (1.12 * most)) * height;
     let svg = "";
     for (const mark of ticks(0, 1.12 * most, 4).filter(Number.isInteger))
@@ -138,21 +138,21 @@
     svg += `<line x1="${at(data.mean)}" x2="${at(data.mean)}" y1="${top + 6}" y2="${top + height}" class="rule"/>`;
     svg += `<text x="${at(data.mean) + 5}" y="${top + 15}" class="tick">mean</text>`;
     for (const share of [0, 0.25, 0.5, 0.75, 1]) svg += `<text x="${at(share)}" y="${top + height + 16}" class="tick middle">${100 * share} %</text>`;
-    const edge = (place, number, word, anchor) =>
-      `<text x="${place}" y="${top + height + 34}" class="tick ${anchor} ${number ? "alarm" : ""}">${number} ${word}</text>`;
-    svg += edge(left, total((l) => l.never), "dead", "") + edge(width - right, total((l) => l.always), "always on", "end");
-    svg += `<text x="${(left + width) / 2}" y="${top + height + 52}" class="tick middle">share of steps at which a unit speaks</text>`;
+    const edge = (place, number, label, anchor) =>
+      `<text x="${place}" y="${top + height + 34}" class="tick ${anchor} ${number ? "alarm" : ""}">${number} ${label}</text>`;
+    svg += edge(left, total((l) => l.never), "never active", "") + edge(width - right, total((l) => l.always), "always active", "end");
+    svg += `<text x="${(left + width) / 2}" y="${top + height + 52}" class="tick middle">fraction of steps with an event</text>`;
     const legend = data.layers.length > 1
       ? `<div class="legend">${data.layers.map((l, i) => `<span><i style="border-color:var(--hue${hues[i % 4]})"></i>${escape(l.name)}</span>`).join("")}</div>` : "";
     plot.innerHTML = `<h3>${escape(data.title)}</h3>${legend}<svg width="${width}" height="${top + height + 58}">${svg}</svg>`;
     const drawing = plot.querySelector("svg");
     drawing.onpointermove = (event) => {
       const bar = bars[event.target.dataset.bar];
-      if (!bar) return hush();
-      say(`<b>${bar.units} ${bar.units === 1 ? "unit" : "units"}</b> of ${escape(bar.name)}<br>${bar.words}`, event);
+      if (!bar) return hideTip();
+      showTip(`<b>${bar.units} ${bar.units === 1 ? "unit" : "units"}</b> of ${escape(bar.name)}<br>${bar.description}`, event);
     };
     drawing.onpointerdown = drawing.onpointermove;
-    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") hush(); };
+    drawing.onpointerleave = (event) => { if (event.pointerType !== "touch") hideTip(); };
   }
 
   // ---- raster ------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@
     return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
   };
 
-  /** Colours of the values 1 to 255: a ramp away from the paper, or two that meet in zero. */
+  /** Colours of the levels 1 to 255: one ramp, or two that meet at zero if the values have both signs. */
   function ramp(data) {
     const values = [0, 1, 2, 3].map((i) => colour(`--value${i}`));
     const both = [colour("--alarm"), colour("--faint"), values[3]];
@@ -178,8 +178,8 @@
     });
   }
 
-  /** An image of `columns` by `rows` made of colours, to be stretched over a panel. */
-  function stamp(columns, rows, paint) {
+  /** A bitmap with one pixel per cell, to be scaled to the size of a panel. */
+  function bitmap(columns, rows, paint) {
     const canvas = document.createElement("canvas");
     canvas.width = columns; canvas.height = rows;
     const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
@@ -190,6 +190,7 @@
 
   function raster(plot, data) {
     const T = data.steps, units = data.layers.flatMap((layer) => layer.units.map((unit) => ({ unit, layer })));
+    const size = data.layers.reduce((sum, layer) => sum + layer.size, 0);
     const H = units.length, events = data.bytes ??= bytes(data.events);
     const view = data.view ??= { t0: 0, t1: T, u0: 0, u1: H };
     const width = plot.clientWidth, narrow = width < 560;
@@ -201,27 +202,27 @@
     const below = { y: main.y + main.h + 8, h: 44 }, height = below.y + below.h + 36;
     plot.innerHTML =
       `<div class="top">${side ? `<canvas class="picture" style="width:${side}px;height:${Math.round((side * data.image.rows) / data.image.columns)}px"></canvas>` : ""}` +
-      `<div><h3>${escape(data.title)}</h3><p class="small">${escape(data.label)}</p><div class="scale"><span>${short(data.low)}</span><canvas></canvas><span>${short(data.high)}</span> value sent</div>` +
-      `<div class="tools"><button data-zoom="0.5">zoom in</button><button data-zoom="2">zoom out</button><button data-move="-0.5" aria-label="earlier">◀</button><button data-move="0.5" aria-label="later">▶</button><button data-whole>whole</button></div></div></div>` +
+      `<div><h3>${escape(data.title)}</h3><p class="small">${escape(data.label)}</p><div class="scale"><span>${threeDigits(data.low)}</span><canvas></canvas><span>${threeDigits(data.high)}</span> event value</div>` +
+      `<div class="tools"><button data-zoom="0.5">zoom in</button><button data-zoom="2">zoom out</button><button data-move="-0.5" aria-label="earlier">◀</button><button data-move="0.5" aria-label="later">▶</button><button data-reset>reset</button></div></div></div>` +
       `<canvas class="raster" style="width:${width}px;height:${height}px"></canvas>`;
     const canvas = plot.querySelector(".raster"), context = canvas.getContext("2d"), scale = Math.max(1, devicePixelRatio || 1);
     canvas.width = width * scale; canvas.height = height * scale;
     const grey = colour("--ink"), colours = ramp(data), css = (name) => `rgb(${colour(name)})`;
     const input = bytes(data.input.data);
-    const inputStamp = stamp(T, data.input.rows, (i) => [...grey, input[i]]);
-    const dots = stamp(T, H, (i) => (events[i] ? [...colours[events[i]], 255] : [0, 0, 0, 0]));
+    const inputBitmap = bitmap(T, data.input.rows, (i) => [...grey, input[i]]);
+    const dots = bitmap(T, H, (i) => (events[i] ? [...colours[events[i]], 255] : [0, 0, 0, 0]));
     const bar = plot.querySelector(".scale canvas");
     bar.width = 254; bar.height = 1;
-    bar.getContext("2d").drawImage(stamp(254, 1, (i) => [...colours[i + 1], 255]), 0, 0);
-    const film = data.image && bytes(data.image.data);
-    const show = (step) => {
-      if (!film) return;
-      const picture = plot.querySelector(".picture"), size = data.image.rows * data.image.columns;
-      const start = size * Math.min(step, data.image.frames - 1);
+    bar.getContext("2d").drawImage(bitmap(254, 1, (i) => [...colours[i + 1], 255]), 0, 0);
+    const frames = data.image && bytes(data.image.data);
+    const showFrame = (step) => {
+      if (!frames) return;
+      const picture = plot.querySelector(".picture"), pixels = data.image.rows * data.image.columns;
+      const start = pixels * Math.min(step, data.image.frames - 1);
       picture.width = data.image.columns; picture.height = data.image.rows;
-      picture.getContext("2d").drawImage(stamp(data.image.columns, data.image.rows, (i) => [...grey, film[start + i]]), 0, 0);
+      picture.getContext("2d").drawImage(bitmap(data.image.columns, data.image.rows, (i) => [...grey, frames[start + i]]), 0, 0);
     };
-    show(Math.floor(T / 2));
+    showFrame(Math.floor(T / 2));
 
     const x = (t) => left + ((t - view.t0) / (view.t1 - view.t0)) * panel;
     const y = (u) => main.y + ((u - view.u0) / (view.u1 - view.u0)) * main.h;
@@ -242,7 +243,7 @@
           const a = clamp(x(t), left, left + panel), b = clamp(x(t + 1), left, left + panel), h = (input[t] / 255) * above.h;
           context.fillRect(a, above.y + above.h - h, Math.max(0.5, b - a), h);
         }
-      } else context.drawImage(inputStamp, view.t0, 0, span, data.input.rows, left, above.y, panel, above.h);
+      } else context.drawImage(inputBitmap, view.t0, 0, span, data.input.rows, left, above.y, panel, above.h);
       frame(above);
       text("input", left - 8, above.y + above.h / 2 + 4, "right");
       if (words && span <= panel / 11.5) // as many words as fit, upright
@@ -262,7 +263,7 @@
         if (first && a > main.y && a < main.y + main.h) { context.fillStyle = ink; context.fillRect(left, a - 0.75, panel, 1.5); }
         if (b - a > 34) {
           context.save(); context.translate(14, (a + b) / 2); context.rotate(-Math.PI / 2);
-          text(b - a > 130 ? `${layer.name}, busiest first` : layer.name, 0, 0, "center", ink); context.restore();
+          text(b - a > 130 ? `${layer.name || "units"}, most active first` : layer.name || "units", 0, 0, "center", ink); context.restore();
           text(String(Math.max(0, Math.round(view.u0) - first)), left - 6, a + 11, "right");
         }
         first = last;
@@ -279,7 +280,7 @@
       for (const mark of ticks(view.t0, view.t1, clamp(width / 90, 2, 10)).filter(Number.isInteger))
         if (x(mark + 0.5) < left + panel) text(String(mark), x(mark + 0.5), below.y + below.h + 15, "center");
       text("time step", left + panel, below.y + below.h + 31, "right");
-      if (!events.some(Boolean)) text("no unit spoke", left + panel / 2, main.y + main.h / 2, "center");
+      if (!events.some(Boolean)) text("no events", left + panel / 2, main.y + main.h / 2, "center");
       if (pointed) {
         context.fillStyle = ink; context.globalAlpha = 0.12;
         context.fillRect(x(pointed.t), above.y, x(pointed.t + 1) - x(pointed.t), below.y + below.h - above.y);
@@ -294,21 +295,21 @@
       canvas.dataset.view = [view.t0, view.t1, view.u0, view.u1].map((v) => +v.toFixed(2)).join(" ");
     }
 
-    const look = (t0, t1, u0, u1) => {
+    const setView = (t0, t1, u0, u1) => {
       const steps = clamp(t1 - t0, Math.min(4, T), T), rows = clamp(u1 - u0, Math.min(4, H), H);
       view.t0 = clamp(t0, 0, T - steps); view.t1 = view.t0 + steps;
       view.u0 = clamp(u0, 0, H - rows); view.u1 = view.u0 + rows;
       pointed = null;
       paint();
     };
-    const place = (event) => {
+    const position = (event) => {
       const area = canvas.getBoundingClientRect();
       return { x: event.clientX - area.left, y: event.clientY - area.top };
     };
     const step = (px) => clamp(Math.floor(view.t0 + ((px - left) / panel) * (view.t1 - view.t0)), 0, T - 1);
     const unit = (py) => clamp(Math.floor(view.u0 + ((py - main.y) / main.h) * (view.u1 - view.u0)), 0, H - 1);
 
-    /** The event nearest to the pointer within a few pixels, else the cell under it. */
+    /** The nearest event within a few pixels of the pointer, or else the cell under it. */
     function nearest(px, py) {
       const t = step(px), u = unit(py), reach = 7;
       const dt = Math.ceil(reach / (x(1) - x(0))), du = Math.ceil(reach / (y(1) - y(0)));
@@ -322,28 +323,28 @@
     }
 
     canvas.onpointermove = (event) => {
-      const at = place(event);
-      if (box) { box.x1 = clamp(at.x, left, left + panel); box.y1 = clamp(at.y, main.y, main.y + main.h); hush(); return paint(); }
-      if (at.x < left || at.x > left + panel || at.y < above.y || at.y > below.y + below.h) { pointed = null; hush(); return paint(); }
+      const at = position(event);
+      if (box) { box.x1 = clamp(at.x, left, left + panel); box.y1 = clamp(at.y, main.y, main.y + main.h); hideTip(); return paint(); }
+      if (at.x < left || at.x > left + panel || at.y < above.y || at.y > below.y + below.h) { pointed = null; hideTip(); return paint(); }
       const inside = at.y >= main.y && at.y <= main.y + main.h;
       pointed = inside ? nearest(at.x, at.y) : { t: step(at.x), u: -9e9 };
-      show(pointed.t);
+      showFrame(pointed.t);
       const word = data.words[pointed.t];
-      let text = `step ${pointed.t}${word === undefined ? "" : `, “${escape(word)}”`}: ${data.active[pointed.t]} units speak`;
+      let text = `step ${pointed.t}${word === undefined ? "" : `, “${escape(word)}”`}: ${data.active[pointed.t]} of ${size} units active`;
       if (inside) {
         const { unit: number, layer } = units[pointed.u], row = events.subarray(pointed.u * T, (pointed.u + 1) * T);
-        const level = row[pointed.t], spoke = row.reduce((sum, e) => sum + (e > 0), 0);
+        const level = row[pointed.t], active = row.reduce((sum, e) => sum + (e > 0), 0);
         const value = data.low + ((level - 1) / 254) * (data.high - data.low);
-        text = `<b>${escape(layer.name)}, unit ${number}</b><br>${level ? `sends ${short(value)}` : "silent"} at step ${pointed.t}` +
-          `${word === undefined ? "" : `, “${escape(word)}”`}<br>speaks at ${spoke} of ${T} steps`;
+        text = `<b>${layer.name ? `${escape(layer.name)}, ` : ""}unit ${number}</b><br>${level ? `event ${threeDigits(value)}` : "no event"} at step ${pointed.t}` +
+          `${word === undefined ? "" : `, “${escape(word)}”`}<br>active at ${active} of ${T} steps`;
       }
-      say(text, event);
+      showTip(text, event);
       paint();
     };
     canvas.onpointerdown = (event) => {
-      if (event.pointerType !== "mouse") return canvas.onpointermove(event); // a finger points and scrolls; buttons zoom
+      if (event.pointerType !== "mouse") return canvas.onpointermove(event); // touch shows tooltips and scrolls; the buttons zoom
       if (event.button) return;
-      const at = place(event);
+      const at = position(event);
       if (at.x < left || at.y < main.y || at.y > main.y + main.h) return;
       box = { x0: at.x, y0: at.y, x1: at.x, y1: at.y };
       canvas.setPointerCapture?.(event.pointerId);
@@ -354,25 +355,25 @@
       if (!drawn || Math.abs(drawn.x1 - drawn.x0) < 6 || Math.abs(drawn.y1 - drawn.y0) < 6) return paint();
       const time = (px) => view.t0 + ((px - left) / panel) * (view.t1 - view.t0);
       const row = (py) => view.u0 + ((py - main.y) / main.h) * (view.u1 - view.u0);
-      look(time(Math.min(drawn.x0, drawn.x1)), time(Math.max(drawn.x0, drawn.x1)), row(Math.min(drawn.y0, drawn.y1)), row(Math.max(drawn.y0, drawn.y1)));
+      setView(time(Math.min(drawn.x0, drawn.x1)), time(Math.max(drawn.x0, drawn.x1)), row(Math.min(drawn.y0, drawn.y1)), row(Math.max(drawn.y0, drawn.y1)));
     };
-    canvas.onpointerleave = (event) => { if (!box && event.pointerType !== "touch") { pointed = null; hush(); paint(); } };
-    canvas.ondblclick = () => look(0, T, 0, H);
+    canvas.onpointerleave = (event) => { if (!box && event.pointerType !== "touch") { pointed = null; hideTip(); paint(); } };
+    canvas.ondblclick = () => setView(0, T, 0, H);
     plot.querySelector(".tools").onclick = (event) => {
-      const { zoom, move, whole } = event.target.dataset;
-      if (whole !== undefined) look(0, T, 0, H);
+      const { zoom, move, reset } = event.target.dataset;
+      if (reset !== undefined) setView(0, T, 0, H);
       const span = view.t1 - view.t0, rows = view.u1 - view.u0;
-      if (zoom) look(view.t0 + (span * (1 - zoom)) / 2, view.t0 + (span * (1 + +zoom)) / 2, view.u0 + (rows * (1 - zoom)) / 2, view.u0 + (rows * (1 + +zoom)) / 2);
-      if (move) look(view.t0 + move * span, view.t1 + move * span, view.u0, view.u1);
+      if (zoom) setView(view.t0 + (span * (1 - zoom)) / 2, view.t0 + (span * (1 + +zoom)) / 2, view.u0 + (rows * (1 - zoom)) / 2, view.u0 + (rows * (1 + +zoom)) / 2);
+      if (move) setView(view.t0 + move * span, view.t1 + move * span, view.u0, view.u1);
     };
     paint();
   }
 
-  // ---- all ---------------------------------------------------------------------------------------------------------
+  // ---- page --------------------------------------------------------------------------------------------------------
 
   const kinds = { lines, histogram, raster };
   const draw = () => {
-    hush();
+    hideTip();
     for (const [name, data] of Object.entries(figures)) {
       const figure = document.getElementById(name);
       kinds[data.kind](figure.querySelector(".plot"), data);
@@ -381,11 +382,11 @@
   };
   let drawn = document.documentElement.clientWidth;
   addEventListener("resize", () => {
-    if (document.documentElement.clientWidth === drawn) return; // a phone's bars come and go
+    if (document.documentElement.clientWidth === drawn) return; // a mobile browser's toolbar appeared or disappeared
     drawn = document.documentElement.clientWidth;
     draw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  addEventListener("scroll", hush, { passive: true });
+  addEventListener("scroll", hideTip, { passive: true });
   draw();
 })();

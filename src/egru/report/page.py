@@ -1,4 +1,4 @@
-"""One HTML page with everything in it, the numbers as JSON, and the figures as files beside it."""
+"""Write a report: a self-contained HTML page, its numbers as JSON, and its figures as PNG files."""
 
 import dataclasses
 import datetime
@@ -19,7 +19,7 @@ from egru.files import replace_file
 from egru.records import FORMAT, read_json, to_plain
 from egru.report import figures
 from egru.report.figures import Figure
-from egru.report.headline import answer, baseline, numbers, score, sentence
+from egru.report.headline import cards, find_baseline, headline, score_text, summary
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
 from egru.report.run import Raster, RunReport, check_runs
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 DPI = 200
-"""Of the figures as files: two pixels to one of a page, for screens that have them."""
+"""Resolution of the PNG files: twice that of a page, for high-density screens."""
 
 
 def write_report(
@@ -43,31 +43,49 @@ def write_report(
     config: Mapping[str, object],
     notes: Sequence[str] = (),
 ) -> Path:
-    """Write ``index.html`` and ``report.json`` into ``folder``, and the figures as PNG files where matplotlib is there;
-    return the page's path.
+    """Write ``index.html`` and ``report.json`` to ``folder``, and the figures as PNG files if matplotlib is installed.
 
-    The page holds its numbers, style and script itself and loads nothing. ``command`` is what a reader types to make
-    the same report; ``config`` is shown and stored, beside what each run has of its own; ``notes`` say what is missing
-    and why. Files of an earlier report are replaced one by one, each complete, the page last; nothing is touched before
-    everything has been drawn.
+    The page contains its data, style and script, and loads nothing else. Files of an earlier report are replaced
+    atomically, after everything has been drawn; the page is replaced last.
+
+    Args:
+        folder: Folder to write to. It is created if it does not exist.
+        title: Title of the page.
+        runs: Runs with distinct names. The first dense run is the baseline of the others.
+        rasters: Sequences whose events are drawn. May be empty.
+        command: Command that repeats the report.
+        config: Settings that all runs share. The settings of each run are in :attr:`RunReport.config`.
+        notes: Remarks shown below the rasters, for example why some are missing.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        ValueError: If ``runs`` is empty or two runs have the same name.
+        NotADirectoryError: If ``folder`` is a file.
+
+    Example:
+        >>> runs = [RunReport("EGRU", history, 0.97, monitor.summary(), seconds=60.0, seed=0)]
+        >>> write_report(Path("report"), "My run", runs, [], command="python train.py", config={"hidden": 128})
     """
     check_runs("write_report", runs)
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"write_report: folder must be a directory or not exist yet, got {str(folder)!r}")
-    plain_config, environment = _plain(config), _environment()
-    page = _page(title, runs, rasters, command, plain_config, environment, notes)
-    stored = {
+    environment = Environment.current()
+    record = {
         "format": FORMAT,
         "title": title,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
-        "config": plain_config,
-        "environment": environment,
-        "runs": [_plain(run.to_dict()) for run in runs],
+        "config": _json_value(config),
+        "environment": to_plain(environment),
+        "runs": [_json_value(run.to_dict()) for run in runs],
         "derived": {run.name: run.derived() for run in runs},
     }
-    files = _pictures(runs, rasters)
-    files["report.json"] = json.dumps(stored, indent=2, allow_nan=False).encode()
+    page = _page(record, environment, runs, rasters, notes)
+    files = _png_files(runs, rasters)
+    files["report.json"] = json.dumps(record, indent=2, allow_nan=False).encode()
     files["index.html"] = page.encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -76,21 +94,28 @@ def write_report(
 
 
 def read_runs(path: Path) -> tuple[RunReport, ...]:
-    """The runs of a ``report.json`` that :func:`write_report` wrote."""
+    """Return the runs of a ``report.json`` that :func:`write_report` wrote.
+
+    Args:
+        path: Path of the file.
+
+    Raises:
+        FormatError: If the format number of the file is missing or not supported.
+    """
     return tuple(RunReport.from_dict(run, path) for run in read_json(Path(path))["runs"])
 
 
-def _pictures(runs: Sequence[RunReport], rasters: Sequence[Raster]) -> dict[str, bytes]:
-    """The figures on white, for papers and slides; none without matplotlib."""
+def _png_files(runs: Sequence[RunReport], rasters: Sequence[Raster]) -> dict[str, bytes]:
+    """Return the figures on white, by file name. Empty if matplotlib is not installed."""
     try:
         require_matplotlib()
     except ImportError:
         return {}
-    found = {"macs.png": _png(macs_bar(runs)), "training.png": _png(training_curves(runs))}
+    files = {"macs.png": _png(macs_bar(runs)), "training.png": _png(training_curves(runs))}
     for run, file in zip(runs, _file_names("activity", [run.name for run in runs]), strict=True):
         if run.event_layers:
-            found[file] = _png(activity_histogram(run))
-    return found | {f"raster-{i}.png": _png(event_raster(raster)) for i, raster in enumerate(rasters, 1)}
+            files[file] = _png(activity_histogram(run))
+    return files | {f"raster-{i}.png": _png(event_raster(raster)) for i, raster in enumerate(rasters, 1)}
 
 
 def _png(figure: "MatplotlibFigure") -> bytes:
@@ -100,43 +125,45 @@ def _png(figure: "MatplotlibFigure") -> bytes:
 
 
 def _page(
-    title: str,
+    record: Mapping[str, Any],
+    environment: Environment,
     runs: Sequence[RunReport],
     rasters: Sequence[Raster],
-    command: str,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
     notes: Sequence[str],
 ) -> str:
-    with_events = [(run, hue) for run, hue in zip(runs, figures.hues(runs), strict=True) if run.event_layers]
-    work = [figures.work(runs)]
-    work += [figures.layers(run, hue, f"layers-{i}") for i, (run, hue) in enumerate(with_events, 1)]
+    """Return the page. ``docs/report.md`` describes its sections."""
+    with_events = [
+        (run, colour) for run, colour in zip(runs, figures.run_colours(runs), strict=True) if run.event_layers
+    ]
+    computation = [figures.computation(runs)]
+    computation += [figures.layers(run, colour, f"layers-{i}") for i, (run, colour) in enumerate(with_events, 1)]
     sequences = figures.rasters(rasters)
     units = [
         figure
-        for i, (run, hue) in enumerate(with_events, 1)
-        for figure in (figures.histogram(run, f"activity-{i}"), figures.silence(run, hue, f"silence-{i}"))
+        for i, (run, colour) in enumerate(with_events, 1)
+        for figure in (figures.histogram(run, f"activity-{i}"), figures.sparsity(run, colour, f"sparsity-{i}"))
     ]
     training = [figures.curves(runs)]
-    drawn = {f.name: f.data for f in (*work, *sequences, *units, *training) if f.data is not None}
+    data = {f.name: f.data for f in (*computation, *sequences, *units, *training) if f.data is not None}
 
     several = len(runs) > 2
     numbers = f"<h2>All numbers</h2>{_table(runs)}"
-    parts = [*_headlines(title, runs, cards=not several), *([numbers] if several else [])]
-    parts += ["<h2>Where the work goes</h2>", _figures(work)]
+    title = record["title"]
+    parts = [*_headlines(title, runs, with_cards=not several), *([numbers] if several else [])]
+    parts += ["<h2>Where the computation goes</h2>", _figures(computation)]
     if sequences or notes:
-        said = "".join(f'<p class="small">{escape(note)}</p>' for note in notes)
-        parts += ["<h2>Who spoke, and when</h2>", _figures(sequences), said]
+        remarks = "".join(f'<p class="small">{escape(note)}</p>' for note in notes)
+        parts += ["<h2>Event raster</h2>", _figures(sequences), remarks]
     if units:
-        parts += ["<h2>How often units speak, and how that came about</h2>", _figures(units)]
-    parts += ["<h2>Training</h2>", _figures(training), *([] if several else [numbers])]
-    parts += ["<h2>Run it again</h2>", f"<pre>{escape(_commands(command, runs))}</pre>"]
-    differs, shared = _settings(runs, config)
+        parts += ["<h2>Activity of the units</h2>", _figures(units)]
+    parts += ["<h2>Training curves</h2>", _figures(training), *([] if several else [numbers])]
+    parts += ["<h2>Command</h2>", f"<pre>{escape(_commands(record['command'], runs))}</pre>"]
+    different, shared = _settings(runs, record["config"])
     parts.append(
-        f'{differs}<div class="facts"><section><h2>Configuration</h2>{shared}</section>'
-        f"<section><h2>Environment</h2>{_environments(runs, environment)}</section></div>"
+        f'{different}<div class="facts"><section><h2>Settings</h2>{shared}</section>'
+        f"<section><h2>Environment</h2>{_environments(runs, environment, record['date'])}</section></div>"
     )
-    text = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("</", "<\\/").replace("<!", "<\\u0021")
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/").replace("<!", "<\\u0021")
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -156,62 +183,63 @@ def _file(name: str) -> str:
 
 
 def _colours() -> str:
-    """The themes' colours as variables of the style sheet."""
+    """Return the colours of both themes as CSS variables."""
 
     def variables(theme: Theme) -> str:
-        named = {
+        values = {
             "ink": theme.ink,
             "muted": theme.muted,
             "faint": theme.faint,
             "dense": theme.dense,
             "alarm": theme.alarm,
         }
-        named |= {f"hue{i}": value for i, value in enumerate(theme.event)}
-        named |= {f"value{i}": value for i, value in enumerate(theme.value_colours)}
-        return " ".join(f"--{name}: {value};" for name, value in named.items())
+        values |= {f"hue{i}": value for i, value in enumerate(theme.event)}
+        values |= {f"value{i}": value for i, value in enumerate(theme.value_colours)}
+        return " ".join(f"--{name}: {value};" for name, value in values.items())
 
     return f":root {{ {variables(LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}\n"
 
 
-def _headlines(title: str, runs: Sequence[RunReport], cards: bool) -> list[str]:
-    other = baseline(runs)
-    parts = [f'<p class="kicker">{escape(title)}</p>', f"<h1>{_emphasised(answer(runs))}</h1>"]
+def _headlines(title: str, runs: Sequence[RunReport], with_cards: bool) -> list[str]:
+    baseline = find_baseline(runs)
+    parts = [f'<p class="kicker">{escape(title)}</p>', f"<h1>{_emphasise_percentages(headline(runs))}</h1>"]
     with_events = [run for run in runs if run.event_layers]
     for run in with_events:
-        parts.append(f'<p class="lead">{escape(sentence(run, other))}</p>')
-        if cards:
+        parts.append(f'<p class="lead">{escape(summary(run, baseline))}</p>')
+        if with_cards:
             cells = "".join(
-                f"<div{' class=saved' if number.saved else ''}><b>{escape(number.value)}</b>"
-                f"<span>{escape(number.label)}</span><small>{escape(number.detail)}</small></div>"
-                for number in numbers(run, other)
+                f"<div{' class=saved' if card.highlight else ''}><b>{escape(card.value)}</b>"
+                f"<span>{escape(card.label)}</span><small>{escape(card.detail)}</small></div>"
+                for card in cards(run, baseline)
             )
             parts.append(f'<section class="headline">{cells}</section>')
     if not with_events:
-        scores = ", ".join(f"{run.name} {score(run)}" for run in runs)
-        return [*parts, f'<p class="lead">No run here has event layers. {escape(scores)}.</p>']
+        scores = ", ".join(f"{run.name} has a {score_text(run)}" for run in runs)
+        return [*parts, f'<p class="lead">None of the runs has event layers. {escape(scores)}.</p>']
     assumptions = dict.fromkeys(run.activity.energy.assumption for run in with_events)
     return [
         *parts,
-        '<p class="small">Compute is counted in multiply-accumulates (MACs), not timed: what hardware that skips zeros '
-        "would do, against the same network with nothing skipped. One training run of each model.</p>",
-        f'<p class="small">Energy assumes {escape("; or ".join(assumptions))}.</p>',
+        '<p class="small">Computation is counted in multiply-accumulates (MACs), not timed. The count assumes hardware '
+        "that skips zeros and is compared with the same network with nothing skipped. Each model was trained once.</p>",
+        f'<p class="small">The energy estimate assumes {escape("; or ".join(assumptions))}.</p>',
     ]
 
 
-def _emphasised(text: str) -> str:
-    """The percentages of a headline in the colour of savings."""
+def _emphasise_percentages(text: str) -> str:
+    """Escape ``text`` and mark its percentages, which the style sheet colours."""
     return re.sub(r"(\d+ %(?: to \d+ %)?)", r"<em>\1</em>", escape(text))
 
 
-def _figures(shown: Sequence[Figure]) -> str:
-    return f'<div class="figures">{"".join(figure.html() for figure in shown)}</div>' if shown else ""
+def _figures(group: Sequence[Figure]) -> str:
+    return f'<div class="figures">{"".join(figure.html() for figure in group)}</div>' if group else ""
 
 
 def _table(runs: Sequence[RunReport]) -> str:
-    return _side_by_side(runs, measures(runs)) + f'<p class="small">{escape(NOTE)}</p>'
+    return _run_table(runs, measures(runs)) + f'<p class="small">{escape(NOTE)}</p>'
 
 
-def _side_by_side(runs: Sequence[RunReport], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+def _run_table(runs: Sequence[RunReport], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return a table with one column per run."""
     mark = [" class=event" if run.event_layers else "" for run in runs]
     names = "".join(f'<th scope="col"{m}>{escape(run.name)}</th>' for m, run in zip(mark, runs, strict=True))
     body = "".join(
@@ -231,65 +259,76 @@ def _commands(command: str, runs: Sequence[RunReport]) -> str:
 
 
 def _settings(runs: Sequence[RunReport], config: Mapping[str, Any]) -> tuple[str, str]:
-    """What differs between runs with settings of their own, and what all share."""
-    own = [{key: _words(value) for key, value in _plain(run.config).items()} for run in runs]
-    names = list(dict.fromkeys(name for settings in own for name in settings))
-    same = {name: own[0].get(name, "-") for name in names if len({settings.get(name, "-") for settings in own}) == 1}
-    differs = [(name, [settings.get(name, "-") for settings in own]) for name in names if name not in same]
-    table = f"<h2>Settings that differ</h2>{_side_by_side(runs, differs)}" if differs else ""
-    return table, _facts({key: _words(value) for key, value in config.items()} | same)
+    """Return a table of the settings that differ between runs, and a list of those that all share."""
+    settings = [_format_values(_json_value(run.config)) for run in runs]
+    names = list(dict.fromkeys(name for values in settings for name in values))
+    rows = [(name, [values.get(name, "-") for values in settings]) for name in names]
+    different = [(name, values) for name, values in rows if len(set(values)) > 1]
+    shared = {name: values[0] for name, values in rows if len(set(values)) == 1}
+    table = f"<h2>Settings that differ</h2>{_run_table(runs, different)}" if different else ""
+    return table, _definition_list(_format_values(config) | shared)
 
 
-def _environments(runs: Sequence[RunReport], page: Mapping[str, Any]) -> str:
-    """Of the runs, where they brought their own; else of this process, which then made them."""
-    own = [{key: _words(value) for key, value in _plain(run.environment or {}).items()} for run in runs]
-    if not any(own):
-        return _facts({key: _words(value) for key, value in page.items()})
-    if all(environment == own[0] for environment in own):
-        return _facts(own[0] | {"page made": page["date"]})
-    parts = (f"<h3>{escape(run.name)}</h3>{_facts(env)}" for run, env in zip(runs, own, strict=True))
-    return "".join(parts) + _facts({"page made": page["date"]})
+def _environments(runs: Sequence[RunReport], current: Environment, date: str) -> str:
+    """Return the environment of each run, once if they are equal."""
+    written = {"page written": date}
+    environments = [run.environment or current for run in runs]
+    if all(environment == environments[0] for environment in environments):
+        return _definition_list(_environment_entries(environments[0]) | written)
+    parts = [
+        f"<h3>{escape(run.name)}</h3>{_definition_list(_environment_entries(environment))}"
+        for run, environment in zip(runs, environments, strict=True)
+    ]
+    return "".join(parts) + _definition_list(written)
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    if not facts:
-        return '<p class="small">None given.</p>'
-    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in facts.items())}</dl>"
+def _environment_entries(environment: Environment) -> dict[str, str]:
+    return {
+        **environment.versions,
+        "machine": environment.machine,
+        "threads": str(environment.threads),
+        "GPU": environment.cuda or "none",
+        **{f"kernel {name}": status for name, status in environment.kernels.items()},
+    }
 
 
-def _environment() -> dict[str, Any]:
-    """The environment of this process, and the date."""
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-    return {**to_plain(Environment.current()), "date": date}
+def _definition_list(entries: Mapping[str, str]) -> str:
+    if not entries:
+        return '<p class="small">No settings were recorded.</p>'
+    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in entries.items())}</dl>"
 
 
-def _plain(value: Any) -> Any:
-    """What JSON can hold; anything else as its text, NaN and infinity too."""
+def _json_value(value: Any) -> Any:
+    """Convert a value to JSON. Values that JSON cannot represent become text, also NaN and infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): _json_value(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [_json_value(entry) for entry in value]
     if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return str(value)
 
 
-def _words(value: Any) -> str:
-    """A plain value on one line."""
+def _format_values(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _format_value(value) for key, value in values.items()}
+
+
+def _format_value(value: Any) -> str:
+    """Format a JSON value on one line."""
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_words(entry)}" for key, entry in value.items())
+        return ", ".join(f"{key} {_format_value(entry)}" for key, entry in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_words, value))
+        return ", ".join(map(_format_value, value))
     return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _file_names(prefix: str, names: Sequence[str]) -> list[str]:
-    """One PNG file per name, numbered where names differ only in what a file name should not hold."""
-    plain = [re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names]
-    if "" in plain or len(set(plain)) < len(plain):
-        plain = [f"{i}-{name}".rstrip("-") for i, name in enumerate(plain, 1)]
-    return [f"{prefix}-{name}.png" for name in plain]
+    """Return one file name per run, numbered if the names differ only in characters that are left out."""
+    slugs = [re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") for name in names]
+    if "" in slugs or len(set(slugs)) < len(slugs):
+        slugs = [f"{i}-{slug}".rstrip("-") for i, slug in enumerate(slugs, 1)]
+    return [f"{prefix}-{slug}.png" for slug in slugs]

@@ -1,4 +1,4 @@
-"""Quality against cost: every trial a dot, the ones nothing beats joined."""
+"""Scatter plot of quality against cost, with the Pareto front."""
 
 from collections.abc import Callable, Sequence, Set
 from typing import TYPE_CHECKING
@@ -15,11 +15,27 @@ def pareto_front(
     *,
     cost: str,
     quality: str,
-    show_cost: Callable[[float], str],
-    show_quality: Callable[[float], str],
+    format_cost: Callable[[float], str],
+    format_quality: Callable[[float], str],
     theme: Theme = LIGHT,
 ) -> "Figure":
-    """``points`` are (number, cost, quality); those whose number is in ``front`` are joined and named."""
+    """Plot the quality of trials against their cost and connect those on the Pareto front.
+
+    Args:
+        points: Number, cost and quality of each trial.
+        front: Numbers of the trials on the Pareto front. They are connected and labelled.
+        cost: Label of the horizontal axis.
+        quality: Title of the figure.
+        format_cost: Formats tick labels of the horizontal axis.
+        format_quality: Formats tick labels of the vertical axis.
+        theme: Colours of the figure.
+
+    Returns:
+        A matplotlib figure. The horizontal axis is logarithmic if the costs are positive and differ more than fourfold.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
     best = sorted((point for point in points if point[0] in front), key=lambda point: point[1])
     others = [point for point in points if point[0] not in front]
     with theme.context():
@@ -28,7 +44,9 @@ def pareto_front(
 
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         axes = figure.subplots()
-        axes.scatter([p[1] for p in others], [p[2] for p in others], s=20, color=theme.dense, alpha=0.6, label="beaten")
+        axes.scatter(
+            [p[1] for p in others], [p[2] for p in others], s=20, color=theme.dense, alpha=0.6, label="dominated"
+        )
         style = {"color": theme.event[0], "drawstyle": "steps-post", "marker": "o", "markersize": 6}
         axes.plot([p[1] for p in best], [p[2] for p in best], label="Pareto front", **style)  # pyright: ignore
         for number, x, y in best:
@@ -38,9 +56,9 @@ def pareto_front(
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: show_cost(value)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show_quality(value)))
-        axes.set_xlabel(f"{cost} (numbers: trials)")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_cost(value)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_quality(value)))
+        axes.set_xlabel(f"{cost} (labels: trial numbers)")
         axes.set_title(quality[:1].upper() + quality[1:])
         theme.grid(axes, "both")
         axes.legend(loc="best")

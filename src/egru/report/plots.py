@@ -1,4 +1,4 @@
-"""The figures of a report. Each function returns a matplotlib ``Figure`` that no window or backend knows of."""
+"""Figures of a report for papers and slides. They are plain ``Figure`` objects and need no matplotlib backend."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,40 +14,52 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 5.4
-"""Inches of a figure in one column of the page."""
+"""Width of a figure in inches."""
 
 
 def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
-    """Loss, validation accuracy and, where there are events, activity sparsity against the epoch."""
+    """Plot training loss, validation accuracy and activity sparsity against the epoch.
+
+    Args:
+        runs: Runs with distinct names. Dense runs have no curve of activity sparsity.
+        theme: Colours of the figure.
+
+    Returns:
+        A matplotlib figure with one panel per quantity.
+
+    Raises:
+        ValueError: If ``runs`` is empty or two runs have the same name.
+        ImportError: If matplotlib is not installed.
+    """
     check_runs("training_curves", runs)
     panels = [
         ("Training loss", lambda epoch: epoch.train_loss, False),
         ("Validation accuracy", lambda epoch: epoch.validation_accuracy, True),
     ]
     if any(epoch.activity_sparsity is not None for run in runs for epoch in run.history):
-        panels.append(("Silent (activity sparsity)", lambda epoch: epoch.activity_sparsity, True))
+        panels.append(("Activity sparsity", lambda epoch: epoch.activity_sparsity, True))
     with theme.context():
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator, PercentFormatter
 
         figure = Figure(figsize=(WIDTH, 0.75 + 1.75 * len(panels)), layout="constrained")
         rows: list[Axes] = list(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)))  # pyright: ignore
-        for axes, (title, value, fraction) in zip(rows, panels, strict=True):
+        for axes, (title, value, is_fraction) in zip(rows, panels, strict=True):
             for run, colour in zip(runs, theme.colours(runs), strict=True):
-                known = [(entry.epoch, value(entry)) for entry in run.history if value(entry) is not None]
-                if known:
+                points = [(entry.epoch, value(entry)) for entry in run.history if value(entry) is not None]
+                if points:
                     axes.plot(
-                        *zip(*known, strict=True),
+                        *zip(*points, strict=True),
                         color=colour,
                         linestyle="-" if run.event_layers else (0, (4, 1.6)),
-                        label=format.plain(run.name),
-                        marker="o" if len(known) < 25 else None,
+                        label=format.escape_mathtext(run.name),
+                        marker="o" if len(points) < 25 else None,
                         markersize=3.5,
                     )
             axes.set_title(title)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-            if fraction:
+            if is_fraction:
                 axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
             theme.grid(axes)
         rows[-1].set_xlabel("epoch")
@@ -57,7 +69,21 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
 
 
 def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
-    """Multiply-accumulates of a time step: what was used, filled, inside what the dense network takes."""
+    """Plot the multiply-accumulates per time step, forward and backward.
+
+    The outline of a bar is the dense network, the filled part the effective MACs.
+
+    Args:
+        runs: Runs with distinct names, one bar each.
+        theme: Colours of the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: If ``runs`` is empty or two runs have the same name.
+        ImportError: If matplotlib is not installed.
+    """
     check_runs("macs_bar", runs)
     passes = [
         ("Forward", [(run.activity.forward_macs, run.activity.dense_forward_macs) for run in runs]),
@@ -79,7 +105,7 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
                 text = axes.text(0, i - 0.31, numbers, color=theme.muted, fontsize=9.5)
                 if dense / used >= 1.05:
                     axes.annotate(
-                        f"{format.times(dense / used)} fewer",
+                        f"{format.ratio(dense / used)} fewer",
                         xy=(1, 0),
                         xycoords=text,
                         xytext=(8, 0),
@@ -89,7 +115,7 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
                         fontweight="bold",
                     )
             axes.set_title(title)
-            axes.set_yticks(range(len(runs)), [format.plain(run.name) for run in runs])
+            axes.set_yticks(range(len(runs)), [format.escape_mathtext(run.name) for run in runs])
             axes.set_ylim(len(runs) - 0.6, -0.75)
             axes.set_xlim(0, 1.02 * longest)
             axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -102,54 +128,69 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
 
 
 def activity_histogram(run: RunReport, *, theme: Theme = LIGHT) -> "Figure":
-    """How often each unit of the event layers speaks; the dead and the ones that never stop stand apart."""
+    """Plot how many units of the event layers are active at which fraction of steps.
+
+    Units that are never active and units that are always active have bars of their own.
+
+    Args:
+        run: A run with event layers.
+        theme: Colours of the figure.
+
+    Returns:
+        A matplotlib figure.
+
+    Raises:
+        ValueError: If the run has no event layers.
+        ImportError: If matplotlib is not installed.
+    """
     layers = run.event_layers
     if not layers:
-        raise ValueError(f"activity_histogram: run {run.name!r} has no event layers, so no unit ever fires")
+        raise ValueError(f"activity_histogram: run {run.name!r} has no event layers")
     edges = np.linspace(0, 1, 21)
-    hues = [hue for i, hue in enumerate(theme.event) if i != 1]  # the second is too close to the alarm
-    gap = 0.085  # between the histogram's ends and the two bars beside it
+    hues = [hue for i, hue in enumerate(theme.event) if i != 1]  # the second is too similar to theme.alarm
+    gap = 0.085  # between the histogram and the bars on either side
     with theme.context():
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
         axes = figure.subplots()
-        bottom, dead_below, always_below = np.zeros(20), 0, 0
+        bottom, total_never, total_always = np.zeros(20), 0, 0
         for i, layer in enumerate(layers):
             units = np.asarray(layer.unit_activity)
-            dead, always = int((units == 0).sum()), int((units == 1).sum())
+            never, always = int((units == 0).sum()), int((units == 1).sum())
             heights = np.histogram(units[(units > 0) & (units < 1)], edges)[0]
             colour = hues[i % len(hues)]
             axes.bar(edges[:-1] + 0.025, heights, 0.044, bottom=bottom, color=colour, label=layer.name)
-            axes.bar([-gap, 1 + gap], [dead, always], 0.044, bottom=[dead_below, always_below], color=theme.alarm)
-            bottom, dead_below, always_below = bottom + heights, dead_below + dead, always_below + always
-        everyone = np.concatenate([layer.unit_activity for layer in layers])
-        mean, top = float(everyone.mean()), max(bottom.max(), dead_below, always_below, 1)
-        height = 1.1 * top if mean > 0.09 else 0.97 * max(dead_below, bottom[0])  # stay below "dead"
+            axes.bar([-gap, 1 + gap], [never, always], 0.044, bottom=[total_never, total_always], color=theme.alarm)
+            bottom, total_never, total_always = bottom + heights, total_never + never, total_always + always
+        all_units = np.concatenate([layer.unit_activity for layer in layers])
+        mean, top = float(all_units.mean()), max(bottom.max(), total_never, total_always, 1)
+        # A mean near zero ends below the label "never active", which is drawn above the leftmost bars.
+        height = 1.1 * top if mean > 0.2 else 0.97 * max(total_never, bottom[:5].max())
         axes.plot([mean, mean], [0, height], color=theme.ink, linewidth=1, linestyle=(0, (2, 2)))
         ends = (
-            (-gap, "left", dead_below, "dead", bottom[0]),
-            (1 + gap, "right", always_below, "always on", bottom[-5:].max()),
+            (-gap, "left", total_never, "never active", bottom[:5].max()),
+            (1 + gap, "right", total_always, "always active", bottom[-5:].max()),
         )
-        for x, side, number, word, nearby in ends:
+        for x, side, number, label, nearby in ends:
             axes.text(
                 x - 0.022 if side == "left" else x + 0.022,
                 max(number, nearby) + 0.025 * top,
-                f"{number} {word}",
+                f"{number} {label}",
                 color=theme.alarm if number else theme.muted,
                 fontweight="bold" if number else "normal",
                 ha=side,
                 va="bottom",
             )
-        heading = f"{run.name}: {len(everyone)} units, on average active {format.percent(mean)} of the time"
-        axes.set_title(format.plain(heading))
+        heading = f"{run.name}: {len(all_units)} units, mean activity {format.percent(mean)}"
+        axes.set_title(format.escape_mathtext(heading))
         axes.set_ylim(0, 1.15 * top)
         axes.set_xlim(-gap - 0.05, 1 + gap + 0.05)
         axes.set_xticks([-gap, 0, 0.25, 0.5, 0.75, 1, 1 + gap], ["never", "", "25 %", "50 %", "75 %", "", "always"])
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-        axes.set_xlabel("share of steps at which a unit speaks; dotted: the mean")
-        axes.set_ylabel("units")
+        axes.set_xlabel("fraction of steps with an event (dotted line: mean)")
+        axes.set_ylabel("number of units")
         theme.grid(axes)
         if len(layers) > 1:
             axes.legend(loc="upper right", bbox_to_anchor=(0.93, 1))

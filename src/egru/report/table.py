@@ -1,4 +1,4 @@
-"""Every run side by side: a measure a row, a run a column, so that it fits a terminal and a phone."""
+"""A table of runs with one column per run, narrow enough for a terminal or a phone."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from egru.report.run import RunReport, check_runs
 
 
 def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
-    """Rows of the table: what is measured, and one cell per run."""
+    """Return the rows of the table: a label and one cell per run."""
 
-    def of(used: float, dense: float) -> str:
+    def with_share(used: float, dense: float) -> str:
         return f"{format.count(used)} ({format.percent(used / dense, 0)})"
 
     columns = [
@@ -19,9 +19,9 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
             format.percent(run.activity.activity_sparsity),
             format.percent(run.activity.backward_sparsity),
             format.percent(run.activity.backward_skippable),
-            of(run.activity.forward_macs, run.activity.dense_forward_macs),
+            with_share(run.activity.forward_macs, run.activity.dense_forward_macs),
             format.count(run.activity.dense_forward_macs),
-            of(run.activity.backward_macs, run.activity.dense_backward_macs),
+            with_share(run.activity.backward_macs, run.activity.dense_backward_macs),
             format.count(run.activity.dense_backward_macs),
             format.joules(run.activity.joules),
             f"{run.activity.parameters:,}",
@@ -33,15 +33,15 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
     ]
     labels = (
         "test accuracy",
-        "validation accuracy, last epoch",
+        "validation accuracy (last epoch)",
         "activity sparsity",
-        "backward sparsity, paper's",
-        "backward sparsity, skippable",
-        "forward MACs (of dense)",
-        "forward MACs, dense",
-        "backward MACs (of dense)",
-        "backward MACs, dense",
-        "energy a step, estimated",
+        "backward sparsity (paper)",
+        "backward sparsity (skippable)",
+        "forward MACs (% of dense)",
+        "forward MACs (dense)",
+        "backward MACs (% of dense)",
+        "backward MACs (dense)",
+        "energy per step (estimate)",
         "parameters",
         "epochs",
         "training time",
@@ -55,19 +55,28 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
 
 
 NOTE = (
-    "MACs and energy are per time step of one sequence. Backward sparsity: the paper's counts states outside the "
-    "surrogate's window, the skippable one states whose gradient is exactly zero, which is what MACs go by."
+    "MACs and energy are per time step of one sequence. Backward sparsity (paper) is the fraction of states outside "
+    "the surrogate's window. Backward sparsity (skippable) is the fraction of states with a zero gradient; backward "
+    "MACs are computed from it."
 )
 
 
 def print_table(runs: Sequence[RunReport]) -> None:
-    """Print the runs side by side to the terminal."""
+    """Print a table of the runs to the terminal.
+
+    Args:
+        runs: Runs with distinct names, one per column.
+
+    Raises:
+        ValueError: If ``runs`` is empty or two runs have the same name.
+        ImportError: If rich is not installed.
+    """
     check_runs("print_table", runs)
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError as error:
-        raise ImportError("the table needs rich: pip install 'egru[demo]'") from error
+        raise ImportError("print_table requires rich: pip install 'egru[demo]'") from error
     from rich.box import SIMPLE_HEAD
     from rich.text import Text
 

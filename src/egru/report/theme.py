@@ -1,10 +1,13 @@
-"""How figures look, on light and on dark paper. Colours from Okabe and Ito's set, which colour-blind people can tell
-apart; dense models are grey, so that colour always means events."""
+"""Colours and matplotlib settings of figures on light and dark backgrounds.
+
+Event-based models take colours from the palette of Okabe and Ito, which is safe for colour-blind readers. Dense models
+are grey.
+"""
 
 import dataclasses
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from egru.report.run import RunReport
 
@@ -15,7 +18,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colours of one kind of paper. ``background`` is "none" for figures that lie on a page of their own colour."""
+    """Colours of figures on one background.
+
+    Attributes:
+        name: "light" or "dark".
+        background: Colour behind the figure; "none" for a transparent figure.
+        ink: Colour of text.
+        muted: Colour of axis labels and other secondary text.
+        faint: Colour of axes and grid lines.
+        dense: Colour of dense models.
+        event: Colours of event-based models, used in turn.
+        alarm: Colour of warnings, such as units that are never active.
+        value_colours: Colours of event values from near zero to the largest. All contrast with the background.
+        image_colours: Name of the matplotlib colour map for input images.
+
+    Example:
+        >>> with egru.report.LIGHT.context():
+        ...     figure, axes = plt.subplots()
+    """
 
     name: str
     background: str
@@ -26,11 +46,14 @@ class Theme:
     event: tuple[str, ...]
     alarm: str
     value_colours: tuple[str, ...]
-    """Of emitted values, from near zero to largest; away from the paper's own lightness throughout."""
     image_colours: str
 
     def context(self) -> AbstractContextManager[None]:
-        """matplotlib's defaults in this theme, for figures made inside."""
+        """Return a context manager in which matplotlib draws figures in this theme.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
         matplotlib = require_matplotlib()
         return matplotlib.rc_context(
             {
@@ -66,12 +89,12 @@ class Theme:
         )
 
     def colours(self, runs: Sequence[RunReport]) -> list[str]:
-        """One colour per run: grey without events, a hue with them."""
+        """Return one colour per run: grey for dense models, a colour of :attr:`event` for the others."""
         hues = iter(self.event * (1 + len(runs) // len(self.event)))
         return [next(hues) if run.event_layers else self.dense for run in runs]
 
     def value_map(self, both_signs: bool) -> "Colormap":
-        """A colour map of emitted values: one ramp from zero, or two that meet in it."""
+        """Return a colour map of event values: one ramp from zero or, if ``both_signs``, two that meet at zero."""
         require_matplotlib()
         from matplotlib.colors import LinearSegmentedColormap
 
@@ -80,10 +103,10 @@ class Theme:
             ramp = (self.alarm, self.faint, ramp[-1])
         return LinearSegmentedColormap.from_list(f"egru-{self.name}", list(ramp))
 
-    def grid(self, axes: "Axes", which: str = "y") -> None:
-        """Faint lines behind the data."""
+    def grid(self, axes: "Axes", which: Literal["x", "y", "both"] = "y") -> None:
+        """Draw faint grid lines behind the data."""
         axes.set_axisbelow(True)
-        axes.grid(True, axis=which, color=self.faint, linewidth=0.6, alpha=0.55)  # pyright: ignore[reportArgumentType]
+        axes.grid(True, axis=which, color=self.faint, linewidth=0.6, alpha=0.55)
         axes.tick_params(length=0 if which == "both" else 3)
 
 
@@ -114,18 +137,18 @@ DARK = Theme(
 
 
 def require_matplotlib() -> Any:
-    """matplotlib, or an error that says how to get it."""
+    """Return the module matplotlib; the ImportError names the package to install."""
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'egru[demo]'") from error
+        raise ImportError("figures require matplotlib: pip install 'egru[demo]'") from error
     return matplotlib
 
 
 def _fonts() -> list[str]:
-    """What the page's own text is likely set in, then the font that comes with matplotlib and has every glyph."""
+    """Return the first installed font of the page's style sheet, then matplotlib's own, which has every glyph."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
-    wanted = ("Inter", "Helvetica Neue", "Segoe UI", "Arial", "Liberation Sans")
-    return [next((name for name in wanted if name in installed), "DejaVu Sans"), "DejaVu Sans"]
+    preferred = ("Inter", "Helvetica Neue", "Segoe UI", "Arial", "Liberation Sans")
+    return [next((name for name in preferred if name in installed), "DejaVu Sans"), "DejaVu Sans"]

@@ -83,8 +83,8 @@ def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
         {trial.number for trial in study.best_trials},
         cost=cost.label,
         quality=f"{quality.label} on validation",
-        show_cost=cost.show,
-        show_quality=quality.show,
+        format_cost=cost.show,
+        format_quality=quality.show,
     )
     figures = [sweep.folder / "pareto.svg", sweep.folder / "pareto.png"]
     for target in figures:
