@@ -14,7 +14,7 @@ hypothesis.settings.load_profile("egru")
 
 
 @pytest.fixture(autouse=True)
-def ground():
+def defaults():
     torch.manual_seed(0)
     torch.set_num_threads(1)  # small tensors: a second thread only waits
     torch.set_default_dtype(torch.float64)

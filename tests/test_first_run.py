@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

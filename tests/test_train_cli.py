@@ -22,7 +22,7 @@ SMALL = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60"]
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch, tmp_path):
+def single_precision(defaults, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
     monkeypatch.delenv("EGRU_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ SMALL = Setting(hidden=24, steps=8, inputs=1, batch=4, gate="after", activity=0.
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch, tmp_path):
+def single_precision(defaults, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
 

@@ -17,7 +17,7 @@ import language_engine  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch, tmp_path):
+def single_precision(defaults, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
     for module in ("train", "load"):
         monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", lambda config: text())

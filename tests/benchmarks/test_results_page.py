@@ -24,7 +24,7 @@ def load(config: experiments.Config):
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch):
+def single_precision(defaults, monkeypatch):
     torch.set_default_dtype(torch.float32)
     for module in ("train", "load"):
         monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", load)

@@ -18,7 +18,7 @@ import smnist_screen  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(autouse=True)
-def few_images(ground, monkeypatch):
+def few_images(defaults, monkeypatch):
     torch.set_default_dtype(torch.float32)
     split = Split(torch.rand(40, 12, 1), torch.arange(40) % 10)
     monkeypatch.setattr(smnist_screen, "data_for", lambda *_: Classification("few", 10, split, split, split))

@@ -19,7 +19,7 @@ SMALL = ["--hidden", "16", "--embedding", "12", "--batch", "8", "--bptt", "10", 
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch):
+def single_precision(defaults, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(experiments, "load_data", lambda config: text())
 

@@ -27,7 +27,7 @@ FAST = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)  # filling every new tensor takes longer than these models
 

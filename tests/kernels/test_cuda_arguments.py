@@ -25,7 +25,7 @@ GAPS = ArgumentStruct("Gaps", [("a", "int"), ("p", "float*"), ("b", "float"), ("
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground: None) -> None:
+def single_precision(defaults: None) -> None:
     torch.set_default_dtype(torch.float32)  # the kernels' state is float32
 
 

@@ -20,7 +20,7 @@ SIZES = [1, 7, 8, 9, 64, 130, 590, 1024, 1350, 2048]
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground: None) -> None:
+def single_precision(defaults: None) -> None:
     torch.set_default_dtype(torch.float32)  # the kernels' state is float32
 
 

@@ -24,7 +24,7 @@ MACS = 15_427
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)  # filling every fresh tensor costs more than the model
 

@@ -26,7 +26,7 @@ SMALL = replace(SMALL, learning_rate=0.02, reset="none", threshold=LOW)
 
 
 @pytest.fixture(autouse=True)
-def first(ground, tmp_path, monkeypatch):
+def first(defaults, tmp_path, monkeypatch):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
     train("digits", SMALL, tmp_path / "first", page=False)

@@ -20,7 +20,7 @@ from egru.training import Run, RunError, checkpoint
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -16,7 +16,7 @@ STILL = replace(SMALL, learning_rate=1e-12, seed=1, start_from="first")
 
 
 @pytest.fixture(autouse=True)
-def first(ground, monkeypatch, tmp_path):
+def first(defaults, monkeypatch, tmp_path):
     """A run in the folder ``first`` beside which tests work."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)

@@ -15,7 +15,7 @@ from egru import EGRU, EventEngine
 
 
 @pytest.fixture(autouse=True)
-def float32(ground):
+def float32(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -15,7 +15,7 @@ MAX_BYTES = 140_000
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -27,7 +27,7 @@ psycopg = pytest.importorskip("psycopg", reason="needs psycopg: pip install 'egr
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -31,7 +31,7 @@ PATH = [os.path.abspath(path) for path in sys.path]
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground, monkeypatch, tmp_path):
+def single_precision(defaults, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
 

@@ -11,7 +11,7 @@ from tests.training.tiny import classifier_run
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -16,7 +16,7 @@ from tests.training.tiny import reader, sequences, speaker, text
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

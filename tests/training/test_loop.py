@@ -33,7 +33,7 @@ from tests.training.tiny import classifier_run, language_run, reader, sequences,
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

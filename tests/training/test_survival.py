@@ -24,7 +24,7 @@ from tests.training.tiny import classifier_run, endless, language_run
 
 
 @pytest.fixture(autouse=True)
-def single_precision(ground):
+def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 

@@ -17,7 +17,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _any_order(ground) -> None:
+def _any_order(defaults) -> None:
     """Sums on the device need not be in one order."""
     torch.use_deterministic_algorithms(False)
 
