@@ -1,4 +1,4 @@
-"""Small things several test files need."""
+"""Helpers that several test files share."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ from egru.data import Split
 
 
 def worst(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> float:
-    """Largest difference between two lists of tensors, relative to the size of each; None must face None."""
+    """Return the largest relative difference between two lists of tensors. None matches only None."""
     result = 0.0
     for a, b in zip(left, right, strict=True):
         assert (a is None) == (b is None)
@@ -25,7 +25,7 @@ def worst(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> floa
 
 
 def weighted_sum(outputs: Iterable[Tensor]) -> Tensor:
-    """A scalar whose gradient with respect to every output entry is a different fixed number."""
+    """Return a scalar whose gradient with respect to every output entry is a different fixed number."""
     generator = torch.Generator().manual_seed(7)
     total = torch.zeros(())
     for out in outputs:
@@ -35,7 +35,7 @@ def weighted_sum(outputs: Iterable[Tensor]) -> Tensor:
 
 
 def lively(layer: egru.EGRU, gain: float = 2.0) -> egru.EGRU:
-    """Weights large enough that units fire often and at different times."""
+    """Scale the weights of a layer so that its units emit events often and at different times."""
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             if not name.startswith("threshold"):
@@ -44,9 +44,9 @@ def lively(layer: egru.EGRU, gain: float = 2.0) -> egru.EGRU:
 
 
 def mnist_sample() -> Split:
-    """Every 20th digit of the MNIST test file, 500 in all, as ``egru.data.sequential_mnist`` gives them.
+    """Return every 20th digit of the MNIST test set, 500 in total, in the form of ``egru.data.sequential_mnist``.
 
-    The file holds the bytes as published: ``images[::20]`` and ``labels[::20]`` of what ``parse_idx`` reads.
+    The file contains the published bytes: ``images[::20]`` and ``labels[::20]`` of what ``parse_idx`` reads.
     """
     with np.load(Path(__file__).with_name("mnist-sample.npz")) as file:
         images, labels = torch.from_numpy(file["images"]), torch.from_numpy(file["labels"])

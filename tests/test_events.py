@@ -5,7 +5,7 @@ import egru
 from egru.events import emit
 
 
-def test_strict_threshold():
+def test_state_at_the_threshold_emits_no_event():
     c = torch.tensor([0.4, 0.5, 0.6])
     y, e = emit(c, c, torch.tensor(0.5), egru.Surrogate())
     assert e.tolist() == [0, 0, 1]
@@ -49,7 +49,7 @@ def test_compact_shapes_vanish_outside_the_window(shape):
     assert bool((slope[outside] == 0).all()) == surrogate.compact
 
 
-def test_users_register_shapes():
+def test_registered_shape_can_be_used_and_names_are_unique():
     egru.register_surrogate("parabola_for_test", lambda x: (1 - x**2).clamp_min(0), compact=True)
     layer = egru.EGRU(2, 3, surrogate=egru.Surrogate(shape="parabola_for_test"))
     y, _ = layer(torch.randn(4, 2, 2))
@@ -75,6 +75,6 @@ def test_users_register_shapes():
         ({"shape": "square"}, "unknown shape 'square'; registered: triangle"),
     ],
 )
-def test_bad_surrogates(arguments, message):
+def test_invalid_surrogate_raises_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         egru.Surrogate(**arguments)

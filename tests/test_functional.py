@@ -1,4 +1,4 @@
-"""The reference itself: limits the specification states, and its explicit backward against autograd."""
+"""The reference implementation: its limits, and the explicit backward pass against autograd."""
 
 import itertools
 from typing import Any
@@ -16,13 +16,13 @@ T, B, I, H = 7, 3, 4, 5
 
 
 def tensors(bias: bool = True, threshold: float = 0.06) -> list[Any]:
-    """Inputs of the sequence, all requiring gradients, with states that cross the thresholds often."""
-    made = [
+    """Return random arguments that require gradients, with states that cross the thresholds often."""
+    values = [
         torch.randn(T, B, I), torch.randn(B, H), torch.randn(B, H).relu(), torch.randn(3 * H, I),
         torch.randn(3 * H, H), torch.randn(3 * H) if bias else None, torch.randn(3 * H) if bias else None,
         threshold * (0.5 + torch.rand(H)),
     ]  # fmt: skip
-    return [None if x is None else x.requires_grad_() for x in made]
+    return [None if x is None else x.requires_grad_() for x in values]
 
 
 KEEPS = {
@@ -50,7 +50,7 @@ def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
         }
         state = EventState(c0, y0)
         result = functional.egru_sequence(x, state, W, V, b, b_hh, theta, **options)
-        assert 0.05 < (result.y != 0).double().mean() < 0.9, "the case tests nothing if nobody or everybody fires"
+        assert 0.05 < (result.y != 0).double().mean() < 0.9, "the test requires both active and inactive units"
         outputs = (result.y, result.c, *result.state)
         w_y, w_c, w_c_last, w_y_last = (torch.randn_like(out) for out in outputs)
         pairs = zip((w_y, w_c, w_c_last, w_y_last), outputs, strict=True)
@@ -67,7 +67,7 @@ def test_explicit_backward_equals_autograd(reset, reset_gate, keep):
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("keep", KEEPS)
-def test_explicit_backward_equals_autograd_where_it_is_clipped(reset, reset_gate, keep):
+def test_explicit_backward_equals_autograd_with_recurrent_clip(reset, reset_gate, keep):
     for lengths in (None, torch.tensor([7, 1, 4])):
         x, c0, y0, W, V, b, b_hh, theta = tensors()
         state = EventState(c0, y0)
@@ -85,15 +85,15 @@ def test_explicit_backward_equals_autograd_where_it_is_clipped(reset, reset_gate
                 )
                 for clip in (0.3, 0.0)
             )
-        found = [got.input, *got.state, got.weight_ih, got.weight_hh, got.bias, got.bias_hh, got.theta]
-        assert worst(found, list(expected)) < 1e-12
-        assert worst([got.weight_hh], [free.weight_hh]) > 1e-3, "the case tests nothing if nothing is clipped"
+        explicit = [got.input, *got.state, got.weight_ih, got.weight_hh, got.bias, got.bias_hh, got.theta]
+        assert worst(explicit, list(expected)) < 1e-12
+        assert worst([got.weight_hh], [free.weight_hh]) > 1e-3, "the test requires that something is clipped"
         if lengths is None:
-            assert max(half.abs().max() for half in got.state) == 0.3
+            assert max(x.abs().max() for x in got.state) == 0.3
 
 
-def test_clipping_inside_the_recursion_by_hand():
-    """One unit that fires always, reset "none", gates that do not depend on y: dc/dc' = 1 - u at every step."""
+def test_recurrent_clip_matches_a_hand_computed_recursion():
+    """A unit that is always active, reset "none", gates independent of y: dc_t/dc_{t-1} = 1 - u at every step."""
     u, clip = torch.sigmoid(torch.tensor(-1.0)).item(), 0.7
     W, V = torch.zeros(3, 1), torch.zeros(3, 1)
     bias = torch.tensor([0.0, 1.0, 0.5])  # r, z = 1 - u, n
@@ -101,15 +101,15 @@ def test_clipping_inside_the_recursion_by_hand():
     options: dict[str, Any] = {"reset": "none", "surrogate": egru.Surrogate(0.1, 1.0), "recurrent_clip": clip}
     x = torch.zeros(4, 1, 1)
     result = functional.egru_sequence(x, EventState(c0, y0), W, V, bias, None, theta, **options)
-    weights = [0.3, -2.0, 1.5, 3.0]  # of y at every step; y = c
-    (found,) = torch.autograd.grad((torch.tensor(weights)[:, None, None] * result.y).sum(), c0)
+    weights = [0.3, -2.0, 1.5, 3.0]  # gradient of y at every step; y = c
+    (gradient,) = torch.autograd.grad((torch.tensor(weights)[:, None, None] * result.y).sum(), c0)
     adjoint = 0.0
     for w in reversed(weights):
         adjoint = max(-clip, min(clip, (adjoint + w) * (1 - u)))
-    assert found.item() == pytest.approx(adjoint, rel=1e-12)
+    assert gradient.item() == pytest.approx(adjoint, rel=1e-12)
 
 
-def test_intermediates_are_those_of_autograd():
+def test_intermediate_gradients_equal_autograd():
     x, c0, y0, W, V, b, b_hh, theta = tensors()
     p = functional.F.linear(x, W, b).detach().requires_grad_()
     surrogate = egru.Surrogate(0.8)
@@ -129,7 +129,7 @@ def test_intermediates_are_those_of_autograd():
 
 
 def test_gradients_match_finite_differences_away_from_the_window():
-    """With a window so narrow that no state is inside, the surrogate gradient is the true one between events."""
+    """If no state is inside the window, the surrogate gradient is the true gradient between events."""
     surrogate = egru.Surrogate(width=1e-4)
     for reset, reset_gate in itertools.product(RESETS, RESET_GATES):
 
@@ -141,16 +141,16 @@ def test_gradients_match_finite_differences_away_from_the_window():
         for _ in range(50):
             inputs: list[Any] = tensors()
             with torch.no_grad():
-                inputs[2].clamp_min_(0.05)  # at y0 = 0 its own event would flip
+                inputs[2].clamp_min_(0.05)  # at y0 = 0 a perturbation would change its event
             if ((run(*inputs).c - inputs[-1]).abs() > 10 * surrogate.width).all():
                 break
         else:
-            pytest.fail("no case with a clear margin found")
+            pytest.fail("no random case keeps the margin")
         assert torch.autograd.gradcheck(lambda *a, run=run: run(*a).y, inputs, atol=1e-6, fast_mode=True)
 
 
-def test_silent_limit():
-    """A threshold above 1 and a state at rest: no event, no output, no gradient of V outside the window."""
+def test_thresholds_above_one_give_no_events_and_no_recurrent_gradient():
+    """From the zero state, with all states outside the surrogate's window."""
     x, *_, W, V, b, b_hh, _ = tensors()
     zero = torch.zeros(B, H)
     theta = torch.full((H,), 1.5, requires_grad=True)
@@ -167,7 +167,7 @@ def test_silent_limit():
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_reset_scale_zero_is_no_reset(scale):
+def test_reset_scale_zero_equals_reset_none(scale):
     x, c0, y0, W, V, b, b_hh, theta = tensors()
 
     def run(reset, scale):
@@ -180,8 +180,8 @@ def test_reset_scale_zero_is_no_reset(scale):
         assert torch.equal(run(reset, scale), run("none", 1.0)) == (scale == 0)
 
 
-def test_one_step_by_hand():
-    """Eq. 1 and 2 for one unit, numbers worked out on paper."""
+def test_one_step_matches_a_hand_computed_example():
+    """Eqs. 1 and 2 of the paper for one unit."""
     state = EventState(torch.tensor([[0.6]]), torch.tensor([[0.6]]))
     W = torch.tensor([[0.0], [0.0], [1.0]])
     V = torch.tensor([[2.0], [0.0], [1.0]])
@@ -200,7 +200,7 @@ def test_one_step_by_hand():
         torch.testing.assert_close(y[0, 0], torch.where(seen > 0.5, seen, 0.0))
 
 
-def test_bad_names():
+def test_unknown_option_names_raise_value_error():
     x, c0, y0, W, V, b, b_hh, theta = tensors()
     with pytest.raises(ValueError, match="reset must be one of output, threshold, hard, none; got 'soft'"):
         functional.egru_step(x[0], EventState(c0, y0), W, V, b, b_hh, theta, reset="soft", surrogate=egru.Surrogate())

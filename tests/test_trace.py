@@ -17,7 +17,7 @@ def loop(y, decay, gain=1.0, initial=None):
 
 @pytest.mark.parametrize("steps", [1, 63, 64, 65, 200])
 @pytest.mark.parametrize("gain", [1.0, 0.1])
-def test_equals_the_recursion_with_all_gradients(steps, gain):
+def test_trace_and_gradients_equal_the_recursion(steps, gain):
     y = torch.randn(steps, 3, 4, requires_grad=True)
     decay = torch.rand(4, requires_grad=True)
     initial = torch.randn(3, 4, requires_grad=True)
@@ -35,15 +35,15 @@ def test_equals_the_recursion_with_all_gradients(steps, gain):
     )
 
 
-def test_the_first_event_still_gets_a_gradient():
-    """The gradient of a trace that stops at the last step is a known defect; every step must get its share."""
+def test_gradient_of_the_last_trace_reaches_every_step():
+    """EvNN passes a gradient to the last step only."""
     y = torch.zeros(30, 1, 1, requires_grad=True)
     egru.exponential_trace(y, last=True).sum().backward()
     assert y.grad is not None
     torch.testing.assert_close(y.grad.flatten(), torch.exp(-torch.arange(29.0, -1, -1) / 10))
 
 
-def test_ragged_rows_are_read_at_their_own_end():
+def test_last_reads_each_sequence_at_its_length():
     y = torch.randn(9, 3, 2)
     lengths = torch.tensor([9, 1, 4])
     whole = loop(y, 0.8)
@@ -51,7 +51,7 @@ def test_ragged_rows_are_read_at_their_own_end():
     torch.testing.assert_close(got, torch.stack([whole[n - 1, i] for i, n in enumerate(lengths)]))
 
 
-def test_layouts():
+def test_layouts_give_equal_traces():
     y = torch.randn(5, 3, 2)
     whole = egru.exponential_trace(y)
     torch.testing.assert_close(egru.exponential_trace(y.transpose(0, 1), batch_first=True), whole.transpose(0, 1))
@@ -59,7 +59,7 @@ def test_layouts():
     torch.testing.assert_close(whole, loop(y, math.exp(-0.1)))
 
 
-def test_bad_arguments():
+def test_invalid_arguments_raise_value_error():
     with pytest.raises(ValueError, match=r"decay must be in \[0, 1\], got 1.5"):
         egru.exponential_trace(torch.zeros(2, 2), 1.5)
     with pytest.raises(ValueError, match=r"non-empty .* got \(0, 2, 2\)"):

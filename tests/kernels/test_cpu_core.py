@@ -1,4 +1,4 @@
-"""The compiled core around the mathematics: levels, threads, interrupts, absence, memory safety."""
+"""The compiled core: levels, threads, interrupts, absence, memory safety. Parity is in test_parity.py."""
 
 import dataclasses
 import os
@@ -22,7 +22,7 @@ from egru.kernels.cpu.kernel import CPUKernel
 from egru.types import RESETS, Reset
 
 ROOT = Path(__file__).parents[2]
-needs_core = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
+needs_core = pytest.mark.skipif(compiled.core is None, reason=f"requires the compiled core: {compiled.missing}")
 
 
 def problem(T: int = 3, B: int = 2, H: int = 8, dtype: torch.dtype = torch.float32, shape: str = "triangle") -> Problem:
@@ -36,7 +36,7 @@ def problem(T: int = 3, B: int = 2, H: int = 8, dtype: torch.dtype = torch.float
 
 
 @needs_core
-def test_auto_takes_the_core_where_it_can() -> None:
+def test_auto_chooses_the_core_if_it_supports_the_problem() -> None:
     assert choose("auto", problem()) == "cpu"
     assert choose("auto", problem(dtype=torch.float64)) == "cpu"
     assert choose("auto", problem(shape="rectangle")) == "reference"
@@ -47,7 +47,7 @@ def test_auto_takes_the_core_where_it_can() -> None:
 
 
 @needs_core
-def test_info_names_level_threads_and_build() -> None:
+def test_info_contains_level_threads_and_compiler() -> None:
     assert compiled.core is not None
     text = info()["cpu"]
     assert compiled.core.level() in text
@@ -75,7 +75,7 @@ def test_resets_are_matched_by_name(reset: Reset) -> None:
 
 
 @needs_core
-def test_levels_are_forced_and_refused_by_name() -> None:
+def test_force_level_sets_known_levels_and_refuses_others() -> None:
     assert compiled.core is not None
     try:
         for level in compiled.core.levels():
@@ -89,16 +89,16 @@ def test_levels_are_forced_and_refused_by_name() -> None:
 
 
 @needs_core
-@pytest.mark.parametrize(("level", "said"), [("plain", "plain"), ("sse9", "EGRU_CPU_LEVEL: unknown level 'sse9'")])
-def test_the_environment_names_a_level(level: str, said: str) -> None:
+@pytest.mark.parametrize(("level", "message"), [("plain", "plain"), ("sse9", "EGRU_CPU_LEVEL: unknown level 'sse9'")])
+def test_environment_variable_sets_the_level(level: str, message: str) -> None:
     code = "from egru.compiled import core; print(core.level())"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, "EGRU_CPU_LEVEL": level}, capture_output=True, text=True
     )
-    assert said in done.stdout + done.stderr
+    assert message in process.stdout + process.stderr
 
 
-def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_core_is_refused_and_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "core", None)
     monkeypatch.setattr(compiled, "missing", "no compiler")
     monkeypatch.setattr(compiled, "_warned", False)
@@ -113,27 +113,27 @@ def test_without_the_core_the_reference_runs_and_says_so_once(monkeypatch: pytes
 
 @needs_core
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_under_autocast_weights_and_input_are_rounded(precision: str) -> None:
+def test_autocast_rounds_weights_and_input(precision: str) -> None:
     torch.manual_seed(0)
     exact = problem(T=9, B=5, H=40)
     random = {"input": torch.randn(9, 5, 1).float(), "weight_hh": torch.randn(120, 40).float() / 6}
     exact = dataclasses.replace(exact, **random)
     low = getattr(torch, precision)
     operands = {name: getattr(exact, name).to(low).float() for name in ("input", "weight_ih", "weight_hh")}
-    asked = dataclasses.replace(exact, precision=precision)
-    assert choose("auto", asked) == "cpu"
+    autocast = dataclasses.replace(exact, precision=precision)
+    assert choose("auto", autocast) == "cpu"
     results = []
-    for each in (asked, dataclasses.replace(exact, **operands), exact):
-        forward = get("cpu").forward(each, True)
+    for variant in (autocast, dataclasses.replace(exact, **operands), exact):
+        forward = get("cpu").forward(variant, True)
         ones = [torch.ones_like(out) for out in forward[:4]]
-        backward = get("cpu").backward(each, forward.y, forward.c, forward.reserve, *ones, input_gradient=True)
+        backward = get("cpu").backward(variant, forward.y, forward.c, forward.reserve, *ones, input_gradient=True)
         results.append([*forward[:4], *backward])
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
     assert not torch.equal(results[0][0], results[2][0])
 
 
 @needs_core
-def test_an_interrupt_stops_a_long_call() -> None:
+def test_interrupt_stops_a_long_call_within_a_second() -> None:
     long = problem(T=10_000, B=1, H=2048)  # tens of seconds of work, and little memory to fill before it starts
     sent: list[float] = []
 
@@ -151,8 +151,8 @@ def test_an_interrupt_stops_a_long_call() -> None:
 
 
 @needs_core
-def test_calls_from_several_threads_at_once() -> None:
-    """Only one call at a time has the pool; the others run alone, with the same result."""
+def test_concurrent_calls_give_equal_results() -> None:
+    """One call at a time uses the thread pool; the others run on their caller's thread."""
     layer = egru.EGRU(16, 96)
     x = torch.randn(20, 8, 16)
     with torch.no_grad():
@@ -174,7 +174,7 @@ def test_calls_from_several_threads_at_once() -> None:
 
 @needs_core
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_gets_threads_of_its_own() -> None:
+def test_forked_child_starts_a_new_thread_pool() -> None:
     code = """
 import os, torch, egru
 torch.set_num_threads(2)
@@ -187,23 +187,23 @@ with torch.no_grad():
         os._exit(0 if torch.equal(layer(x)[0], y) else 1)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
-def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    """The core's own test programs under the address and undefined-behaviour sanitizers."""
+def test_sanitizers_report_no_errors(tmp_path: Path) -> None:
+    """Run the test programs of the core under the address and undefined-behaviour sanitizers."""
     if shutil.which("cmake") is None or shutil.which("c++") is None:
-        pytest.skip("needs cmake and a C++ compiler")
+        pytest.skip("requires cmake and a C++ compiler")
     probe = tmp_path / "probe.cpp"
     probe.write_text("int main() { return 0; }")
     flags = ["-fsanitize=address,undefined"]
     built = subprocess.run(["c++", *flags, probe, "-o", tmp_path / "probe"], capture_output=True, cwd=tmp_path)
     if built.returncode or subprocess.run([tmp_path / "probe"], capture_output=True).returncode:
-        pytest.skip("this compiler has no sanitizers, or they do not run here")
+        pytest.skip("the compiler has no sanitizers, or they do not run on this machine")
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DEGRU_SANITIZE=ON"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2"], check=True, capture_output=True)
     for program in ("core_check", "engine_check", "continuous_check"):
-        done = subprocess.run([build / program], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = subprocess.run([build / program], capture_output=True, text=True)
+        assert process.returncode == 0, process.stdout + process.stderr

@@ -1,4 +1,4 @@
-"""The operator as torch sees it: registrations, compilers, exporters, autocast, data parallelism."""
+"""The operator inside torch: registration, compilers, exporters, autocast, data parallelism."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ def arguments(dtype=torch.float64, grad=True, backend="reference"):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_opcheck(dtype):
-    torch.use_deterministic_algorithms(False)  # opcheck compares uninitialised fakes
+def test_operator_passes_opcheck(dtype):
+    torch.use_deterministic_algorithms(False)  # opcheck compares uninitialised fake outputs
     torch.library.opcheck(sequence, arguments(dtype))
 
 
@@ -62,9 +62,9 @@ def test_compiles_into_one_graph(options, dynamic):
         )
 
 
-def test_inductor_in_training():
+def test_inductor_trains_with_dropout():
     torch._dynamo.reset()
-    torch.use_deterministic_algorithms(False)  # inductor's own buffers
+    torch.use_deterministic_algorithms(False)  # inductor uses uninitialised buffers
     model = Classifier(dropout=0.1, dropconnect=0.1, zoneout=0.1).float()
     compiled = torch.compile(model, fullgraph=True)
     out, _ = compiled(torch.randn(5, 2, 3, dtype=torch.float32))
@@ -72,7 +72,7 @@ def test_inductor_in_training():
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-def test_monitor_sees_compiled_models():
+def test_monitor_records_compiled_models():
     torch._dynamo.reset()
     model = Classifier().eval()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -89,7 +89,7 @@ def test_monitor_sees_compiled_models():
     assert str(summaries[0]) == str(summaries[1])
 
 
-def test_exports():
+def test_export_contains_one_operator_per_layer():
     model = Classifier().eval()
     x = torch.randn(6, 2, 3)
     program = torch.export.export(model, (x,))
@@ -100,8 +100,8 @@ def test_exports():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_trace_computes_what_it_reads(grad):
-    """Not what was read while it was recorded."""
+def test_jit_trace_depends_on_its_input(grad):
+    """The trace must not contain the values of the input that it was recorded with."""
     model = Classifier().eval()
     with torch.set_grad_enabled(grad):
         traced: Any = torch.jit.trace(model, torch.randn(4, 2, 3), check_trace=False)
@@ -111,7 +111,7 @@ def test_a_trace_computes_what_it_reads(grad):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_rounds_products_and_keeps_the_state(dtype):
-    # one kernel for both, so that equal means equal to the last bit
+    # The same kernel twice, so that results are bitwise equal.
     layer = lively(egru.EGRU(3, 16, dtype=torch.float32, backend="reference"))
     x = torch.randn(10, 4, 3, dtype=torch.float32)
     with torch.autocast("cpu", dtype):
@@ -132,26 +132,26 @@ def test_autocast_rounds_products_and_keeps_the_state(dtype):
     assert not torch.equal(y, exact)
 
 
-def test_gradients_need_saving():
+def test_gradients_require_save():
     with pytest.raises(RuntimeError, match="gradients require save=True"):
         sequence(*arguments()[:-1], False)
 
 
 @pytest.mark.parametrize("loss", [torch.square, torch.abs, torch.neg])
-def test_no_second_derivatives(loss):
-    """Refused, not zero: also where the first gradients do not depend on the outputs."""
+def test_second_derivatives_raise_an_error(loss):
+    """Also if the first gradients do not depend on the outputs, where they would otherwise be zero."""
     layer, x = egru.EGRU(2, 3, backend="reference"), torch.randn(3, 1, 2, requires_grad=True)
     (grad,) = torch.autograd.grad(loss(layer(x)[0]).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not supported"):
         grad.square().sum().backward()
 
 
-def test_backends():
+def test_reference_backend_runs():
     layer = egru.EGRU(2, 3, backend="reference")
     assert layer(torch.randn(3, 1, 2))[0].shape == (3, 1, 3)
 
 
-def test_data_parallel(tmp_path):
+def test_data_parallel_gradients_are_equal(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         model = Classifier()
@@ -166,8 +166,8 @@ def test_data_parallel(tmp_path):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("options", OPTIONS)
-def test_cuda_runs_the_same_function(options):
-    layer = lively(egru.EGRU(3, 8, 2, backend="reference", **options)).eval()  # the compiled core may be absent here
+def test_cuda_matches_the_reference(options):
+    layer = lively(egru.EGRU(3, 8, 2, backend="reference", **options)).eval()  # the compiled core may be missing here
     x = torch.randn(6, 2, 3)
     expected, state = layer(x)
     grads = torch.autograd.grad(expected.sum(), list(layer.parameters()))

@@ -1,9 +1,8 @@
-"""The one parity and gradient file: every kernel, at every level and thread count, against the float64 reference.
+"""Parity and gradients of every kernel, at every level and number of threads, against the float64 reference.
 
-Kernels that know float64 must agree to its rounding. Of one that knows float32 only, the same is asked as of float32 in
-the others: the events of a problem whose states keep their distance from the threshold, and errors no larger than
-those of plain torch, up to a small factor. A new kernel is one more entry of ``IMPLEMENTATIONS``; nothing else here
-knows which kernels exist.
+Kernels that support float64 must agree with the reference up to rounding. In float32, events must be equal for
+problems whose states keep a margin from the threshold, and errors may exceed those of plain torch only by a small
+factor. To test a new kernel, add it to ``IMPLEMENTATIONS``.
 """
 
 import contextlib
@@ -20,15 +19,15 @@ from torch import Tensor
 from egru import compiled, functional
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, get, run_sequence
-from egru.types import RESET_GATES, RESETS
+from egru.types import RESET_GATES, RESETS, Reset, ResetGate
 
 FLOAT64_ERROR = 1e-12
-"""Relative to the largest entry of a tensor; sums of a few hundred terms stay three digits below."""
+"""Relative to the largest entry of a tensor. Sums of a few hundred terms have errors about 1000 times smaller."""
 FLOAT32_FACTOR = 8
-"""How many times the error of plain torch in float32 a kernel may make. Both round every product and sum once; they add
-in another order and use their own exp, so single errors differ by a small factor while their size agrees."""
+"""Bound on a kernel's float32 error, relative to that of plain torch. Both round every product and sum once, but in a
+different order and with a different exp, so that errors are of the same size but not equal."""
 MARGIN = 2e-5
-"""float32 cases keep every state this far from its threshold, or two correct results could differ by an event."""
+"""Minimum distance of states from thresholds in float32 cases. Closer, two correct results could differ by an event."""
 
 
 class Implementation(NamedTuple):
@@ -38,8 +37,8 @@ class Implementation(NamedTuple):
     threads: int = 1
     dtype: torch.dtype = torch.float64
 
-    def take(self, problem: Problem, dtype: torch.dtype | None = None) -> Problem:
-        """The same problem in this kernel's type (or ``dtype``), on its device."""
+    def convert(self, problem: Problem, dtype: torch.dtype | None = None) -> Problem:
+        """Return the problem in this kernel's type (or ``dtype``) and on its device."""
         fields = {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem)}
         tensors = {name: x.to(self.device) for name, x in fields.items() if isinstance(x, Tensor)}
         floats = {name: x.to(dtype or self.dtype) for name, x in tensors.items() if x.is_floating_point()}
@@ -78,7 +77,7 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory() -> Iterator[None]:
-    """Fresh memory is full of NaN, so that an element a kernel forgets is seen."""
+    """Fill new memory with NaN, so that an element which a kernel does not write is detected."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
@@ -90,14 +89,14 @@ def _poisoned_memory() -> Iterator[None]:
 
 
 class Case(NamedTuple):
-    """A random problem; the fields say what is special about it."""
+    """Parameters of a random problem."""
 
     T: int = 9
     B: int = 3
     I: int = 5
     H: int = 33
-    reset: str = "output"
-    reset_gate: str = "after"
+    reset: Reset = "output"
+    reset_gate: ResetGate = "after"
     bias: bool = True
     keep: str = ""
     lengths: bool = False
@@ -111,7 +110,7 @@ class Case(NamedTuple):
     scale_per_unit: bool = False
 
     def problem(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
-        """The same float32-representable numbers in either type."""
+        """Draw a problem. Its numbers are representable in float32 and the same for both types."""
         g = torch.Generator().manual_seed(seed)
         T, B, I, H = self.T, self.B, self.I, self.H
 
@@ -162,7 +161,7 @@ Result = dict[str, Tensor]
 
 
 def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
-    """All outputs and all gradients, for random gradients of the outputs."""
+    """Return all outputs and all gradients, for random gradients of the outputs."""
     T, shape = problem.input.shape[0], problem.c0.shape
     forward = kernel.forward(problem, True)
     assert tuple(forward.reserve.shape) == kernel.reserve_shape(problem)
@@ -179,12 +178,12 @@ def run(kernel: Any, problem: Problem, seed: int = 1) -> Result:
 
 @functools.cache
 def reference(case: Case, seed: int = 0) -> Result:
-    """What every kernel must compute for ``case.problem(seed)``."""
+    """Return the reference result for ``case.problem(seed)``."""
     return run(get("reference"), case.problem(seed))
 
 
 def error(result: Result, expected: Result) -> dict[str, float]:
-    """By tensor: the largest difference, relative to the largest entry. NaN where either holds one."""
+    """Return, per tensor, the largest difference relative to the largest entry; NaN if either contains NaN."""
     assert result.keys() == expected.keys()
     errors = {}
     for name, x in expected.items():
@@ -201,23 +200,23 @@ def assert_within(errors: dict[str, float], bound: float | dict[str, float]) -> 
 
 
 def parity(implementation: Implementation, case: Case) -> tuple[Problem, Result, dict[str, float]]:
-    """A problem for ``implementation``, what it must compute, and how far off each result may be."""
+    """Return a problem for ``implementation``, the expected results, and a bound on the error of each."""
     if implementation.dtype == torch.float64:
         return case.problem(), reference(case), dict.fromkeys(reference(case), FLOAT64_ERROR)
-    # A tensor of few entries may come out of plain torch exact by luck: the bound is the worst of three draws.
+    # Plain torch may compute a small tensor exactly by chance: take the largest bound of three draws.
     draws = list(itertools.islice(margin_problems(case), 3))
     bounds = [float32_bounds(*draw) for draw in draws]
     problem, expected = draws[0]
-    return implementation.take(problem), expected, {name: max(b[name] for b in bounds) for name in expected}
+    return implementation.convert(problem), expected, {name: max(b[name] for b in bounds) for name in expected}
 
 
 def float32_bounds(problem: Problem, expected: Result) -> dict[str, float]:
-    plain = error(run(get("reference"), Implementation("reference").take(problem, torch.float32)), expected)
+    plain = error(run(get("reference"), Implementation("reference").convert(problem, torch.float32)), expected)
     return {name: FLOAT32_FACTOR * max(x, torch.finfo(torch.float32).eps) for name, x in plain.items()}
 
 
 def assert_parity(result: Result, expected: Result, bounds: dict[str, float]) -> None:
-    """Events as expected, and errors within ``bounds``."""
+    """Assert that events are equal and errors within ``bounds``."""
     assert torch.equal(result["y"].cpu() != 0, expected["y"] != 0), "events differ"
     assert_within(error(result, expected), bounds)
 
@@ -228,7 +227,7 @@ def assert_parity(result: Result, expected: Result, bounds: dict[str, float]) ->
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("per_unit", [False, True])
-def test_reference_is_what_autograd_computes(gate: str, reset: str, per_unit: bool) -> None:
+def test_reference_equals_autograd(gate: ResetGate, reset: Reset, per_unit: bool) -> None:
     problem = Case(reset=reset, reset_gate=gate, keep="mask", lengths=True, scale_per_unit=per_unit).problem()
     names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
     leaves = {name: getattr(problem, name).clone().requires_grad_() for name in names}
@@ -251,7 +250,7 @@ def test_reference_is_what_autograd_computes(gate: str, reset: str, per_unit: bo
 
 
 @pytest.mark.parametrize("case", list(cases()))
-def test_options(case: Case, implementation: Implementation) -> None:
+def test_every_option_matches_the_reference(case: Case, implementation: Implementation) -> None:
     problem, expected, bounds = parity(implementation, case)
     with implementation.active() as kernel:
         assert kernel.unsupported(problem) is None
@@ -260,9 +259,11 @@ def test_options(case: Case, implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("more", [{}, {"lengths": True, "keep": "mask", "H": 70, "lean": True}])
-def test_a_reset_scale_for_every_unit(reset: str, gate: str, more: Any, implementation: Implementation) -> None:
-    case = Case(reset=reset, reset_gate=gate, scale_per_unit=True, **more)
+@pytest.mark.parametrize("options", [{}, {"lengths": True, "keep": "mask", "H": 70, "lean": True}])
+def test_reset_scale_per_unit_matches_the_reference(
+    reset: Reset, gate: ResetGate, options: Any, implementation: Implementation
+) -> None:
+    case = Case(reset=reset, reset_gate=gate, scale_per_unit=True, **options)
     problem, expected, bounds = parity(implementation, case)
     with implementation.active() as kernel:
         if implementation.kernel == "cuda" and reset != "none":
@@ -273,7 +274,7 @@ def test_a_reset_scale_for_every_unit(reset: str, gate: str, more: Any, implemen
 
 
 @pytest.mark.parametrize("gate", RESET_GATES)
-def test_odd_sizes(gate: str, implementation: Implementation) -> None:
+def test_odd_sizes_match_the_reference(gate: ResetGate, implementation: Implementation) -> None:
     sizes = itertools.product((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17), (1, 2, 9))
     with implementation.active() as kernel:
         for H, I, B, T in sizes:
@@ -285,21 +286,23 @@ def test_odd_sizes(gate: str, implementation: Implementation) -> None:
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("H", [7, 100])
-def test_float32(gate: str, reset: str, H: int, implementation: Implementation) -> None:
+def test_float32_error_is_that_of_plain_torch(
+    gate: ResetGate, reset: Reset, H: int, implementation: Implementation
+) -> None:
     case = Case(reset=reset, reset_gate=gate, H=H, B=17, I=64, density=0.3)
     problem, expected = margin_problem(case)
     with implementation.active() as kernel:
-        result = run(kernel, implementation.take(problem, torch.float32))
+        result = run(kernel, implementation.convert(problem, torch.float32))
     assert_parity(result, expected, float32_bounds(problem, expected))
 
 
 def margin_problems(case: Case) -> Iterator[tuple[Problem, Result]]:
-    """Draws whose states all keep their distance from the threshold, in float64."""
+    """Yield random problems whose states all keep the margin from the threshold in float64."""
     for seed in range(100):
         problem, result = case.problem(seed), reference(case, seed)
         if (result["c"] - problem.theta).abs().min() > MARGIN:
             yield problem, result
-    raise AssertionError(f"too few seeds keep the margin {MARGIN}")
+    raise AssertionError(f"too few of 100 seeds keep the margin of {MARGIN}")
 
 
 def margin_problem(case: Case) -> tuple[Problem, Result]:
@@ -307,8 +310,8 @@ def margin_problem(case: Case) -> tuple[Problem, Result]:
 
 
 @pytest.mark.parametrize("gate", RESET_GATES)
-def test_strides(gate: str, implementation: Implementation) -> None:
-    """Inputs, weights and gradients that are views: transposed, expanded, offset."""
+def test_strided_views_match_contiguous_tensors(gate: ResetGate, implementation: Implementation) -> None:
+    """Inputs, weights and gradients that are transposed, expanded or offset views."""
     problem, expected, bounds = parity(implementation, Case(reset_gate=gate, keep="mask", lengths=True, B=4))
 
     def view(x: Tensor) -> Tensor:
@@ -340,7 +343,7 @@ def test_strides(gate: str, implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("missing", range(4))
 def test_absent_gradients_are_zero(missing: int, implementation: Implementation) -> None:
-    problem = implementation.take(Case(B=2, T=4).problem())
+    problem = implementation.convert(Case(B=2, T=4).problem())
     with implementation.active() as kernel:
         forward = kernel.forward(problem, True)
         grads: list[Tensor | None] = [torch.ones_like(x) for x in forward[:4]]
@@ -351,17 +354,16 @@ def test_absent_gradients_are_zero(missing: int, implementation: Implementation)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_without_saving(implementation: Implementation) -> None:
-    problem = implementation.take(Case().problem())
+def test_outputs_do_not_depend_on_save(implementation: Implementation) -> None:
+    problem = implementation.convert(Case().problem())
     with implementation.active() as kernel:
         saved, unsaved = kernel.forward(problem, True), kernel.forward(problem, False)
     assert unsaved.reserve.numel() == 0
     assert all(torch.equal(a, b) for a, b in zip(saved[:4], unsaved[:4], strict=True))
 
 
-def test_through_the_operator(implementation: Implementation) -> None:
-    """Gradients that reach the leaves, and the operator's own consistency checks."""
-    given, _ = margin_problem(Case(B=2, T=4))
+def test_run_sequence_propagates_gradients_to_all_leaves(implementation: Implementation) -> None:
+    exact, _ = margin_problem(Case(B=2, T=4))
     names = ("input", "c0", "y0", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta")
     results = []
     reference = Implementation("reference")
@@ -369,28 +371,28 @@ def test_through_the_operator(implementation: Implementation) -> None:
     if implementation.dtype == torch.float32:
         runs.append((reference, torch.float32))
     for one, dtype in runs:
-        problem = one.take(given, dtype)
+        problem = one.convert(exact, dtype)
         leaves = {name: getattr(problem, name).clone().requires_grad_() for name in names}
         with one.active():
             y, c, state = run_sequence(dataclasses.replace(problem, **leaves), one.kernel)
             (y.square().sum() + (c * 0.3).sum() + state.c.sum() + state.y.sum()).backward()
         results.append({"y": y.detach(), **{name: x.grad for name, x in leaves.items()}})
     bounds = dict.fromkeys(results[0], FLOAT64_ERROR)
-    if len(results) == 3:  # what plain torch in float32 makes of it
+    if len(results) == 3:  # the third is plain torch in float32
         plain = error(results[2], results[0])
         bounds = {name: FLOAT32_FACTOR * max(x, torch.finfo(torch.float32).eps) for name, x in plain.items()}
     assert_parity(results[1], results[0], bounds)
 
 
-# ---- the same bits ---------------------------------------------------------------------------------------------------
+# ---- bitwise equality ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not LEVELS, reason=f"no compiled core: {compiled.missing}")
+@pytest.mark.skipif(not LEVELS, reason=f"requires the compiled core: {compiled.missing}")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lean", [False, True])
-def test_bits_do_not_depend_on_threads(level: str, gate: str, dtype: torch.dtype, lean: bool) -> None:
+def test_bits_do_not_depend_on_threads(level: str, gate: ResetGate, dtype: torch.dtype, lean: bool) -> None:
     problem = Case(reset_gate=gate, H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
     results = []
     for threads in (1, 2, 3):
