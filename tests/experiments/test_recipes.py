@@ -42,8 +42,8 @@ def marked(name):
 def test_smoke_version_follows_the_stored_loss_curve(name, tmp_path):
     train(name, smoke(RECIPES[name].make()), tmp_path / "run")
     lines = Run.open(tmp_path / "run").metrics()
-    assert sum(line["seconds"] for line in lines) < 60
-    losses = [line["train"]["loss"] for line in lines] + [lines[-1]["validation"]["loss"]]
+    assert sum(line.seconds for line in lines) < 60
+    losses = [line.train.loss for line in lines] + [lines[-1].validation.loss]
     curves = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     if os.environ.get("EGRU_WRITE_CURVES"):
         curves[name] = [round(loss, 6) for loss in losses]
@@ -253,6 +253,9 @@ print(len(runs.export(folder, folder.parent / "small", "int8", 1 << 20)))
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert completed.returncode == 0, completed.stderr
     lines = completed.stdout.splitlines()
-    assert [line.split(":")[0] for line in lines[:2]] == ["epoch 1", "time is up after epoch 1 of 3, which is saved"]
+    assert [line.split(":")[0] for line in lines[:2]] == [
+        "epoch 1",
+        "the time limit was reached; epoch 1 of 3 is saved",
+    ]
     assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
     assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

@@ -46,6 +46,7 @@ def test_a_classifier_learns(tmp_path):
     for line in lines:
         assert line.train.gradient_norm_max >= line.train.gradient_norm > 0
         assert 0 < line.activity.activity_sparsity < 1
+        assert line.activity.backward_sparsity is not None
         assert 0 < line.activity.backward_sparsity < 1
         assert line.activity.forward_macs > 0
     best = max(lines, key=lambda line: (line.validation.accuracy, -line.validation.loss))
@@ -370,6 +371,7 @@ def test_every_epoch_says_how_gradients_grow(tmp_path):
         assert 0 <= layer.diagonal_above_one <= 1
         assert layer.adjoint_growth is not None
         assert -5 < layer.adjoint_growth < 1
+        assert line.train.gradient_norm_p99 is not None
         assert line.train.gradient_norm <= line.train.gradient_norm_p99 <= line.train.gradient_norm_max
     assert all(line.stability == () for line in Run.open(tmp_path / "other").metrics())
     language_run(tmp_path / "text", epochs=1)

@@ -103,7 +103,7 @@ def train(
             epoch,
             train_metrics,
             scores,
-            ModelActivity.of(activity),
+            ModelActivity.of_model(activity),
             layer_sparsity(activity),
             training_activity and Sparsity.of(training_activity),
             training_activity and layer_sparsity(training_activity),

@@ -87,7 +87,7 @@ class ModelActivity(Sparsity):
     backward_macs: float
 
     @classmethod
-    def of(cls, activity: ActivitySummary) -> "ModelActivity":
+    def of_model(cls, activity: ActivitySummary) -> "ModelActivity":
         """Return the stored numbers of a summary."""
         sparsity = Sparsity.of(activity)
         return cls(
