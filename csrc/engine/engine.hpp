@@ -111,12 +111,12 @@ private:
     };
     // Working memory of one thread. An item is the input of one stream at one step of a chunk.
     struct Scratch {
-        Buffer<float> sum;        // (streams at once, 4 * units) as [q | r | u | z], or the columns of the readout
+        Buffer<float> sum;        // (concurrent streams, 4 * units) as [q | r | u | z], or the columns of the readout
         Buffer<float> projected;  // (items, 3 * units): x W + b of a chunk
         Buffer<int32_t> index, chunk_index, integers, quantised_index;
         Buffer<float> value, chunk_value;
         Buffer<uint8_t> quantised_q;
-        std::vector<SparseVector> active_units;   // one per stream at once
+        std::vector<SparseVector> active_units;   // one per concurrent stream
         std::vector<SparseVector> active_inputs;  // one per item of a chunk
         std::vector<const float*> rows;
         std::vector<int64_t> events;

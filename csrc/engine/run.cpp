@@ -7,7 +7,7 @@ namespace egru::engine {
 namespace {
 
 constexpr double dense_density = 0.5;  // density of the input above which a dense product is faster
-// Items share a pass over all rows if together they would read this many times as many rows on their own.
+// Items share one pass over all rows if separate passes would read more than this many times as many rows.
 constexpr int shared_reads = 2;
 
 }  // namespace
@@ -38,9 +38,9 @@ bool Engine::launch(const Input& input, int steps, bool last, float* out) {
     const auto body = [&](const Team& team) {
         Scratch& scratch = scratch_[static_cast<size_t>(team.index)];
         const bool by_stream = options_.streams >= team.size;
-        const int first = by_stream ? team.begin(options_.streams) : 0;
+        const int first_stream = by_stream ? team.begin(options_.streams) : 0;
         const int last_stream = by_stream ? team.end(options_.streams) : options_.streams;
-        const Share share{team, scratch, column_block(options_.weights), by_stream, first, last_stream};
+        const Share share{team, scratch, column_block(options_.weights), by_stream, first_stream, last_stream};
         run_chunk(share, input, steps, last, out);
     };
     if (options_.threads == 1) {

@@ -58,7 +58,9 @@ def in_float64(layer: EGRU, x: Tensor, state: EventState | None = None) -> tuple
     return y, last, min(margins)
 
 
-def case(inputs: int, hidden: int, steps: int, rows: int, **options: Any) -> tuple[EGRU, Tensor, Tensor, EventState]:
+def reference_case(
+    inputs: int, hidden: int, steps: int, rows: int, **options: Any
+) -> tuple[EGRU, Tensor, Tensor, EventState]:
     """Return a layer, an input, its events and last state in float64; states are not within MARGIN of a threshold."""
     for seed in itertools.count():
         layer = build(inputs, hidden, seed, **options)
@@ -70,7 +72,7 @@ def case(inputs: int, hidden: int, steps: int, rows: int, **options: Any) -> tup
     raise AssertionError
 
 
-def check(engine: EventEngine, y: Tensor, y_ref: Tensor, state: EventState) -> None:
+def assert_matches(engine: EventEngine, y: Tensor, y_ref: Tensor, state: EventState) -> None:
     assert torch.equal(y != 0, y_ref != 0)
     torch.testing.assert_close(y.double(), y_ref, rtol=0, atol=CLOSE)
     final = engine.state
@@ -79,7 +81,7 @@ def check(engine: EventEngine, y: Tensor, y_ref: Tensor, state: EventState) -> N
     torch.testing.assert_close(final.y.double(), state.y, rtol=0, atol=CLOSE)
 
 
-def run_bits(engine: EventEngine, x: Any) -> Tensor:
+def run_from_rest(engine: EventEngine, x: Any) -> Tensor:
     engine.reset()
     return torch.as_tensor(engine.run(x)).clone()
 
@@ -90,29 +92,29 @@ def run_bits(engine: EventEngine, x: Any) -> Tensor:
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("gate", RESET_GATES)
 def test_events_and_state_match_float64(level: str, reset: Reset, gate: ResetGate) -> None:
-    layer, x, y, state = case(21, 45, 20, 3, reset=reset, reset_gate=gate, zoneout=0.1, reset_scale=0.8)
+    layer, x, y, state = reference_case(21, 45, 20, 3, reset=reset, reset_gate=gate, zoneout=0.1, reset_scale=0.8)
     for threads in (1, 2):
         engine = EventEngine(layer, threads=threads, streams=3)
         assert engine.level == level
-        check(engine, engine.run(x), y, state)
+        assert_matches(engine, engine.run(x), y, state)
         engine.reset()
-        check(engine, torch.stack([engine.step(row).clone() for row in x]), y, state)
+        assert_matches(engine, torch.stack([engine.step(row).clone() for row in x]), y, state)
         single = EventEngine(layer, threads=threads)
         for row in range(3):
             single.reset()
-            check(single, single.run(x[:, row]), y[:, row], EventState(state.c[:, row], state.y[:, row]))
+            assert_matches(single, single.run(x[:, row]), y[:, row], EventState(state.c[:, row], state.y[:, row]))
 
 
 @pytest.mark.parametrize("reset", RESETS)
 def test_reset_scale_per_unit_matches_float64(level: str, reset: Reset) -> None:
     options: dict[str, Any] = {"num_layers": 2, "reset": reset, "threshold": Threshold("clamp", mean=0.1)}
-    layer, x, *_ = case(21, 45, 20, 1, **options)
+    layer, x, *_ = reference_case(21, 45, 20, 1, **options)
     layer.reset_scale = torch.rand(90)
     y, state, margin = in_float64(layer, x[:, 0])
     assert margin > MARGIN
     engine = EventEngine(layer)
     assert engine.level == level
-    check(engine, engine.run(x[:, 0]), y, state)
+    assert_matches(engine, engine.run(x[:, 0]), y, state)
 
 
 def test_negative_or_nan_reset_scale_raises(level: str) -> None:
@@ -153,9 +155,9 @@ def test_no_events_if_thresholds_are_above_every_state() -> None:
 
 
 def test_stack_without_bias_matches_float64() -> None:
-    layer, x, y, state = case(12, 40, 15, 2, num_layers=3, bias=False)
+    layer, x, y, state = reference_case(12, 40, 15, 2, num_layers=3, bias=False)
     engine = EventEngine(layer, streams=2)
-    check(engine, engine.run(x), y, state)
+    assert_matches(engine, engine.run(x), y, state)
 
 
 def test_cell_matches_its_module() -> None:
@@ -203,7 +205,7 @@ def test_embedding_layers_and_readout_match_float64(trace: float | None, table: 
         engine = EventEngine(model, threads=threads, streams=2, trace=trace, token_table=table)
         out = engine.run(ids)
         torch.testing.assert_close(out.double(), logits, rtol=0, atol=5e-6)
-        assert torch.equal(run_bits(engine, ids), out)  # the token table is filled now
+        assert torch.equal(run_from_rest(engine, ids), out)  # the token table is filled now
         engine.reset()
         assert torch.equal(engine.run(ids, last=True), out[-1])
         single = EventEngine(model.second, trace=trace)
@@ -212,7 +214,7 @@ def test_embedding_layers_and_readout_match_float64(trace: float | None, table: 
     assert torch.equal(by_parts.run(ids[:, 0]), by_parts.run(ids[:, 0].tolist())) is False  # the state continues
     by_parts.reset()
     first = torch.stack([by_parts.step(int(i)).clone() for i in ids[:, 0]])
-    assert torch.equal(first, run_bits(by_parts, model.embedding.weight.detach()[ids[:, 0]]))
+    assert torch.equal(first, run_from_rest(by_parts, model.embedding.weight.detach()[ids[:, 0]]))
 
 
 # ---- bit-identical results -------------------------------------------------------------------------------------------
@@ -225,13 +227,13 @@ def test_threads_streams_and_chunks_are_bit_identical(level: str, weights: Weigh
     x = torch.randn(20, 4, 50) * (torch.rand(20, 4, 50) < 0.4)  # two chunks of 16 for four streams
     x[10:] = torch.randn(10, 4, 50)  # dense and sparse inputs use different kernels
     one = EventEngine(layer, weights)
-    single = torch.stack([run_bits(one, x[:, s]) for s in range(4)], 1)
+    single = torch.stack([run_from_rest(one, x[:, s]) for s in range(4)], 1)
     assert float((single != 0).float().mean()) > 0.05
     for threads, streams in ((2, 1), (1, 4), (2, 4), (3, 2)):
         engine = EventEngine(layer, weights, threads, streams)
         rows = x[:, :streams] if streams > 1 else x[:, 0]
         expected = single[:, :streams] if streams > 1 else single[:, 0]
-        assert torch.equal(run_bits(engine, rows), expected)
+        assert torch.equal(run_from_rest(engine, rows), expected)
         engine.reset()
         in_parts = torch.cat([engine.run(part) for part in rows.split([1, 10, 9])])
         assert torch.equal(in_parts, expected)
@@ -249,7 +251,7 @@ def test_run_and_step_are_bit_identical() -> None:
 def test_sparse_and_dense_input_are_bit_identical() -> None:
     layer, engine = build(40, 60), EventEngine(build(40, 60))
     x = torch.randn(25, 40) * (torch.rand(25, 40) < 0.2)
-    dense = run_bits(engine, x)
+    dense = run_from_rest(engine, x)
     engine.reset()
     pairs = [(row.nonzero()[:, 0], row[row != 0]) for row in x]
     assert torch.equal(torch.stack([engine.step(pair).clone() for pair in pairs]), dense)

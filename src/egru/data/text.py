@@ -65,7 +65,7 @@ def wikitext2(root: str | os.PathLike[str] | None = None) -> Text:
 
 
 def _load(name: str, files: Sequence[DataFile], folder: str, root: str | os.PathLike[str] | None) -> Text:
-    paths = [find_file(file, folder, root) for file in files]  # first of all, to report a missing file at once
+    paths = [find_file(file, folder, root) for file in files]  # before reading, to report a missing file at once
     texts: list[str] = []
     for file, path in zip(files, paths, strict=True):
         content = path.read_bytes()
