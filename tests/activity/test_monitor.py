@@ -21,7 +21,7 @@ class Model(nn.Module):
         return self.readout(y)
 
 
-def test_counts_are_those_of_the_definition():
+def test_counts_match_their_definitions():
     surrogate = egru.Surrogate(width=0.3)
     layer = lively(egru.EGRU(3, 6, 2, surrogate=surrogate, threshold=egru.Threshold(mean=-2.0)))
     model = Model(layer)
@@ -44,13 +44,13 @@ def test_counts_are_those_of_the_definition():
         k = e + record.c * (1 - distance / 0.3).clamp_min(0)
         assert row.backward_skippable == pytest.approx((k == 0).double().mean().item())
         assert row.cost.input_density == pytest.approx((record.input != 0).double().mean().item())
-    assert first.cost.input_gradient_density == 0, "data needs no gradient"
+    assert first.cost.input_gradient_density == 0, "the input requires no gradient"
     assert second.cost.input_gradient_density == first.cost.gradient_density
     (readout,) = activity.summary().linears
     assert readout.macs == pytest.approx((y != 0).sum().item() * 4)
 
 
-def test_macs_by_hand():
+def test_layer_cost_matches_a_manual_count():
     cost = LayerCost(10, 20, input_density=0.5, activity=0.25, gradient_density=0.75, input_gradient_density=0.1)
     assert cost.forward == 60 * (5 + 5) + 60
     assert cost.backward == 60 * (0.75 * 20 + 0.25 * 20 + 0.5 * 10 + 0.1 * 10) + 60
@@ -58,7 +58,7 @@ def test_macs_by_hand():
     assert cost.dense.backward == 60 * (40 + 20) + 60
 
 
-def test_overall_is_weighted_by_units():
+def test_overall_sparsity_is_weighted_by_units():
     big, small = lively(egru.EGRU(3, 30)), egru.EGRU(30, 2, threshold=egru.Threshold.constant(2.0))
     model = nn.ModuleList([big, small])
     with egru.ActivityMonitor(model) as activity:
@@ -69,8 +69,8 @@ def test_overall_is_weighted_by_units():
     assert summary.activity_sparsity == pytest.approx(expected)
 
 
-def slow_above_fast() -> ActivitySummary:
-    """The second layer runs at every tenth step only, and so does the readout."""
+def slow_second_layer() -> ActivitySummary:
+    """Return the summary of a model whose second layer and readout run only at every tenth step."""
     model = nn.ModuleList([lively(egru.EGRU(4, 16)), lively(egru.EGRU(16, 64)), nn.Linear(64, 5)])
     fast, slow, readout = model
     with egru.ActivityMonitor(model) as activity:
@@ -78,8 +78,8 @@ def slow_above_fast() -> ActivitySummary:
     return activity.summary()
 
 
-def test_layers_count_as_often_as_they_ran():
-    summary = slow_above_fast()
+def test_macs_are_weighted_by_the_steps_of_each_layer():
+    summary = slow_second_layer()
     fast, slow = (layer.cost for layer in summary.layers)
     (readout,) = summary.linears
     assert summary.steps == 200
@@ -92,7 +92,7 @@ def test_layers_count_as_often_as_they_ran():
 
 
 def test_padding_is_not_counted():
-    # a threshold below zero: padded states, which are zero, would count as events
+    # With a negative threshold, padded states, which are zero, would count as events.
     layer = lively(egru.EGRU(3, 6, bidirectional=True, threshold=egru.Threshold.constant(-0.2)))
     x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 2, 5])
     with egru.ActivityMonitor(layer) as packed:
@@ -124,7 +124,7 @@ def test_dense_baselines_count_near_zero_outputs(module):
     assert narrow[0].forward_macs <= narrow[0].dense_forward_macs
 
 
-def test_dense_gru_is_not_sparse_at_all():
+def test_dense_gru_has_no_sparsity():
     gru = nn.GRU(3, 8)
     with egru.ActivityMonitor(gru) as activity:
         gru(torch.randn(7, 2, 3))
@@ -133,8 +133,8 @@ def test_dense_gru_is_not_sparse_at_all():
     assert "-" in str(summary)
 
 
-def test_dense_layers_and_directions_keep_their_inputs():
-    """Both directions of the first layer read the data, half of it zero; the next one reads a dense output."""
+def test_dense_layers_and_directions_have_separate_inputs():
+    """Both directions of the first layer read data that is half zero; the second layer reads a dense output."""
     gru = nn.GRU(4, 8, 2, bidirectional=True)
     x = torch.randn(7, 3, 4)
     x[..., :2] = 0
@@ -148,7 +148,7 @@ def test_dense_layers_and_directions_keep_their_inputs():
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_projected_lstm_is_counted(bidirectional):
+def test_projected_lstm_is_counted(bidirectional):
     directions = 1 + bidirectional
     lstm = nn.LSTM(3, 8, 2, proj_size=4, bidirectional=bidirectional)
     with egru.ActivityMonitor(lstm) as activity:
@@ -159,7 +159,7 @@ def test_a_projected_lstm_is_counted(bidirectional):
     assert [row.cost.gates for row in summary.layers] == [4] * 2 * directions
 
 
-def test_packed_dense_baseline():
+def test_packed_input_of_a_dense_layer():
     gru = nn.GRU(3, 8)
     with egru.ActivityMonitor(gru) as activity:
         gru(pack_padded_sequence(torch.randn(7, 2, 3), torch.tensor([7, 3])))
@@ -180,7 +180,7 @@ def test_summary_prints_a_table():
     assert EnergyModel().assumption in text
 
 
-def test_nothing_is_counted_outside_and_reset_forgets():
+def test_only_the_context_counts_and_reset_clears():
     layer = lively(egru.EGRU(3, 6))
     activity = egru.ActivityMonitor(layer)
     x = torch.randn(5, 2, 3)
@@ -201,7 +201,7 @@ def test_nothing_is_counted_outside_and_reset_forgets():
     assert not layer._observers
 
 
-def test_an_error_inside_leaves_no_hook():
+def test_hooks_are_removed_after_an_error():
     model = Model(egru.EGRU(3, 6))
     with pytest.raises(ValueError, match="features"), egru.ActivityMonitor(model):
         model(torch.zeros(1, 1, 1))
@@ -209,8 +209,8 @@ def test_an_error_inside_leaves_no_hook():
     assert not model.readout._forward_hooks
 
 
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="no recurrent layer to watch"):
+def test_invalid_arguments_raise():
+    with pytest.raises(ValueError, match="the model must have a recurrent layer, got Linear"):
         egru.ActivityMonitor(nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"model must be a torch.nn.Module, got int"):
         egru.ActivityMonitor(3)  # pyright: ignore[reportArgumentType]
@@ -228,7 +228,7 @@ def test_event_lstm_is_counted():
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_counts_do_not_depend_on_the_pieces(packed, monkeypatch):
+def test_counts_do_not_depend_on_the_chunk_size(packed, monkeypatch):
     model = nn.ModuleList([lively(egru.EGRU(3, 6, 2)), egru.ELSTM(6, 4)])
     x: Any = torch.randn(9, 4, 3).relu()
     x = pack_padded_sequence(x, torch.tensor([9, 7, 7, 2])) if packed else x
@@ -239,5 +239,5 @@ def test_counts_do_not_depend_on_the_pieces(packed, monkeypatch):
         return activity.summary().to_dict()
 
     whole = counted()
-    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: 50})
+    monkeypatch.setattr("egru.activity.chunks._CPU_STATES", 50)
     assert counted() == whole

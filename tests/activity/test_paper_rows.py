@@ -1,4 +1,4 @@
-"""The paper's parameter and MAC columns follow from our definitions."""
+"""The definitions of parameter and MAC counts reproduce the tables of the paper."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def rounds_to(value, printed, digits):
 
 
 @pytest.mark.parametrize(("units", "printed"), [(512, 5.5), (1024, 15.7)])
-def test_gestures(units, printed):
+def test_gesture_parameters(units, printed):
     with torch.device("meta"):
         model = nn.ModuleList([egru.EGRU(2048, units, 2), nn.Linear(units, 11)])
     assert rounds_to(count_parameters(model), printed, 1)
@@ -30,8 +30,8 @@ def test_sequential_mnist_parameters(units, printed):
     [(1350, 788, 10_000, 33), (2000, 786, 10_000, 55), (1350, 788, 33_278, 51), (2000, 786, 33_278, 74)],
     ids=["PTB 1350", "PTB 2000", "WikiText-2 1350", "WikiText-2 2000"],
 )
-def test_language_models(units, embedding, vocabulary, printed):
-    """Three layers, the last of embedding size, tied weights. The paper rounds 73.5 up."""
+def test_language_model_parameters(units, embedding, vocabulary, printed):
+    """Three layers, the last with embedding size, and tied weights. The paper rounds 73.5 up."""
     with torch.device("meta"):
         model = nn.ModuleList(
             [
@@ -65,18 +65,18 @@ def test_dense_macs_of_the_penn_treebank_gru():
     ("units", "sparsity", "printed", "spread"), [(512, 0.821, 147_000, 7_000), (590, 0.805, 210_000, 51_000)]
 )
 def test_effective_macs_of_sequential_mnist(units, sparsity, printed, spread):
-    """Means over four runs in the paper, so its own spread is the yardstick."""
+    """The paper reports means over four runs; the tolerance is its standard deviation."""
     assert abs(macs_per_step([LayerCost(1, units, activity=1 - sparsity)], outputs=10) - printed) < spread
 
 
-def test_the_papers_own_inconsistency_is_one():
-    """226K MACs beside 72.1 % sparsity: that sparsity gives 295K, and 226K needs 79 %."""
+def test_sparsity_and_macs_of_the_paper_are_inconsistent_for_590_units():
+    """The paper reports 226K MACs at 72.1 % sparsity. That sparsity gives 295K, and 226K requires 79 %."""
     assert macs_per_step([LayerCost(1, 590, activity=0.279)], 10) > 290_000
     assert abs(macs_per_step([LayerCost(1, 590, activity=0.21)], 10) - 226_000) < 3_000
 
 
 def test_effective_macs_of_gestures():
-    """EGRU 1024 + augmentation, 78.8 % sparse: the input density that GRU's 10.6M implies gives EGRU's 3.2M."""
+    """The input density implied by the GRU's 10.6M MACs gives 3.2M for the EGRU (1024 units, 78.8 % sparse)."""
     density = (10.6e6 - macs_per_step([LayerCost(2048, 1024, input_density=0), LayerCost(1024, 1024)], 11)) / (
         3 * 1024 * 2048
     )

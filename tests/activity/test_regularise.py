@@ -10,7 +10,7 @@ from egru.events import emit
 from tests.helpers import lively
 
 
-def test_rate_loss_is_the_papers():
+def test_rate_loss_matches_the_paper():
     c = torch.randn(6, 3, 4, requires_grad=True)
     theta = torch.rand(4, requires_grad=True)
     surrogate = egru.Surrogate(width=0.5)
@@ -22,27 +22,27 @@ def test_rate_loss_is_the_papers():
     torch.testing.assert_close(grad, surrogate.slope(c, theta) / c.numel())
 
 
-@pytest.mark.parametrize("piece", [5, 30, 1 << 18])
+@pytest.mark.parametrize("chunk", [5, 30, 1 << 18])
 @pytest.mark.parametrize("lengths", [None, torch.tensor([6, 2, 4])])
 @pytest.mark.parametrize("shape", ["triangle", "fast_sigmoid"])
-def test_the_gradient_of_the_rate_is_that_of_the_events(lengths, shape, piece, monkeypatch):
-    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: piece})
+def test_rate_loss_gradient_equals_that_of_the_events(lengths, shape, chunk, monkeypatch):
+    monkeypatch.setattr("egru.activity.chunks._CPU_STATES", chunk)
     c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
     surrogate = egru.Surrogate(width=0.5, height=0.7, shape=shape)
     _, e = emit(c, c, theta, surrogate)
-    real = torch.ones(6, 3) if lengths is None else (torch.arange(6)[:, None] < lengths).double()
-    wanted = 2.5 * (e * real[..., None]).sum() / (4 * real.sum())
-    found = 2.5 * rate_loss(c, theta, surrogate, target=0, lengths=lengths)
-    torch.testing.assert_close(found, wanted)
-    grads = torch.autograd.grad(found, (c, theta), retain_graph=True)
-    torch.testing.assert_close(grads, torch.autograd.grad(wanted, (c, theta)))
-    again = torch.autograd.grad(found, (c, theta), create_graph=True)  # at once, to be differentiated on
-    torch.testing.assert_close(again, grads)
-    assert again[0].requires_grad
+    valid = torch.ones(6, 3) if lengths is None else (torch.arange(6)[:, None] < lengths).double()
+    expected = 2.5 * (e * valid[..., None]).sum() / (4 * valid.sum())
+    loss = 2.5 * rate_loss(c, theta, surrogate, target=0, lengths=lengths)
+    torch.testing.assert_close(loss, expected)
+    grads = torch.autograd.grad(loss, (c, theta), retain_graph=True)
+    torch.testing.assert_close(grads, torch.autograd.grad(expected, (c, theta)))
+    differentiable = torch.autograd.grad(loss, (c, theta), create_graph=True)
+    torch.testing.assert_close(differentiable, grads)
+    assert differentiable[0].requires_grad
 
 
-def test_many_pieces_in_a_short_type_add_up(monkeypatch):
-    monkeypatch.setattr("egru.activity.pieces._PIECE", {False: 8})
+def test_rate_loss_sums_bfloat16_chunks_accurately(monkeypatch):
+    monkeypatch.setattr("egru.activity.chunks._CPU_STATES", 8)
     c = torch.full((2000, 1, 8), 0.1, dtype=torch.bfloat16, requires_grad=True)
     theta = torch.zeros(8, dtype=torch.bfloat16, requires_grad=True)
     rate_loss(c, theta, egru.Surrogate(width=0.5, height=1.0)).backward()
@@ -50,7 +50,7 @@ def test_many_pieces_in_a_short_type_add_up(monkeypatch):
     torch.testing.assert_close(theta.grad.double(), torch.full((8,), -0.1, dtype=torch.float64), rtol=0.01, atol=0)
 
 
-def test_state_loss_leaves_the_threshold_alone():
+def test_state_loss_has_no_threshold_gradient():
     c, theta = torch.randn(6, 3, 4, requires_grad=True), torch.rand(4, requires_grad=True)
     loss = state_loss(c, theta)
     assert loss.item() == pytest.approx((c - theta + 0.05).mean().item())
@@ -59,15 +59,15 @@ def test_state_loss_leaves_the_threshold_alone():
     torch.testing.assert_close(grad_c, torch.full_like(c, 1 / c.numel()))
 
 
-def test_padding_does_not_count():
+def test_padding_is_excluded():
     c, theta, lengths = torch.randn(6, 2, 4), torch.rand(4), torch.tensor([6, 2])
-    real = torch.cat([c[:, 0], c[:2, 1]])
-    assert state_loss(c, theta, lengths=lengths).item() == pytest.approx((real - theta + 0.05).mean().item())
+    valid = torch.cat([c[:, 0], c[:2, 1]])
+    assert state_loss(c, theta, lengths=lengths).item() == pytest.approx((valid - theta + 0.05).mean().item())
     rate = rate_loss(c, theta, egru.Surrogate(), target=0, lengths=lengths)
-    assert rate.item() == pytest.approx((real > theta).double().mean().item())
+    assert rate.item() == pytest.approx((valid > theta).double().mean().item())
 
 
-def test_around_a_model():
+def test_activity_loss_sums_over_layers_and_restarts():
     model = nn.ModuleList([lively(egru.EGRU(3, 6, 2)), egru.ELSTM(6, 4)])
     records = []
     for layer in model:
@@ -86,7 +86,7 @@ def test_around_a_model():
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_it_lowers_the_activity():
+def test_training_on_the_loss_lowers_the_activity():
     layer = lively(egru.EGRU(3, 16, threshold=egru.Threshold(mean=-3.0)))
     x = torch.randn(10, 8, 3)
     optimiser = torch.optim.Adam(layer.parameters(), 0.03)
@@ -101,8 +101,8 @@ def test_it_lowers_the_activity():
     assert (layer(x)[0] != 0).double().mean() < 0.5 * before
 
 
-def test_a_pass_without_gradients_is_refused_in_training():
-    """Reentrant checkpointing runs the layer without a graph: its terms would reach no weight."""
+def test_training_pass_without_gradients_raises():
+    """Reentrant checkpointing runs the layer without a graph, so the loss would have no gradient."""
     layer = lively(egru.EGRU(3, 6))
     x = torch.randn(5, 2, 3, requires_grad=True)
     with egru.ActivityLoss(layer) as activity:
@@ -115,20 +115,20 @@ def test_a_pass_without_gradients_is_refused_in_training():
     assert not layer._observers
 
 
-def test_checkpoints_that_keep_the_graph_give_the_same_gradients():
+def test_non_reentrant_checkpointing_has_the_same_gradients():
     model = nn.ModuleList([lively(egru.EGRU(3, 6)), lively(egru.EGRU(6, 4))])
     x = torch.randn(5, 2, 3)
-    found = []
+    gradients = []
     for run in (lambda layer, x: layer(x), lambda layer, x: checkpoint(layer, x, use_reentrant=False)):
         model.zero_grad()
         with egru.ActivityLoss(model, rate=1.0, state=1.0) as activity:
             y = run(model[1], run(model[0], x)[0])[0]  # pyright: ignore[reportOptionalSubscript]
             (y.sum() + activity.value).backward()
-        found.append([p.grad for p in model.parameters()])
-    torch.testing.assert_close(found[1], found[0])
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
-def test_entering_twice_is_refused():
+def test_entering_twice_raises():
     layer = lively(egru.EGRU(3, 6))
     with egru.ActivityLoss(layer) as activity, pytest.raises(RuntimeError, match="ActivityLoss: already active"):
         activity.__enter__()
@@ -136,26 +136,26 @@ def test_entering_twice_is_refused():
 
 
 @pytest.mark.parametrize("lengths", [None, torch.tensor([300, 300, 200])])
-def test_half_precision_counts_beyond_its_largest_number(lengths):
-    c = (torch.rand(300, 3, 100) + 0.5).half().requires_grad_()  # all fire, 90000 or 80000 of them
+def test_half_precision_counts_above_65504(lengths):
+    c = (torch.rand(300, 3, 100) + 0.5).half().requires_grad_()  # all are events, 90000 or 80000 of them
     theta, surrogate = torch.zeros(100).half(), egru.Surrogate(width=2.0)
     rate = rate_loss(c, theta, surrogate, target=0, lengths=lengths)
     assert rate.dtype == torch.float16
     assert rate.item() == 1
     entries = 90000 if lengths is None else 80000
-    real = torch.arange(300)[:, None] < (torch.full((3,), 300) if lengths is None else lengths)
-    wanted = surrogate.slope(c.detach(), theta) * real[..., None] / entries
+    valid = torch.arange(300)[:, None] < (torch.full((3,), 300) if lengths is None else lengths)
+    expected = surrogate.slope(c.detach(), theta) * valid[..., None] / entries
     (grad,) = torch.autograd.grad(rate, c)
-    assert torch.equal(grad, wanted.half())
+    assert torch.equal(grad, expected.half())
     state = state_loss(c, theta, margin=0, lengths=lengths).double().item()
-    assert state == pytest.approx((c.detach().double() * real[..., None]).sum().item() / entries, rel=2**-11)
+    assert state == pytest.approx((c.detach().double() * valid[..., None]).sum().item() / entries, rel=2**-11)
 
 
-def test_packed_input_and_no_event_layer():
+def test_packed_input_works_and_dense_models_raise():
     layer = egru.EGRU(3, 6)
     with egru.ActivityLoss(layer) as activity:
         layer(pack_padded_sequence(torch.randn(7, 2, 3), torch.tensor([7, 3])))
     assert isinstance(activity.value, torch.Tensor)
     assert torch.isfinite(activity.value)
-    with pytest.raises(ValueError, match="no event layer"):
+    with pytest.raises(ValueError, match="the model must have an event layer, got GRU"):
         egru.ActivityLoss(nn.GRU(1, 1))

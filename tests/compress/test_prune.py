@@ -1,4 +1,4 @@
-"""Networks without their least active units."""
+"""Pruning of the least active units."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from egru.models import LanguageModel, SequenceClassifier
 from tests.helpers import lively
 
 
-def silenced(layer, units):
-    """``layer`` as it computes when only ``units`` are heard by the others."""
+def mute_others(layer, units):
+    """Set the recurrent weights from all units except ``units`` to zero, in place."""
     with torch.no_grad():
         weight = layer.get_parameter("weight_hh_l0")
         mask = torch.zeros(layer.hidden_size, dtype=weight.dtype).index_fill(0, units, 1.0)
@@ -31,7 +31,7 @@ def silenced(layer, units):
         (egru.ERNN, {}),
     ],
 )
-def test_selected_units_compute_as_if_the_others_were_silent(kind, options, per_unit):
+def test_selected_units_compute_as_if_the_others_were_inactive(kind, options, per_unit):
     threshold = egru.Threshold(mean=-3.0, std=0.5 if per_unit else None, per_unit=per_unit)
     layer = lively(kind(5, 9, threshold=threshold, **options), 3.0)
     units, inputs = torch.tensor([0, 3, 4, 8]), torch.tensor([1, 2, 4])
@@ -39,7 +39,7 @@ def test_selected_units_compute_as_if_the_others_were_silent(kind, options, per_
     x = torch.randn(12, 2, 5)
     y, state = small(x[..., inputs])
     x[..., [0, 3]] = 0
-    whole, last = silenced(layer, units)(x)
+    whole, last = mute_others(layer, units)(x)
     assert y.count_nonzero() > 10
     torch.testing.assert_close(y, whole[..., units])
     torch.testing.assert_close(state.c, last.c[..., units])
@@ -47,7 +47,7 @@ def test_selected_units_compute_as_if_the_others_were_silent(kind, options, per_
     assert repr(small).startswith(f"{kind.__name__}(3, 4, ")
 
 
-def watched(model, x):
+def run_monitored(model, x):
     model.eval()
     with torch.no_grad(), ActivityMonitor(model) as monitor:
         scores = model(x)[0]
@@ -65,16 +65,16 @@ def classifier():
     return model
 
 
-def test_nothing_changes_without_units_that_never_spoke():
+def test_removing_inactive_units_does_not_change_the_output():
     model, x = classifier(), torch.randn(5, 20, 3)
-    scores, activity = watched(model, x)
+    scores, activity = run_monitored(model, x)
     small = prune(model, activity)
-    left = [sum(rate > 0 for rate in layer.unit_activity) for layer in activity.layers]
-    assert max(left) <= 8
-    assert [layer.hidden_size for layer in small.layers] == left
+    remaining = [sum(rate > 0 for rate in layer.unit_activity) for layer in activity.layers]
+    assert max(remaining) <= 8
+    assert [layer.hidden_size for layer in small.layers] == remaining
     assert [layer.hidden_size for layer in model.layers] == [12, 12]
-    again, after = watched(small, x)
-    torch.testing.assert_close(again, scores)
+    scores_after, after = run_monitored(small, x)
+    torch.testing.assert_close(scores_after, scores)
     assert after.layers[1].unit_activity == tuple(rate for rate in activity.layers[1].unit_activity if rate)
     assert after.forward_macs < activity.forward_macs
     assert after.parameters == count_parameters(small) < activity.parameters
@@ -82,30 +82,30 @@ def test_nothing_changes_without_units_that_never_spoke():
     assert all(p.grad is not None for p in small.parameters())
 
 
-def test_the_engine_runs_what_is_left():
+def test_engine_runs_a_pruned_model():
     torch.set_default_dtype(torch.float32)
     model, x = classifier(), torch.randn(1, 20, 3)
-    small = prune(model, watched(model, x)[1], 0.5)
+    small = prune(model, run_monitored(model, x)[1], 0.5)
     expected = small(x)[0][0]
-    got = egru.EventEngine(**small.streaming()).run(x[0], last=True)
-    torch.testing.assert_close(got, expected.detach(), rtol=1e-4, atol=1e-4)
+    scores = egru.EventEngine(**small.streaming()).run(x[0], last=True)
+    torch.testing.assert_close(scores, expected.detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_language_model_by_layers():
+def test_language_model_with_a_share_per_layer():
     model = LanguageModel(11, 6, 10, num_layers=3, threshold=egru.Threshold(mean=-3.0))
     for layer in model.layers:
         lively(layer, 3.0)  # pyright: ignore[reportArgumentType]
     torch.nn.init.normal_(model.embedding.weight)
     tokens = torch.randint(11, (30, 4))
-    activity = watched(model, tokens)[1]
+    activity = run_monitored(model, tokens)[1]
     small = prune(model, activity, (0.4, 0.0, 0.0))
     assert [(layer.input_size, layer.hidden_size) for layer in small.layers] == [(6, 6), (6, 10), (10, 6)]
     assert small.readout.weight is small.embedding.weight
     rates = activity.layers[0].unit_activity
-    assert watched(small, tokens)[1].layers[0].steps == 120
-    stays = sorted(sorted(range(10), key=lambda unit: rates[unit])[4:])
+    assert run_monitored(small, tokens)[1].layers[0].steps == 120
+    kept = sorted(sorted(range(10), key=lambda unit: rates[unit])[4:])
     weight = "layer1.weight_ih_l0"
-    torch.testing.assert_close(small.get_parameter(weight), model.get_parameter(weight)[:, stays])
+    torch.testing.assert_close(small.get_parameter(weight), model.get_parameter(weight)[:, kept])
     small = prune(model, activity, 1 / 3)
     assert [layer.hidden_size for layer in small.layers] == [7, 7, 6]
     assert small.readout.weight is small.embedding.weight
@@ -116,31 +116,31 @@ def test_a_language_model_by_layers():
     x = model.embedding(tokens)
     for layer, seen in zip(model.layers, activity.layers, strict=True):
         units = len(seen.unit_activity)
-        stays = torch.tensor(seen.unit_activity).argsort(stable=True)[round(units / 3) :]
-        x = silenced(layer, stays)(x)[0] * torch.zeros(units).index_fill(0, stays, 1.0)
+        kept = torch.tensor(seen.unit_activity).argsort(stable=True)[round(units / 3) :]
+        x = mute_others(layer, kept)(x)[0] * torch.zeros(units).index_fill(0, kept, 1.0)
     torch.testing.assert_close(small(tokens)[0], model.readout(x))
 
 
-def test_one_unit_stays():
+def test_at_least_one_unit_remains():
     model = classifier()
     for layer in model.layers:
         layer.get_parameter("threshold_l0").data.fill_(20.0)
-    small = prune(model, watched(model, torch.randn(2, 5, 3))[1])
+    small = prune(model, run_monitored(model, torch.randn(2, 5, 3))[1])
     assert [layer.hidden_size for layer in small.layers] == [1, 1]
 
 
-def test_errors_say_what_to_do():
+def test_invalid_arguments_raise():
     model, x = classifier(), torch.randn(2, 5, 3)
-    activity = watched(model, x)[1]
-    with pytest.raises(ValueError, match=r"share must be in \[0, 1\), one or 2 of them, got \[0.1\]"):
+    activity = run_monitored(model, x)[1]
+    with pytest.raises(ValueError, match=r"share must be one number in \[0, 1\) or 2 of them, got \[0.1\]"):
         prune(model, activity, [0.1])
-    with pytest.raises(ValueError, match=r"share must be in \[0, 1\), one or 2 of them, got 1.0"):
+    with pytest.raises(ValueError, match=r"share must be one number in \[0, 1\) or 2 of them, got 1.0"):
         prune(model, activity, 1.0)
-    with pytest.raises(ValueError, match="activity is not of this model"):
+    with pytest.raises(ValueError, match="activity does not fit this model"):
         prune(prune(model, activity), activity)
-    with pytest.raises(TypeError, match=r"needs a model of event layers from egru\.models, got Linear"):
+    with pytest.raises(TypeError, match=r"requires a model of event layers from egru\.models, got Linear"):
         prune(torch.nn.Linear(2, 2), activity)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match="event layers"):
+    with pytest.raises(TypeError, match=r"requires a model of event layers from egru\.models, got Sequ"):
         prune(SequenceClassifier(3, 12, 4, cell="gru"), activity)
     with pytest.raises(ValueError, match=r"EGRU.select: requires one layer in one direction, got num_layers=2"):
         egru.EGRU(2, 3, 2).select(torch.tensor([0]))

@@ -1,4 +1,4 @@
-"""Thresholds lifted after training."""
+"""Raising of thresholds after training."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def theta(model):
 
 @pytest.mark.parametrize("kind", ["sigmoid", "abs", "clamp", "identity"])
 @pytest.mark.parametrize("per_unit", [True, False])
-def test_thresholds_below_the_floor_are_lifted_and_the_others_stay(kind, per_unit):
+def test_only_thresholds_below_the_floor_are_raised(kind, per_unit):
     layer = egru.EGRU(
         2, 40, threshold=egru.Threshold(kind, mean=0.3, std=None if kind == "clamp" else 1.0, per_unit=per_unit)
     )
@@ -28,7 +28,7 @@ def test_thresholds_below_the_floor_are_lifted_and_the_others_stay(kind, per_uni
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "abs", "clamp"])
-def test_zero_changes_nothing(kind):
+def test_floor_zero_changes_nothing(kind):
     layer = egru.EGRU(2, 40, threshold=egru.Threshold(kind), reset="threshold")
     before = theta(layer)[0].clone()
     raise_thresholds(layer, 0.0)
@@ -36,7 +36,7 @@ def test_zero_changes_nothing(kind):
     assert layer.reset_scale.shape == ()
 
 
-def test_nothing_changes_where_a_floor_is_refused():
+def test_an_invalid_floor_changes_nothing():
     layer = egru.EGRU(2, 4, 2, reset="threshold")
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     with pytest.raises(ValueError, match="floor must be"):
@@ -44,14 +44,14 @@ def test_nothing_changes_where_a_floor_is_refused():
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
 
 
-def test_negative_thresholds_cleared_nothing_that_could_stay():
-    """An event added to its state there; lifted, it leaves the state alone."""
+def test_raising_a_negative_threshold_sets_the_scale_to_zero():
+    """With a negative threshold an event adds to its state; afterwards it must not change the state."""
     layer = egru.EGRU(2, 3, reset="threshold", threshold=egru.Threshold.constant(-0.2))
     raise_thresholds(layer, 0.1)
     assert layer.reset_scale.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_floor_for_every_layer():
+def test_one_floor_per_layer():
     model = LanguageModel(11, 6, 7, num_layers=3, threshold=egru.Threshold("clamp", mean=0.01))
     raise_thresholds(model, (0.0, 0.2, 0.9))
     lowest = [t.min().item() for t in theta(model)]
@@ -59,8 +59,8 @@ def test_a_floor_for_every_layer():
     assert lowest[1:] == pytest.approx([0.2, 0.9])
 
 
-def test_without_a_reset_only_small_values_fall_silent():
-    """The states of a layer whose own events do not come back to it are the same."""
+def test_without_reset_only_small_events_disappear():
+    """Without recurrent weights the states do not depend on the events."""
     layer = lively(egru.EGRU(3, 30, reset="none", threshold=egru.Threshold.constant(0.05)), 3.0)
     with torch.no_grad():
         layer.get_parameter("weight_hh_l0").zero_()
@@ -74,13 +74,12 @@ def test_without_a_reset_only_small_values_fall_silent():
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-def test_events_clear_what_they_cleared_before(directions):
-    """Lifted units lose only what was small; the reset of others, and of their own events, is as it was."""
+def test_events_clear_the_same_amount_as_before(directions):
     threshold = egru.Threshold("clamp", mean=0.2)
     layer = lively(
         egru.EGRU(3, 30, 2, bidirectional=directions == 2, reset="threshold", threshold=threshold, reset_scale=0.8), 3.0
     )
-    cleared = [0.8 * each.clone() for each in theta(layer)]
+    cleared = [0.8 * values.clone() for values in theta(layer)]
     raise_thresholds(layer, [0.3, 0.1] * directions)
     raise_thresholds(layer, 0.35)
     for before, after, scale in zip(cleared, theta(layer), layer.reset_scales().values(), strict=True):
@@ -98,7 +97,7 @@ def test_other_resets_keep_their_scale(reset):
     assert layer.reset_scale == 1.0
 
 
-def test_a_smaller_network_keeps_its_units_scales():
+def test_select_keeps_the_scale_of_each_unit():
     layer = egru.EGRU(3, 5, reset="threshold", threshold=egru.Threshold.constant(0.2))
     raise_thresholds(layer, 0.4)
     layer.reset_scale[3] = 0.1
@@ -106,7 +105,7 @@ def test_a_smaller_network_keeps_its_units_scales():
 
 
 @pytest.mark.parametrize(
-    ("kind", "floor", "said"),
+    ("kind", "floor", "message"),
     [
         ("sigmoid", 1.0, "at least 0 and below 1 with kind='sigmoid', got 1.0"),
         ("clamp", 1.5, "at least 0 and at most 1 with kind='clamp', got 1.5"),
@@ -114,13 +113,15 @@ def test_a_smaller_network_keeps_its_units_scales():
         ("identity", float("nan"), "at least 0 with kind='identity', got nan"),
     ],
 )
-def test_floors_that_no_threshold_can_have(kind, floor, said):
-    with pytest.raises(ValueError, match=said):
+def test_floor_outside_the_range_of_the_kind_raises(kind, floor, message):
+    with pytest.raises(ValueError, match=message):
         raise_thresholds(egru.EGRU(2, 3, threshold=egru.Threshold(kind)), floor)
 
 
-def test_as_many_floors_as_layers():
-    with pytest.raises(ValueError, match=r"one number or 2 of them, got \(0.1, 0.2, 0.3\)"):
+def test_wrong_number_of_floors_or_dense_model_raises():
+    with pytest.raises(
+        ValueError, match=r"one number or a sequence of length 2, one per layer and direction; got \(0.1, 0.2, 0.3\)"
+    ):
         raise_thresholds(egru.EGRU(2, 3, num_layers=2), (0.1, 0.2, 0.3))
-    with pytest.raises(ValueError, match="needs a model with event layers, got GRU"):
+    with pytest.raises(ValueError, match="the model must have an event layer, got GRU"):
         raise_thresholds(torch.nn.GRU(2, 3), 0.1)

@@ -137,7 +137,7 @@ def test_as_a_command(first, tmp_path, capsys):
     ("options", "said"),
     [
         ({"within": -1.0}, "within must not be negative, got -1.0"),
-        ({"floor": (0.1, 0.2)}, r"floor must be one number or 1 of them, got \(0.1, 0.2\)"),
+        ({"floor": (0.1, 0.2)}, r"floor must be one number or a sequence of length 1, .*got \(0.1, 0.2\)"),
     ],
 )
 def test_refused_before_anything_is_written(options, said, first, tmp_path):

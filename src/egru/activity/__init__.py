@@ -1,9 +1,9 @@
-"""Sparsity, operation counts and energy: watching a model from the side."""
+"""Activity sparsity, operation counts, energy, activity regularisers and gradient stability."""
 
-from egru.activity.adjoint import Stability, stability
 from egru.activity.monitor import ActivityMonitor
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters, macs_per_step
 from egru.activity.regularise import ActivityLoss, rate_loss, state_loss
+from egru.activity.stability import Stability, measure_stability
 from egru.activity.summary import ActivitySummary, LayerActivity, LinearActivity
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "Stability",
     "count_parameters",
     "macs_per_step",
+    "measure_stability",
     "rate_loss",
-    "stability",
     "state_loss",
 ]

@@ -1,7 +1,7 @@
-"""Counting: parameters, multiply-accumulates, energy. Definitions shared by every report.
+"""Counts of parameters and multiply-accumulate operations (MACs), and an energy model.
 
-MACs of one time step of one layer with ``I`` inputs of density ``d``, ``H`` units of activity ``1 - alpha`` and ``g``
-gates, as in the paper: ``g*H*(d*I + (1-alpha)*H) + g*H``; a readout adds ``(1-alpha)*H*out``.
+Following the paper, one step of a layer with ``g`` gates, ``I`` inputs of density ``d`` and ``H`` units of activity
+sparsity ``alpha`` takes ``g*H*(d*I + (1-alpha)*H) + g*H`` MACs. A readout adds ``(1-alpha)*H*outputs``.
 """
 
 import dataclasses
@@ -14,12 +14,25 @@ from egru.layers import EGRU, EGRUCell, event_layers
 
 @dataclasses.dataclass(frozen=True)
 class LayerCost:
-    """One layer in one direction, with how much of it was in use.
+    """Operation counts of one layer in one direction.
 
-    Densities are fractions of non-zero entries: of the input, of the output (``activity``), of ``dy/dc``
-    (``gradient_density``: what the backward pass cannot skip), and of the input's gradient, 0 where none is needed.
-    ``recurrent_size`` is the length of a recurrent weight row: ``H``; 2H for coRNN; ``proj_size`` of a projected LSTM;
-    1 where units are independent.
+    Densities are fractions of non-zero entries.
+
+    Args:
+        input_size: number of inputs ``I``.
+        hidden_size: number of units ``H``.
+        gates: number of gates: 3 for a GRU, 4 for an LSTM, 1 for an Elman network. Default: 3.
+        recurrent_size: length of a row of recurrent weights: ``2H`` for a CoRNN, ``proj_size`` for a projected LSTM, 1
+            for an IndRNN. If None, ``H``.
+        input_density: density of the input. Default: 1.
+        activity: density of the output. Default: 1.
+        gradient_density: density of ``dy/dc``, which the backward pass cannot skip. Default: 1.
+        input_gradient_density: density of the gradient of the input; 0 if it is not needed. Default: 0.
+
+    Example:
+        >>> from egru.activity import LayerCost
+        >>> LayerCost(10, 20, activity=0.25).forward
+        960.0
     """
 
     input_size: int
@@ -43,7 +56,7 @@ class LayerCost:
 
     @property
     def backward(self) -> float:
-        """Effective MACs of one backward step: ``dy`` where it is used, ``dV`` and ``dW`` from events, ``dx``."""
+        """Effective MACs of one backward step: gradients of events, recurrent weights, input weights and input."""
         rows = self.gates * self.hidden_size
         recurrent = (self.gradient_density + self.activity) * self._fan_in
         inputs = (self.input_density + self.input_gradient_density) * self.input_size
@@ -51,7 +64,7 @@ class LayerCost:
 
     @property
     def dense(self) -> "LayerCost":
-        """The same layer with nothing skipped."""
+        """The cost of the same layer with nothing skipped."""
         needs_input_gradient = float(self.input_gradient_density > 0)
         return dataclasses.replace(
             self, input_density=1.0, activity=1.0, gradient_density=1.0, input_gradient_density=needs_input_gradient
@@ -59,16 +72,25 @@ class LayerCost:
 
 
 def macs_per_step(layers: Sequence[LayerCost], outputs: int = 0) -> float:
-    """Effective forward MACs a time step, the paper's count: the layers and a readout of the last one's events."""
+    """Return the effective forward MACs per time step, as counted in the paper.
+
+    Args:
+        layers: costs of the layers.
+        outputs: number of outputs of a linear readout that reads the events of the last layer. Default: 0.
+    """
     readout = layers[-1].activity * layers[-1].hidden_size * outputs if layers else 0.0
     return sum(layer.forward for layer in layers) + readout
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Parameters that matter, the paper's count: of two biases that only ever add up, one; shared tensors once.
+    """Return the number of parameters, as counted in the paper.
 
-    In torch's layout a GRU has two biases per gate. They are one degree of freedom in every gate but the candidate of
-    the "after" form. For plain torch layers this is the ordinary count.
+    Event layers have two biases per gate, like ``torch.nn.GRU``. Two biases that are only ever added count once; with
+    ``reset_gate="after"`` both biases of the candidate count. Shared tensors count once. Biases of torch's layers are
+    counted as they are.
+
+    Args:
+        model: any module.
     """
     total = sum(p.numel() for p in model.parameters())
     for _, layer in event_layers(model):
@@ -80,22 +102,27 @@ def count_parameters(model: nn.Module) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class EnergyModel:
-    """Energy per operation; the defaults are published figures for 45 nm at 0.9 V (Horowitz, ISSCC 2014).
+    """Energy per operation of an event-driven chip that processes one sequence.
 
-    A 32-bit floating multiply and add, 3.7 + 0.9 pJ, and one 32-bit weight fetched for each from a 1 MB on-chip
-    memory, half of the 100 pJ of a 64-bit access. State, activations and control are not counted, and nothing is
-    reused between batch rows: a model of an event-driven chip serving one stream, not of a GPU.
+    The defaults are published figures for 45 nm at 0.9 V (Horowitz, ISSCC 2014). State, activations and control are not
+    counted. A GPU would reuse weights between sequences; here every operation reads its weight.
+
+    Args:
+        mac: joules per 32-bit floating-point multiply-accumulate. Default: 3.7 + 0.9 pJ.
+        weight_read: joules per 32-bit weight read from a 1 MB on-chip memory. Default: 50 pJ, half of a 64-bit access.
     """
 
     mac: float = 4.6e-12
     weight_read: float = 50e-12
 
     def joules(self, macs: float) -> float:
+        """Return the energy of a number of MACs, each with its weight."""
         return macs * (self.mac + self.weight_read)
 
     @property
     def assumption(self) -> str:
+        """The model in words, for reports."""
         return (
-            f"{self.mac * 1e12:g} pJ a 32-bit multiply-accumulate and {self.weight_read * 1e12:g} pJ for its weight "
-            "from 1 MB on-chip memory (45 nm, Horowitz 2014); state and control not counted"
+            f"{self.mac * 1e12:g} pJ per 32-bit multiply-accumulate and {self.weight_read * 1e12:g} pJ to read its "
+            "weight from 1 MB of on-chip memory (45 nm, Horowitz 2014); state and control are not counted"
         )

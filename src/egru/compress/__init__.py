@@ -1,4 +1,4 @@
-"""Smaller and quieter networks from trained ones."""
+"""Compression of trained networks: pruning of units and raising of thresholds."""
 
 from egru.compress.prune import prune
 from egru.compress.thresholds import raise_thresholds

@@ -1,4 +1,4 @@
-"""Without the units that speak least: the paper's activity pruning."""
+"""Removal of the least active units: the paper's activity pruning."""
 
 import copy
 from collections.abc import Sequence
@@ -17,70 +17,91 @@ Model = TypeVar("Model", bound=RecurrentStack)
 
 @torch.no_grad()
 def prune(model: Model, activity: ActivitySummary, share: float | Sequence[float] | None = None) -> Model:
-    """A copy of ``model`` without the least active units of its layers.
+    """Return a copy of a model without the least active units of its layers.
 
-    What is left computes as if the others were silent: nothing changes where units go that never spoke.
+    The copy computes what the model computes if the removed units emit no events. Removing units that never emitted an
+    event does not change the outputs.
+
+    A decoder that shares the embedding's weights requires all units of the last layer, so that layer is not pruned.
+    If ``share`` has a value per layer, it is pruned, and the decoder gets separate weights.
 
     Args:
-        model: an :class:`egru.models.SequenceClassifier` or :class:`egru.models.LanguageModel` of event layers.
-        activity: of this model, on data to judge by: ``ActivityMonitor.summary()``.
-        share: of a layer's units that go, in [0, 1), for all layers or one a layer. None: those that never spoke.
+        model: :class:`egru.models.SequenceClassifier` or :class:`egru.models.LanguageModel` with event layers.
+        activity: summary of an :class:`egru.ActivityMonitor` of this model, on representative data.
+        share: fraction of each layer's units to remove, in [0, 1): one number, or one per layer. If None, remove the
+            units without any event.
 
-    A decoder with the embedding's weights needs all units of the last layer: that is left as it is unless ``share``
-    names one for every layer, and then the decoder gets weights of its own.
+    Returns:
+        The smaller model. At least one unit per layer remains.
+
+    Raises:
+        TypeError: if the model is not a model of event layers from :mod:`egru.models`.
+        ValueError: if ``activity`` is of another model, or ``share`` is out of range.
+
+    Example:
+        >>> import torch, egru
+        >>> model = egru.models.SequenceClassifier(3, 16, 5)
+        >>> with egru.ActivityMonitor(model) as monitor:
+        ...     _ = model(torch.randn(2, 20, 3))
+        >>> smaller = egru.compress.prune(model, monitor.summary(), share=0.25)
+        >>> smaller.layers[0].hidden_size
+        12
     """
     if not isinstance(model, RecurrentStack) or not all(isinstance(layer, EventRNN) for layer in model.layers):
-        raise TypeError(f"prune: needs a model of event layers from egru.models, got {type(model).__name__}")
+        raise TypeError(f"prune: requires a model of event layers from egru.models, got {type(model).__name__}")
     rates = {layer.name: layer.unit_activity for layer in activity.layers}
     names = [f"layer{i}" for i in range(model.num_layers)]
     if [len(rates.get(name, ())) for name in names] != [layer.hidden_size for layer in model.layers]:
-        raise ValueError("prune: activity is not of this model; watch it with an ActivityMonitor and pass its summary")
+        raise ValueError(
+            "prune: activity does not fit this model; run the model in an ActivityMonitor and pass its summary"
+        )
     shares = list(share) if isinstance(share, Sequence) else [share] * len(names)
-    if len(shares) != len(names) or not all(each is None or 0 <= each < 1 for each in shares):
-        raise ValueError(f"prune: share must be in [0, 1), one or {len(names)} of them, got {share!r}")
+    if len(shares) != len(names) or not all(value is None or 0 <= value < 1 for value in shares):
+        raise ValueError(f"prune: share must be one number in [0, 1) or {len(names)} of them, got {share!r}")
     readout = model.get_submodule("readout")
     assert isinstance(readout, nn.Linear)
-    if (
-        not isinstance(share, Sequence)
-        and isinstance(model, LanguageModel)
-        and readout.weight is model.embedding.weight
-    ):
+    tied = isinstance(model, LanguageModel) and readout.weight is model.embedding.weight
+    if tied and not isinstance(share, Sequence):
         shares[-1] = 0.0
-    small, read = copy.deepcopy(model), None
-    for name, layer, each in zip(names, model.layers, shares, strict=True):
+    smaller, inputs = copy.deepcopy(model), None
+    for name, layer, value in zip(names, model.layers, shares, strict=True):
         assert isinstance(layer, EventRNN)
-        stays = _most_active(torch.tensor(rates[name]), each)
-        small.add_module(name, layer.select(stays, read))
-        read = stays
-    assert read is not None
-    if len(read) < readout.in_features:
-        smaller = _columns(readout, read)
+        units = _most_active(torch.tensor(rates[name]), value)
+        smaller.add_module(name, layer.select(units, inputs))
+        inputs = units
+    assert inputs is not None
+    if len(inputs) < readout.in_features:
+        smaller_readout = _select_inputs(readout, inputs)
         if isinstance(norm := getattr(model, "normalise", None), nn.BatchNorm1d):
-            small.add_module("normalise", _features(norm, read))
-            gone = torch.ones(readout.in_features, dtype=torch.bool).index_fill(0, read, False)
-            at_rest = copy.deepcopy(norm).eval()(torch.zeros_like(readout.weight[:1]))  # what the readout made of them
-            smaller.bias += readout.weight[:, gone] @ at_rest[0, gone]
-        small.add_module("readout", smaller)
-    return small
+            smaller.add_module("normalise", _select_features(norm, inputs))
+            # Normalisation maps the zeros of removed units to constants. Move these into the bias.
+            removed = torch.ones(readout.in_features, dtype=torch.bool).index_fill(0, inputs, False)
+            constants = copy.deepcopy(norm).eval()(torch.zeros_like(readout.weight[:1]))
+            smaller_readout.bias += readout.weight[:, removed] @ constants[0, removed]
+        smaller.add_module("readout", smaller_readout)
+    return smaller
 
 
 def _most_active(rates: Tensor, share: float | None) -> Tensor:
-    """Numbers of the units that stay, in order; one stays in any case."""
-    silent = int((rates == 0).sum()) if share is None else round(share * len(rates))
-    return rates.argsort(stable=True)[min(silent, len(rates) - 1) :].sort().values
+    """Return the sorted indices of the units to keep, at least one."""
+    removed = int((rates == 0).sum()) if share is None else round(share * len(rates))
+    return rates.argsort(stable=True)[min(removed, len(rates) - 1) :].sort().values
 
 
-def _columns(linear: nn.Linear, features: Tensor) -> nn.Linear:
-    weight, small = linear.weight.detach()[:, features.to(linear.weight.device)], copy.deepcopy(linear)
-    small.in_features, small.weight = len(features), nn.Parameter(weight.clone())
-    return small
+def _select_inputs(linear: nn.Linear, features: Tensor) -> nn.Linear:
+    """Return a copy of a linear layer with a subset of its inputs."""
+    smaller = copy.deepcopy(linear)
+    weight = linear.weight.detach()[:, features.to(linear.weight.device)]
+    smaller.in_features, smaller.weight = len(features), nn.Parameter(weight.clone())
+    return smaller
 
 
-def _features(norm: nn.BatchNorm1d, features: Tensor) -> nn.BatchNorm1d:
-    small = copy.deepcopy(norm)
-    small.num_features = len(features)
+def _select_features(norm: nn.BatchNorm1d, features: Tensor) -> nn.BatchNorm1d:
+    """Return a copy of a batch normalisation with a subset of its features."""
+    smaller = copy.deepcopy(norm)
+    smaller.num_features = len(features)
     for name, value in (*norm.named_parameters(), *norm.named_buffers()):
         if value.dim():
-            part = value.detach()[features.to(value.device)].clone()
-            setattr(small, name, nn.Parameter(part) if isinstance(value, nn.Parameter) else part)
-    return small
+            selected = value.detach()[features.to(value.device)].clone()
+            setattr(smaller, name, nn.Parameter(selected) if isinstance(value, nn.Parameter) else selected)
+    return smaller

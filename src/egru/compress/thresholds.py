@@ -1,4 +1,4 @@
-"""Higher thresholds, after training: fewer events."""
+"""Raising of thresholds after training, for fewer events."""
 
 from collections.abc import Sequence
 
@@ -10,29 +10,48 @@ from egru.layers import EventRNN, event_directions
 
 @torch.no_grad()
 def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
-    """Lift every threshold of ``model`` below ``floor`` to it, in place; one floor for all layers, or one a layer.
+    """Raise every threshold of a model that is below a floor to the floor, in place.
 
-    Small values fall silent, and what events clear stays as it was: where that is the threshold
-    (``reset="threshold"``), ``reset_scale`` of the lifted units becomes smaller. Such a layer has no CUDA kernel.
+    Small events disappear; events above the floor stay, and clear the same amount as before. With
+    ``reset="threshold"`` the cleared amount is the threshold, so ``reset_scale`` of the affected units is reduced. The
+    layer then has one scale per unit, which CUDA kernels do not support.
+
+    Args:
+        model: model with at least one event layer.
+        floor: smallest threshold afterwards: one number, or one per layer and direction.
+
+    Raises:
+        ValueError: if the model has no event layer, the number of floors does not fit, or a threshold cannot take the
+            value. The model does not change.
+
+    Example:
+        >>> import egru
+        >>> layer = egru.EGRU(4, 8)
+        >>> egru.compress.raise_thresholds(layer, 0.4)
+        >>> bool((layer.thresholds()["l0"] > 0.39).all())
+        True
     """
-    layers = [(layer, direction) for _, layer, direction in event_directions(model)]
-    if not layers:
-        raise ValueError(f"raise_thresholds: needs a model with event layers, got {type(model).__name__}")
+    directions = [(layer, direction) for _, layer, direction in event_directions(model)]
+    if not directions:
+        raise ValueError(f"raise_thresholds: the model must have an event layer, got {type(model).__name__}")
     floors = list(floor) if isinstance(floor, Sequence) else [floor]
     if len(floors) == 1:
-        floors *= len(layers)
-    if len(floors) != len(layers):
-        raise ValueError(f"raise_thresholds: floor must be one number or {len(layers)} of them, got {floor!r}")
-    for (module, _), each in zip(layers, floors, strict=True):
-        module.threshold_config.check_floor(each)
+        floors *= len(directions)
+    if len(floors) != len(directions):
+        raise ValueError(
+            f"raise_thresholds: floor must be one number or a sequence of length {len(directions)}, one per layer and "
+            f"direction; got {floor!r}"
+        )
+    for (layer, _), value in zip(directions, floors, strict=True):
+        layer.threshold_config.check_floor(value)
     scales: dict[EventRNN, list[Tensor]] = {}
-    for (module, direction), each in zip(layers, floors, strict=True):
-        before = module.weights(direction).theta.clone()
-        module.threshold_config.raise_(module.threshold_parameters()[direction.name], each)
-        raised = module.weights(direction)
-        kept = torch.where(raised.theta > before, before.clamp(min=0) / raised.theta, torch.ones_like(before))
-        scales.setdefault(module, []).append(raised.reset_scale * kept)
-    for module, lowered in scales.items():
-        scale = torch.cat(lowered)
-        if module.reset == "threshold" and not torch.equal(scale, module.reset_scale.expand_as(scale)):
-            module.reset_scale = scale
+    for (layer, direction), value in zip(directions, floors, strict=True):
+        before = layer.weights(direction).theta.clone()
+        layer.threshold_config.raise_(layer.threshold_parameters()[direction.name], value)
+        raised = layer.weights(direction)
+        factor = torch.where(raised.theta > before, before.clamp(min=0) / raised.theta, torch.ones_like(before))
+        scales.setdefault(layer, []).append(raised.reset_scale * factor)
+    for layer, reduced in scales.items():
+        scale = torch.cat(reduced)
+        if layer.reset == "threshold" and not torch.equal(scale, layer.reset_scale.expand_as(scale)):
+            layer.reset_scale = scale

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, stability
+from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, measure_stability
 from egru.training import checkpoint, distributed
 from egru.training.config import Training
 from egru.training.graphs import Capture, GraphedStep, Step, StepOutput
@@ -90,7 +90,7 @@ def train(
         with averaged(optimiser):
             scores, activity = score(model, task, "validation")
             diagnose = training.diagnose and is_rank_zero  # rank 0 has rows of every split
-            stabilities = stability(model, lambda: task.probe(model)) if diagnose else []
+            stabilities = measure_stability(model, lambda: task.probe(model)) if diagnose else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merits[epoch] = task.merit(scores)

@@ -97,7 +97,7 @@ class ModelActivity(Sparsity):
 
 @dataclasses.dataclass(frozen=True)
 class LayerStability:
-    """Growth of gradients in one layer, from :func:`egru.activity.stability`. None stands for a non-finite value."""
+    """Growth of gradients in one layer, from :func:`egru.activity.measure_stability`. None means not finite."""
 
     layer: str
     diagonal_above_one: float

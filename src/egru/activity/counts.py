@@ -1,0 +1,200 @@
+"""Running counts of the layers that an :class:`egru.ActivityMonitor` watches."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from egru.activity.chunks import time_chunks
+from egru.activity.operations import LayerCost
+from egru.activity.summary import LayerActivity, LinearActivity
+from egru.layers import Direction, EventRNN, Record
+from egru.layers.structure import direction_label, direction_name
+from egru.models.baselines import CoRNN, IndRNN
+
+
+class Counts:
+    """Counts that can be added over calls and over processes."""
+
+    sums: tuple[str, ...]
+    """Names of the attributes that are counts."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the counts by name, tensors on the CPU."""
+        values = {name: getattr(self, name) for name in self.sums}
+        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+    def add(self, values: dict[str, Any]) -> None:
+        """Add the result of :meth:`values` from another process."""
+        for name, value in values.items():
+            if value is not None:
+                total = getattr(self, name)
+                both_tensors = isinstance(value, Tensor) and isinstance(total, Tensor)
+                value = value.to(total.device) if both_tensors else value
+                setattr(self, name, value if total is None else total + value)
+
+
+class EventCounts(Counts):
+    """Counts of one direction of an event layer, kept on the layer's device so that counting does not wait for it."""
+
+    sums = ("events", "inside_window", "gradient", "input_active", "steps")
+
+    def __init__(self, label: str, layer: EventRNN, direction: Direction) -> None:
+        device = layer.reset_scale.device
+        self.label, self.layer, self.direction = label, layer, direction
+        self.events = torch.zeros(layer.hidden_size, dtype=torch.int64, device=device)
+        self.inside_window = torch.zeros((), dtype=torch.int64, device=device)
+        self.gradient = torch.zeros((), dtype=torch.int64, device=device)
+        self.input_active = torch.zeros((), dtype=torch.int64, device=device)
+        self.steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.input_gradient = False
+
+    @torch.no_grad()
+    def __call__(self, record: Record) -> None:
+        """Add one forward pass."""
+        T, B, _ = record.c.shape
+        self.steps += T * B if record.lengths is None else record.lengths.sum()
+        self.input_gradient = self.input_gradient or record.input.requires_grad
+        for chunk in time_chunks(record.c):
+            self._count(record, chunk)
+
+    def _count(self, record: Record, chunk: slice) -> None:
+        c, x, theta, surrogate = record.c[chunk], record.input[chunk], record.theta, record.surrogate
+        events = c > theta
+        inside = (c - theta).abs() < surrogate.width
+        # If the value of an event is not the state, it is not recorded. Assume that it is never zero.
+        value = c if self.layer.emits_state else torch.ones_like(c)
+        nonzero = surrogate.output_slope(value, events.to(c.dtype), surrogate.slope(c, theta)) != 0
+        active = x != 0
+        if record.lengths is not None:
+            valid = (torch.arange(chunk.start, chunk.stop, device=c.device)[:, None] < record.lengths)[..., None]
+            events, inside, nonzero, active = events & valid, inside & valid, nonzero & valid, active & valid
+        self.events += events.sum((0, 1))
+        self.inside_window += inside.sum()
+        self.gradient += nonzero.sum()
+        self.input_active += active.sum()
+
+    def activity(self, gradient_density_below: float) -> LayerActivity:
+        """Return the activity; ``gradient_density_below`` is the gradient density of the layer that feeds this one."""
+        return LayerActivity(
+            self.label,
+            type(self.layer).__name__,
+            self.direction.input_size,
+            self.layer.hidden_size,
+            self.layer.gates,
+            recurrent_size=None,
+            steps=int(self.steps),
+            active=tuple(self.events.tolist()),
+            input_active=int(self.input_active),
+            inside_window=int(self.inside_window),
+            nonzero_gradients=int(self.gradient),
+            input_gradient_density=gradient_density_below if self.input_gradient else 0.0,
+        )
+
+
+def _module_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the input of a module, passed by position or by keyword."""
+    return args[0] if args else kwargs["input"]
+
+
+class DenseCounts(Counts):
+    """Near-zero outputs of a dense recurrent module.
+
+    Only the output of the last layer can be observed; its counts are used for all layers.
+    """
+
+    sums = ("near_zero", "steps", "input_active")
+
+    def __init__(self, module: nn.Module, label: str, costs: list[LayerCost], tolerance: float) -> None:
+        self.module, self.label, self.costs, self.tolerance = module, label, costs, tolerance
+        self.near_zero: Tensor | None = None
+        self.steps = 0
+        self.input_active: Tensor | int = 0
+        self.input_gradient = False
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Add one forward pass."""
+        x, y = _module_input(args, kwargs), output[0]
+        if isinstance(y, PackedSequence):
+            x, y = x.data, y.data
+        near_zero = (y.abs() <= self.tolerance).flatten(0, -2).sum(0)
+        self.near_zero = near_zero if self.near_zero is None else self.near_zero + near_zero
+        self.steps += y.numel() // y.shape[-1]
+        self.input_active = self.input_active + (x != 0).sum()
+        self.input_gradient = self.input_gradient or bool(x.requires_grad)
+
+    def activities(self) -> list[LayerActivity]:
+        """Return one entry per layer and direction."""
+        assert self.near_zero is not None
+        active = self.steps - self.near_zero
+        directions = 2 if getattr(self.module, "bidirectional", False) else 1
+        rows: list[LayerActivity] = []
+        for i, cost in enumerate(self.costs):
+            layer, direction = divmod(i, directions)
+            rows.append(
+                LayerActivity(
+                    direction_label(self.label, direction_name(layer, bool(direction)), len(self.costs)),
+                    type(self.module).__name__,
+                    cost.input_size,
+                    cost.hidden_size,
+                    cost.gates,
+                    cost.recurrent_size,
+                    steps=self.steps,
+                    active=tuple(active.view(directions, -1)[direction].tolist()),
+                    input_active=int(self.input_active if layer == 0 else active.sum()),
+                    inside_window=None,
+                    nonzero_gradients=None,
+                    input_gradient_density=float(layer > 0 or self.input_gradient),
+                )
+            )
+        return rows
+
+
+class LinearCounts(Counts):
+    """Non-zero inputs of a linear layer."""
+
+    sums = ("calls", "active")
+
+    def __init__(self, module: nn.Linear, label: str) -> None:
+        self.module, self.label, self.calls = module, label, 0
+        self.active: Tensor | int = 0
+
+    @torch.no_grad()
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Add one forward pass."""
+        x: Tensor = _module_input(args, kwargs)
+        self.calls += x.numel() // x.shape[-1]
+        self.active = self.active + (x != 0).sum()
+
+    def activity(self) -> LinearActivity:
+        """Return the counts so far."""
+        module = self.module
+        return LinearActivity(self.label, module.in_features, module.out_features, self.calls, int(self.active))
+
+
+_TORCH_GATES = {"GRU": 3, "LSTM": 4, "RNN_TANH": 1, "RNN_RELU": 1}
+
+
+def dense_costs(module: nn.Module) -> list[LayerCost] | None:
+    """Return the cost of each layer and direction of a dense recurrent module, or None for other modules.
+
+    The projection of an LSTM with ``proj_size`` is not included.
+    """
+    if isinstance(module, nn.RNNBase):
+        directions = 2 if module.bidirectional else 1
+        H, P = module.hidden_size, module.proj_size
+        return [
+            LayerCost(
+                module.input_size if layer == 0 else directions * (P or H), H, _TORCH_GATES[module.mode], P or None
+            )
+            for layer in range(module.num_layers)
+            for _ in range(directions)
+        ]
+    if isinstance(module, CoRNN):
+        return [LayerCost(module.input_size, module.hidden_size, 1, 2 * module.hidden_size)]
+    if isinstance(module, IndRNN):
+        sizes = [module.input_size, *[module.hidden_size] * (module.num_layers - 1)]
+        return [LayerCost(size, module.hidden_size, 1, 1) for size in sizes]
+    return None
