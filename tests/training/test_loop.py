@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import egru
-from egru.activity.monitor import _EventCounts as EventCounts
+from egru.activity.counts import EventCounts
 from egru.models import SequenceClassifier
 from egru.training import (
     ClassifierTask,
