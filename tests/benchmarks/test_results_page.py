@@ -1,4 +1,4 @@
-"""The page of results: what runs recorded, and "not run" for the rest."""
+"""Tests of the script that writes docs/results.md."""
 
 import dataclasses
 import statistics
@@ -14,9 +14,10 @@ from egru import experiments, runs
 from egru.training import EpochMetrics, Result, Run
 from tests.training.tiny import sequences, text
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib")
+pytest.importorskip("matplotlib", reason="figures require matplotlib")
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import results_page  # pyright: ignore[reportMissingImports]
+from results_records import wall_clock  # pyright: ignore[reportMissingImports]
 
 
 def load(config: experiments.Config):
@@ -30,8 +31,8 @@ def single_precision(defaults, monkeypatch):
         monkeypatch.setattr(sys.modules[f"egru.runs.{module}"], "load_data", load)
 
 
-def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[Result, list[EpochMetrics]]:
-    """A small run of ``recipe``, its records kept as ``name``: its result and its metrics."""
+def train(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[Result, list[EpochMetrics]]:
+    """Train a small run of ``recipe``, store its records as ``name``, and return its result and metrics."""
     config = dataclasses.replace(experiments.smoke(experiments.find(recipe).make()), **changes)
     runs.train(recipe, config, tmp_path / name, log=lambda _: None, page=False)
     runs.export(tmp_path / name, tmp_path / "runs" / name)
@@ -41,28 +42,28 @@ def run(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[Result, list
     return result, trained.metrics()
 
 
-def page(tmp_path: Path) -> str:
+def write_page(tmp_path: Path) -> str:
     results_page.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "docs" / "results.md")])
     return (tmp_path / "docs" / "results.md").read_text()
 
 
-def ours(written: str) -> list[list[str]]:
-    """The cells of our rows that were run."""
-    rows = [line for line in written.splitlines() if "| ours" in line and "not run" not in line]
+def our_rows(page: str) -> list[list[str]]:
+    """Return the cells of the rows of our runs, without recipes that were not run."""
+    rows = [line for line in page.splitlines() if "| ours" in line and "not run" not in line]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_nothing_is_made_up(tmp_path):
-    written = page(tmp_path)
-    rows = [line for line in written.splitlines() if "| ours |" in line]
+def test_recipes_without_runs_are_listed_as_not_run(tmp_path):
+    page = write_page(tmp_path)
+    rows = [line for line in page.splitlines() if "| ours |" in line]
     assert len(rows) == sum(len(task.models) for task in results_page.TASKS)
     assert all(row.count("not run") == 8 for row in rows)
     for number in ("98.3 %", "95.5 ± 1.6 %", "98.8 %", "99.4 %", "95.1 %", "57.2", "58.7"):
-        assert f"| {number} |" in written
-    assert "images/" not in written
+        assert f"| {number} |" in page
+    assert "images/" not in page
 
 
-def test_the_page_in_the_repository_is_the_one_of_its_runs(tmp_path):
+def test_stored_page_matches_the_records(tmp_path):
     results_page.main(["--out", str(tmp_path / "results.md")])
     stored = Path(__file__).parents[2] / "docs"
     assert (stored / "results.md").read_text() == (tmp_path / "results.md").read_text()
@@ -71,91 +72,91 @@ def test_the_page_in_the_repository_is_the_one_of_its_runs(tmp_path):
     }
 
 
-def test_a_run_and_what_it_recorded(tmp_path):
-    result, metrics = run(tmp_path, "ptb-evnn", "first")
-    written = page(tmp_path)
-    (cells,) = ours(written)
-    overall = result.activity
+def test_row_shows_the_recorded_numbers(tmp_path):
+    result, metrics = train(tmp_path, "ptb-evnn", "first")
+    page = write_page(tmp_path)
+    (cells,) = our_rows(page)
+    activity = result.activity
     assert cells[1] == f"ours, seed {experiments.find('ptb-evnn').make().seed}"
     assert cells[3] == f"**{result.test.perplexity:.2f}**"
     assert cells[4] == f"{metrics[result.best_epoch - 1].validation.perplexity:.2f}"
-    assert cells[5] == f"{100 * overall.activity_sparsity:.1f} %"
-    assert cells[7] == f"{overall.forward_macs / 1e3:.3g}K"
+    assert cells[5] == f"{100 * activity.activity_sparsity:.1f} %"
+    assert cells[7] == f"{activity.forward_macs / 1e3:.3g}K"
     mean = statistics.mean(line.training_activity.backward_sparsity for line in metrics)  # pyright: ignore
     assert cells[6].startswith(f"{100 * mean:.1f} % (skippable ")
-    assert "    egru train ptb-evnn --epochs 3 " in written
-    assert "--threshold" not in written  # as in the recipe
+    assert "    egru train ptb-evnn --epochs 3 " in page
+    assert "--threshold" not in page  # the recipe's default
     images = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
     assert images == {"ptb-training.png", "first-sparsity.png"}
     (tmp_path / "runs" / "first" / "result.json").unlink()
     unmeasured = {"layers": {}, "training_activity": None, "training_layers": None, "elapsed": None}
     Run.open(tmp_path / "runs" / "first").write_metrics([dataclasses.replace(line, **unmeasured) for line in metrics])
-    written = page(tmp_path)  # unfinished, and without counts per layer
-    (cells,) = ours(written)
+    page = write_page(tmp_path)  # unfinished, without metrics per layer
+    (cells,) = our_rows(page)
     assert cells[1].endswith(", unfinished")
     assert cells[2:4] == ["-", "-"]
     assert cells[4] == f"{min(line.validation.perplexity for line in metrics):.2f}"
     assert cells[8] == "3 of 3"
-    assert cells[9].endswith("checkpoints not counted")
-    assert "sparsity.png" not in written
+    assert cells[9].endswith(", without checkpoints")
+    assert "sparsity.png" not in page
 
 
-def test_a_run_with_higher_thresholds_and_one_that_goes_on(tmp_path):
-    _, metrics = run(tmp_path, "ptb-evnn", "first")
-    run(tmp_path, "ptb-evnn", "on", start_from=str(tmp_path / "first"))
-    quiet = tmp_path / "runs" / "quiet"
-    runs.quieten(tmp_path / "first", quiet, floor=(0.0, 0.1, 0.2), log=lambda _: None)
-    result = Run.open(quiet).result()
+def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
+    _, metrics = train(tmp_path, "ptb-evnn", "first")
+    train(tmp_path, "ptb-evnn", "fine-tuned", start_from=str(tmp_path / "first"))
+    derived = tmp_path / "runs" / "derived"
+    runs.quieten(tmp_path / "first", derived, floor=(0.0, 0.1, 0.2), log=lambda _: None)
+    result = Run.open(derived).result()
     assert result is not None
     assert result.derivation is not None
-    written = page(tmp_path)
-    rows = ours(written)
+    page = write_page(tmp_path)
+    rows = our_rows(page)
     seed = f"ours, seed {experiments.find('ptb-evnn').make().seed}"
-    assert [cells[1] for cells in rows] == [seed, f"{seed}, trained on", f"{seed}, thresholds raised"]
+    assert [cells[1] for cells in rows] == [seed, f"{seed}, fine-tuned", f"{seed}, thresholds raised"]
     assert rows[2][3] == f"**{result.test.perplexity:.2f}**"
     assert rows[2][4] == f"{result.derivation.validation.perplexity:.2f}"
-    assert rows[2][6] == rows[0][6]  # of the training, which is the first one's
-    assert rows[2][8] == f"{result.best_epoch} best of {len(metrics)}"
-    assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in written
-    assert "quiet-sparsity.png" not in written
+    assert rows[2][6] == rows[0][6]  # measured in the training of the first run
+    assert rows[2][8] == f"{len(metrics)} (best {result.best_epoch})"
+    assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in page
+    assert "derived-sparsity.png" not in page
 
 
-def test_the_documentation_has_every_trial_that_is_kept():
+def test_pruning_page_lists_every_stored_trial():
     results = (Run.open(path.parent).result() for path in results_page.RUNS.glob("*/result.json"))
     (result,) = (result for result in results if result is not None and result.derivation is not None)
-    written = (results_page.ROOT / "docs" / "pruning.md").read_text()
+    page = (results_page.ROOT / "docs" / "pruning.md").read_text()
     rows = [
         f"| {' / '.join(f'{floor:g}' for floor in trial.floor)} | {trial.validation.perplexity:.2f} | "
         f"{100 * trial.activity_sparsity:.1f} % | {trial.forward_macs / 1e6:.2f}M |\n"
         for trial in result.derivation.trials
     ]
-    assert "".join(rows) in written
-    assert f"to {result.test.perplexity:.2f} while" in written
-    assert f"to {100 * result.activity.activity_sparsity:.1f} % and" in written
-    assert f"to {result.activity.forward_macs / 1e6:.2f}M " in written
+    assert "".join(rows) in page
+    assert f"to {result.test.perplexity:.2f} while" in page
+    assert f"to {100 * result.activity.activity_sparsity:.1f} % and" in page
+    assert f"to {result.activity.forward_macs / 1e6:.2f}M " in page
 
 
-def test_seeds_and_their_mean(tmp_path):
-    results = [run(tmp_path, "smnist-stable", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
-    run(tmp_path, "smnist-stable", "wider", hidden=20)  # another setting: a row, not part of the mean
-    run(tmp_path, "smnist-gru-590", "dense")
-    written = page(tmp_path)
-    rows = ours(written)
+def test_seeds_are_averaged(tmp_path):
+    results = [train(tmp_path, "smnist-stable", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
+    train(tmp_path, "smnist-stable", "wider", hidden=20)  # another setting, not part of the mean
+    train(tmp_path, "smnist-gru-590", "dense")
+    page = write_page(tmp_path)
+    rows = our_rows(page)
     assert [cells[1] for cells in rows] == ["ours, seed 0", "ours, seed 1", "ours, mean of 2", *["ours, seed 0"] * 2]
     tests = [result.test.accuracy for result in results]
     assert rows[0][3] == f"**{100 * tests[0]:.2f} %**"
     assert rows[2][3] == f"**{100 * statistics.mean(tests):.2f} % ± {100 * statistics.stdev(tests):.2f} %**"
-    assert rows[2][8] == ", ".join(str(result.best_epoch) for result in results) + " best of 3"
+    assert rows[2][8] == f"3 (best {', '.join(str(result.best_epoch) for result in results)})"
     assert rows[4][5:7] == ["-", "-"]  # no events
-    assert "sparsity.png" not in written  # one layer: in the task's figure
+    assert "sparsity.png" not in page  # a single layer is in the task's figure
     (layer,) = results[0].activity.layers
-    assert f"| layer0 | 48 | {layer.active.count(0)} |" in written
+    assert f"| layer0 | 48 | {layer.active.count(0)} |" in page
     assert (tmp_path / "docs" / "images" / "smnist-training.png").exists()
 
 
-def test_the_clock_of_several_sittings():
+def test_wall_clock_adds_up_the_parts_of_a_resumed_run():
     lines: list[Any] = [SimpleNamespace(elapsed=t, seconds=1.0) for t in (2.0, 4.0, 3.0, 5.0, 9.0)]
-    assert results_page.wall_clock(lines) == (13.0, True)
+    assert wall_clock(lines) == (13.0, True)
     unmeasured: Any = SimpleNamespace(elapsed=None, seconds=1.5)
-    assert results_page.wall_clock([unmeasured] * 2) == (3.0, False)
-    assert results_page.wall_clock([]) == (0, False)
+    assert wall_clock([unmeasured] * 2) == (3.0, False)
+    assert wall_clock([]) == (0, False)
