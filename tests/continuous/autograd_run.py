@@ -1,7 +1,8 @@
-"""The whole run in differentiable torch, for autograd: nothing of the adjoint, another form of the integral.
+"""A whole run in differentiable torch, to check the adjoint against autograd.
 
-The sequence of events is taken from an engine; each event time becomes a function of the parameters by one Newton step
-from its known value, whose derivative is that of the implicit function. Amplitudes are ``c_n`` just before the event.
+It shares no code with the engines and integrates ``c`` in another form. Only the sequence of events is taken from an
+engine. Each event time becomes a function of the parameters by one Newton step from its known value, which has the
+derivative of the implicit function. Amplitudes are ``c_n`` just before the event.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from egru.continuous.problem import DIFFERENTIABLE, Events, Problem, RunningLoss
 
 
 def rule(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gauss-Legendre on [0, 1], its integration matrix by solving for monomials of a shifted basis."""
+    """Return the Gauss-Legendre rule on [0, 1]; the integration matrix is computed in the Chebyshev basis."""
     x, w = np.polynomial.legendre.leggauss(n)
     powers = np.arange(n)
     basis = np.polynomial.chebyshev.chebvander(x, n - 1)
@@ -42,7 +43,7 @@ class _Run:
         self.integral = torch.zeros(())
 
     def flow(self, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``a, c, o`` at ``time`` and the integral of the running loss on the way: c = e^-E c0 + integral of u z."""
+        """Return ``a, c, o`` at ``time`` and the integral of the running loss; c = e^-E (c0 + integral of e^E u z)."""
         x, w, A = self.rule
         L, dt = self.leaves, time - self.t
         tau_s, tau_m, b = L["tau_s"], L["tau_m"], L["b"]
@@ -63,7 +64,7 @@ class _Run:
             a = b + (a - b) * torch.exp(-h / tau_s)
         return a, c, self.o * torch.exp(-dt / L["tau_o"]), total
 
-    def go(self, time: Tensor) -> None:
+    def advance(self, time: Tensor) -> None:
         a, c, o, total = self.flow(time)
         self.a, self.c, self.o, self.t, self.integral = a, c, o, time, self.integral + total
 
@@ -75,17 +76,17 @@ class _Run:
     def emit(self, n: int, forced: bool) -> Tensor:
         options, L = self.p.options, self.leaves
         H = len(self.c)
-        own = torch.eye(H)[n]
+        is_emitter = torch.eye(H)[n]
         y = torch.ones(()) if options.amplitude == "one" else L["theta"][n] if forced else self.c[n]
         r = torch.sigmoid(self.a[1] if options.reset_side == "post" else self.a[1, n])
         one = torch.ones(H)
         jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
         if not options.self_connections:
-            jump = jump * (1 - own)
-        self.a, self.c, self.o = self.a + jump, self.c * (1 - own), self.o + own * y
+            jump = jump * (1 - is_emitter)
+        self.a, self.c, self.o = self.a + jump, self.c * (1 - is_emitter), self.o + is_emitter * y
         return y
 
-    def feed(self, k: int) -> None:
+    def apply_input(self, k: int) -> None:
         channel = int(self.p.input_channels[k])
         self.a = self.a + self.leaves["U"][:, :, channel] * self.leaves["input_values"][k]
 
@@ -93,33 +94,33 @@ class _Run:
 def differentiable(
     problem: Problem, events: Events, running_loss: RunningLoss | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs of the run as functions of the leaves, and the leaves."""
+    """Return the outputs of the run as functions of the leaf tensors, and the leaves."""
     leaves = {name: getattr(problem, name).detach().clone().requires_grad_() for name in DIFFERENTIABLE}
     collected: dict[str, list[Any]] = {k: [] for k in ("times", "amplitudes", "c_read", "o_read", "a_last", "integral")}
     for sample in range(len(problem.c0)):
         run = _Run(problem, leaves, sample, running_loss)
         start, stop = problem.input_offsets[sample], problem.input_offsets[sample + 1]
-        mine = range(int(events.offsets[sample]), int(events.offsets[sample + 1]))
-        agenda = [(float(events.times[k]), 0, k) for k in mine]
-        agenda += [(float(problem.input_times[k]), 1, k) for k in range(int(start), int(stop))]
-        agenda += [(float(t), 2, k) for k, t in enumerate(problem.readout_times)]
+        event_range = range(int(events.offsets[sample]), int(events.offsets[sample + 1]))
+        schedule = [(float(events.times[k]), 0, k) for k in event_range]
+        schedule += [(float(problem.input_times[k]), 1, k) for k in range(int(start), int(stop))]
+        schedule += [(float(t), 2, k) for k, t in enumerate(problem.readout_times)]
         c_read, o_read = [], []
-        for time, kind, k in sorted(agenda):
+        for time, kind, k in sorted(schedule):
             if kind == 0:
                 n = int(events.units[k])
                 forced = time == 0
                 s = torch.zeros(()) if forced else run.event_time(n, events.times[k])
-                run.go(s)
+                run.advance(s)
                 collected["times"].append(s)
                 collected["amplitudes"].append(run.emit(n, forced))
             elif kind == 1:
-                run.go(leaves["input_times"][k])
-                run.feed(k)
+                run.advance(leaves["input_times"][k])
+                run.apply_input(k)
             else:
-                run.go(torch.tensor(time))
+                run.advance(torch.tensor(time))
                 c_read.append(run.c)
                 o_read.append(run.o)
-        run.go(torch.tensor(problem.horizon))
+        run.advance(torch.tensor(problem.horizon))
         collected["c_read"].append(torch.stack(c_read))
         collected["o_read"].append(torch.stack(o_read))
         collected["a_last"].append(run.a)

@@ -5,7 +5,7 @@ from tests.continuous.figures import CHECKS, REACHED
 
 def pytest_terminal_summary(terminalreporter):
     if os.environ.get("EGRU_FIGURES") and REACHED:
-        terminalreporter.section("worst figure of each check")
+        terminalreporter.section("largest error of each check")
         engines = sorted({engine for _, engine in REACHED})
         terminalreporter.write_line(f"{'':55}" + "".join(f"{name:>12}" for name in engines))
         for check, text in CHECKS.items():

@@ -1,4 +1,4 @@
-"""Random small networks, and ways to run an engine on them."""
+"""Small random networks for the tests, and helpers to run an engine on them and compare gradients."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ def network(
     horizon: float = 12.0,
     drive: float = 0.0,
 ) -> Problem:
-    """Three channels, random time constants, initial states, inputs and readouts; more events with more ``drive``."""
+    """Return a problem with three channels and random parameters, inputs and readouts. More ``drive``, more events."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -53,12 +53,12 @@ def network(
 
 
 def density(c: Tensor, t: Tensor, sample: Tensor) -> Tensor:
-    """A running loss that couples units, depends on time and tells samples apart."""
+    """A running loss that couples units and depends on time and sample."""
     return (c.sin().sum(-1) ** 2 + c[:, 0] * torch.cos(t)) * (1 + 0.5 * sample) / 4
 
 
 def cotangents(events: Events, seed: int = 3, *, integral: bool = True, only: str | None = None) -> Cotangents:
-    """Random weights on every output, or on one kind of output alone."""
+    """Return random cotangents of every output, or of one output only."""
     g = torch.Generator().manual_seed(seed)
     outputs = outputs_of(events)
     weights = {k: torch.randn(v.shape, generator=g, dtype=torch.float64).to(v) for k, v in outputs.items()}
@@ -71,9 +71,7 @@ def cotangents(events: Events, seed: int = 3, *, integral: bool = True, only: st
 
 def outputs_of(events: Events) -> dict[str, Tensor]:
     outputs = {"times": events.times, "amplitudes": torch.zeros_like(events.times), "c_read": events.c_read}
-    outputs |= {"o_read": events.o_read}
-    if events.a_last is not None:
-        outputs["a_last"] = events.a_last
+    outputs |= {"o_read": events.o_read, "a_last": events.a_last}
     if events.integral is not None:
         outputs["integral"] = events.integral
     return outputs
@@ -84,10 +82,10 @@ def amplitudes(problem: Problem, events: Events) -> Tensor:
 
 
 def loss(problem: Problem, events: Events, weights: Cotangents) -> float:
-    """The scalar whose gradient :func:`gradients` gives."""
+    """Return the scalar loss whose derivatives by the outputs are ``weights``."""
     total = (weights.times * events.times).sum() + (weights.amplitudes * amplitudes(problem, events)).sum()
     total = total + (weights.c_read * events.c_read).sum() + (weights.o_read * events.o_read).sum()
-    if weights.a_last is not None and events.a_last is not None:
+    if weights.a_last is not None:
         total = total + (weights.a_last * events.a_last).sum()
     if weights.integral is not None and events.integral is not None:
         total = total + (weights.integral * events.integral).sum()
@@ -95,20 +93,20 @@ def loss(problem: Problem, events: Events, weights: Cotangents) -> float:
 
 
 def run(engine: Engine, problem: Problem, running_loss: RunningLoss | None = None) -> tuple[Events, Gradients]:
-    """Forward and backward with random weights on all outputs."""
+    """Run forward and backward, with random cotangents of all outputs."""
     events = engine.forward(problem, running_loss)
     return events, engine.backward(problem, events, cotangents(events), running_loss)
 
 
 def changed(problem: Problem, name: str, index: int, amount: float) -> Problem:
-    """``problem`` with one entry of one tensor moved."""
+    """Return ``problem`` with ``amount`` added to one entry of one tensor."""
     value = getattr(problem, name).clone()
     value.reshape(-1)[index] += amount
     return dataclasses.replace(problem, **{name: value})
 
 
 def worst_gradient(left: Gradients, right: Gradients | dict[str, Tensor]) -> dict[str, float]:
-    """Largest difference of each gradient, relative to the largest entry of the tensor, or to 1 if that is less."""
+    """Return the largest error of each gradient, relative to its largest entry or to 1, whichever is larger."""
     other = right if isinstance(right, dict) else right._asdict()
     result = {}
     for name in DIFFERENTIABLE:

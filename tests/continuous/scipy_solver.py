@@ -1,4 +1,4 @@
-"""The model through other people's solvers: SciPy's DOP853 on the full state, restarted at every event."""
+"""The model solved by SciPy: DOP853 on the full state, restarted at every event."""
 
 import numpy as np
 from scipy.integrate import solve_ivp
@@ -13,7 +13,7 @@ def sigmoid(x):
 
 
 def vector_field(b: np.ndarray, tau_s: float, tau_m: float):
-    """Of the state ``a_u, a_r, a_z, c``, each of ``H`` entries."""
+    """Return the right-hand side for the state ``a_u, a_r, a_z, c``, each with ``H`` entries."""
     H = b.shape[1]
 
     def field(t, state):
@@ -24,7 +24,7 @@ def vector_field(b: np.ndarray, tau_s: float, tau_m: float):
 
 
 def simulate(problem: Problem, sample: int) -> tuple[list[float], list[int], np.ndarray]:
-    """Event times, units and ``c`` at the horizon of one sample; default options only."""
+    """Return the event times, units and final ``c`` of one sample. Supports only the default options."""
     V, U, b = problem.V.numpy(), problem.U.numpy(), problem.b.numpy()
     theta, tau_s, tau_m = problem.theta.numpy(), float(problem.tau_s), float(problem.tau_m)
     H = len(theta)
@@ -42,21 +42,21 @@ def simulate(problem: Problem, sample: int) -> tuple[list[float], list[int], np.
     state, t = np.concatenate([problem.a0[sample].numpy().ravel(), problem.c0[sample].numpy()]), 0.0
     times, units = [], []
 
-    def reach(state, t, s):
+    def advance(state, t, s):
         return state if s <= t else solve_ivp(field, (t, s), state, **TIGHT).y[:, -1]
 
     for stop_time, k in stops:
         while t < stop_time:
-            found = solve_ivp(field, (t, stop_time), state, events=crossings, max_step=0.1, **TIGHT)
-            if found.status != 1:
-                state, t = reach(state, t, stop_time), stop_time
+            solution = solve_ivp(field, (t, stop_time), state, events=crossings, max_step=0.1, **TIGHT)
+            if solution.status != 1:
+                state, t = advance(state, t, stop_time), stop_time
                 break
-            n = next(n for n in range(H) if len(found.t_events[n]))
-            s = float(found.t_events[n][0])
-            for _ in range(3):  # the interpolant is coarser than the steps: Newton on the integration itself
-                at = reach(state, t, s)
+            n = next(n for n in range(H) if len(solution.t_events[n]))
+            s = float(solution.t_events[n][0])
+            for _ in range(3):  # the interpolant is less accurate than the steps, so refine by Newton on the solution
+                at = advance(state, t, s)
                 s -= (at[3 * H + n] - theta[n]) / field(s, at)[3 * H + n]
-            state, t = reach(state, t, s), s
+            state, t = advance(state, t, s), s
             r = sigmoid(state[H + n])
             for gate, rho in enumerate((1.0, 1.0, r)):
                 jump = V[gate, :, n] * rho * theta[n]

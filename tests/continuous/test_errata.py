@@ -1,4 +1,4 @@
-"""F: the adjoint in the paper's own scaling gives the same gradient, and each printed formula another one."""
+"""Check F of docs/continuous.md: the adjoint in the paper's scaling, and with the formulas as printed."""
 
 import importlib.util
 import sys
@@ -24,7 +24,7 @@ def errata():
 
 
 @pytest.mark.parametrize("seed", [30, 31])
-def test_paper_scaling_gives_the_same_gradient(errata, seed):
+def test_paper_scaling_has_the_same_gradient(errata, seed):
     problem = network(seed, batch=1, hidden=4, horizon=4.0, inputs=5, drive=0.8)
     engine = engines.get("reference")
     events = engine.forward(problem, density)
@@ -33,9 +33,9 @@ def test_paper_scaling_gives_the_same_gradient(errata, seed):
     weights.o_read.zero_()
     weights.amplitudes.zero_()
     weights.a_last = None
-    found = engine.backward(problem, events, weights, density)
+    gradients = engine.backward(problem, events, weights, density)
     for name, value in errata.gradient(problem, events, weights, density).items():
-        exact = getattr(found, name).numpy()
+        exact = getattr(gradients, name).numpy()
         assert reached("F", "reference", abs(value - exact).max() / max(1, abs(exact).max())) < 1e-10, name
 
 

@@ -1,4 +1,4 @@
-"""Every refusal names the argument, what it got, and what is accepted."""
+"""Errors name the argument, what was received, and what is accepted."""
 
 import pytest
 import torch
@@ -41,12 +41,12 @@ def number(*values: float) -> torch.Tensor:
         ({"values": number(1.0)}, r"must all have shape \(events,\), got \(3,\), \(3,\) and \(1,\)"),
     ],
 )
-def test_input_events(change, message):
+def test_invalid_input_events(change, message):
     with pytest.raises(ValueError, match=f"ContinuousEGRU: .*{message}"):
         layer()(GOOD._replace(**change), 2.0)
 
 
-def test_input_kinds():
+def test_input_of_the_wrong_type():
     with pytest.raises(TypeError, match=r"input must be InputEvents\(times, channels, values, offsets\), got Tensor"):
         layer()(torch.zeros(3), 2.0)
     with pytest.raises(TypeError, match=r"input.times is torch.float32, the parameters are torch.float64"):
@@ -55,23 +55,23 @@ def test_input_kinds():
         layer()(GOOD._replace(channels=GOOD.times), 2.0)
 
 
-def test_unsorted_across_samples_is_fine():
+def test_times_need_not_ascend_across_samples():
     layer()(GOOD, 2.0)
 
 
 @pytest.mark.parametrize("horizon", [0.0, -1.0, NAN, float("inf")])
-def test_horizon(horizon):
+def test_invalid_horizon(horizon):
     with pytest.raises(ValueError, match="horizon must be positive and finite, got"):
         layer()(GOOD, horizon)
 
 
 @pytest.mark.parametrize("horizon", [1e39, 1e-50])
-def test_a_horizon_beyond_the_type(horizon):
+def test_horizon_outside_the_range_of_the_dtype(horizon):
     with pytest.raises(ValueError, match=r"horizon in torch.float32 must be positive and finite, got"):
         layer(dtype=torch.float32)(GOOD, horizon)
 
 
-def test_horizon_kind():
+def test_horizon_of_the_wrong_type():
     with pytest.raises(TypeError, match="horizon must be a number, got str"):
         layer()(GOOD, "2")  # pyright: ignore[reportArgumentType]
 
@@ -86,26 +86,26 @@ def test_horizon_kind():
         ([[1.0]], r"readout_times must have shape \(readouts,\), got \(1, 1\)"),
     ],
 )
-def test_readout_times(times, message):
+def test_invalid_readout_times(times, message):
     with pytest.raises(ValueError, match=message):
         layer()(GOOD, 2.0, times)
 
 
-def test_readout_times_have_no_gradient():
+def test_readout_times_that_require_gradients():
     with pytest.raises(ValueError, match="readout_times must not require gradients"):
         layer()(GOOD, 2.0, torch.ones(1, requires_grad=True))
 
 
-def test_thresholds_above_zero():
+def test_thresholds_must_be_positive():
     for value in (0.0, -0.2):
-        made = layer(threshold=egru.Threshold.constant(value))
+        model = layer(threshold=egru.Threshold.constant(value))
         with pytest.raises(ValueError, match=rf"thresholds must be positive, got {value:g} for unit 0"):
-            made(GOOD, 2.0)
+            model(GOOD, 2.0)
 
 
-def test_state():
-    made = layer(threshold=egru.Threshold.constant(0.3))
-    start = made.initial_state(2)
+def test_invalid_state():
+    model = layer(threshold=egru.Threshold.constant(0.3))
+    start = model.initial_state(2)
     high = start.c.clone()
     high[1, 2] = 0.3
     with pytest.raises(
@@ -113,26 +113,26 @@ def test_state():
         match=r"state.c must be below the thresholds, got 0.3 at index \[1, 2\], where the threshold is 0.3; "
         "above_threshold='fire'",
     ):
-        made(GOOD, 2.0, state=start._replace(c=high))
+        model(GOOD, 2.0, state=start._replace(c=high))
     layer(threshold=egru.Threshold.constant(0.3), above_threshold="fire")(GOOD, 2.0, state=start._replace(c=high))
     with pytest.raises(ValueError, match=r"state.a must be a tensor of shape \(2, 3, 3\), got \(1, 3, 3\)"):
-        made(GOOD, 2.0, state=made.initial_state(1))
+        model(GOOD, 2.0, state=model.initial_state(1))
     with pytest.raises(TypeError, match=r"state must be ContinuousState\(a, c, trace\), got Tensor"):
-        made(GOOD, 2.0, state=start.c)
+        model(GOOD, 2.0, state=start.c)
     for name in ("a", "c", "trace"):
         bad = getattr(start, name).clone()
         bad.view(-1)[0] = NAN
         with pytest.raises(ValueError, match="must be finite"):
-            made(GOOD, 2.0, state=start._replace(**{name: bad}))
+            model(GOOD, 2.0, state=start._replace(**{name: bad}))
 
 
 @pytest.mark.parametrize("name", ["V", "U", "b", "threshold"])
-def test_parameters_are_finite(name):
-    made = layer()
+def test_parameters_must_be_finite(name):
+    model = layer()
     with torch.no_grad():
-        made.get_parameter(name).view(-1)[0] = NAN
+        model.get_parameter(name).view(-1)[0] = NAN
     with pytest.raises(ValueError, match="must be finite"):
-        made(GOOD, 2.0)
+        model(GOOD, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -156,24 +156,24 @@ def test_parameters_are_finite(name):
         ({"threshold": 0.5}, TypeError, "threshold must be an egru.Threshold, got float"),
     ],
 )
-def test_options(options, error, message):
+def test_invalid_options(options, error, message):
     with pytest.raises(error, match=f"ContinuousEGRU: {message}"):
         layer(**options)
 
 
-def test_types_that_cannot_hold_event_times():
-    made = layer(dtype=torch.float16)
+def test_float16_is_not_supported():
+    model = layer(dtype=torch.float16)
     half = GOOD._replace(times=GOOD.times.half(), values=GOOD.values.half())
     with pytest.raises(TypeError, match=r"the dtype must be float64 or float32, got torch.float16"):
-        made(half, 2.0)
+        model(half, 2.0)
 
 
-def test_running_loss_kind():
+def test_running_loss_must_be_callable():
     with pytest.raises(TypeError, match="running_loss must be a function of"):
         layer()(GOOD, 2.0, running_loss=3.0)  # pyright: ignore[reportArgumentType]
 
 
-def test_stack():
+def test_invalid_stack():
     with pytest.raises(ValueError, match="at least one layer"):
         ContinuousStack()
     with pytest.raises(ValueError, match="input_size of layer 1 must be the hidden_size of layer 0, 3; got 2"):
@@ -185,15 +185,15 @@ def test_stack():
         stack(GOOD, 2.0, states=[layer().initial_state(2)])
 
 
-def test_runaway_activity_is_stopped():
-    made = layer(max_events=3, threshold=egru.Threshold.constant(0.1))
+def test_event_limit():
+    model = layer(max_events=3, threshold=egru.Threshold.constant(0.1))
     with torch.no_grad():
-        made.b.fill_(3.0)
+        model.b.fill_(3.0)
     with pytest.raises(egru.continuous.EventLimitError, match=r"sample \d emitted more than 3 events \(max_events=3\)"):
-        made(GOOD, 5.0)
+        model(GOOD, 5.0)
 
 
-def test_input_constructors():
+def test_invalid_arguments_of_input_constructors():
     one = torch.zeros(1)
     which = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="one tensor per sample, got 2, 1 and 2"):

@@ -1,4 +1,4 @@
-"""The module: what it returns, what is differentiable, carried state, stacks, input helpers."""
+"""ContinuousEGRU, ContinuousStack and InputEvents: outputs, gradients, carried state and constructors."""
 
 import pickle
 import subprocess
@@ -29,25 +29,24 @@ def events(batch: int = 2, count: int = 8, horizon: float = 6.0, channels: int =
 
 def layer(hidden: int = 5, inputs: int = 3, seed: int = 0, **options) -> ContinuousEGRU:
     torch.manual_seed(seed)
-    made = ContinuousEGRU(inputs, hidden, 0.8, 1.1, 1.5, **options)
+    model = ContinuousEGRU(inputs, hidden, 0.8, 1.1, 1.5, **options)
     sign = -1 if options.get("bias_sign") == "-" else 1
-    with torch.no_grad():  # fires on its own
-        made.b.copy_(sign * (torch.randn(3, hidden) * 0.3 + torch.tensor([[1.0], [0.0], [0.9]])))
-    return made
+    with torch.no_grad():  # biases at which units emit events without input
+        model.b.copy_(sign * (torch.randn(3, hidden) * 0.3 + torch.tensor([[1.0], [0.0], [0.9]])))
+    return model
 
 
-def test_result_has_everything_in_its_place():
-    made, given = layer(), events()
-    out = made(given, 6.0, [1.0, 2.5, 6.0])
+def test_output_shapes_order_and_trace():
+    model, inputs = layer(), events()
+    out = model(inputs, 6.0, [1.0, 2.5, 6.0])
     assert out.times.shape == out.units.shape == out.amplitudes.shape == (int(out.offsets[-1]),)
     assert out.c.shape == out.trace.shape == (2, 3, 5)
-    torch.testing.assert_close(out.amplitudes, made.thresholds()[out.units])
+    torch.testing.assert_close(out.amplitudes, model.thresholds()[out.units])
     assert out.state.a.shape == (2, 3, 5)
     torch.testing.assert_close(out.state.c, out.c[:, -1])
     assert (out.samples.bincount(minlength=2) == out.counters.events).all()
     for s in range(2):
-        mine = out.times[out.samples == s]
-        assert (mine.diff() >= 0).all()
+        assert (out.times[out.samples == s].diff() >= 0).all()
     # The trace is a sum over events.
     decay = torch.exp(-(2.5 - out.times) / 1.5) * out.amplitudes * (out.times <= 2.5)
     direct = torch.zeros(2, 5).index_put_((out.samples, out.units), decay, accumulate=True)
@@ -55,79 +54,77 @@ def test_result_has_everything_in_its_place():
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_state_that_rounds_to_its_threshold_can_be_carried(engine):
+def test_state_that_rounds_to_its_threshold_can_be_passed_on(engine):
     threshold = egru.Threshold("identity", mean=2.0, std=0.0)
     exact = ContinuousEGRU(1, 64, threshold=threshold)
-    made = ContinuousEGRU(1, 64, threshold=threshold, engine=engine, dtype=torch.float32)
+    model = ContinuousEGRU(1, 64, threshold=threshold, engine=engine, dtype=torch.float32)
     empty = torch.zeros(0)
     nothing = InputEvents(empty, empty.long(), empty, torch.tensor([0, 0]))
     with torch.no_grad():
         exact.V.zero_()
         exact.b.copy_(torch.randn(3, 64).float())
         exact.b[2] = (exact.b[2].abs() + 0.5).float()
-        made.load_state_dict(exact.state_dict())
-        made.threshold.copy_(exact(nothing, 1.0).state.c[0])
+        model.load_state_dict(exact.state_dict())
+        model.threshold.copy_(exact(nothing, 1.0).state.c[0])
         nothing = nothing._replace(times=empty.float(), values=empty.float())
-        out = made(nothing, 1.0)
-    assert engine == "lockstep" or len(out.times) < 64  # which takes so little for a tie
-    assert (out.state.c < made.thresholds()).all()
-    made(nothing, 1.0, state=out.state)
+        out = model(nothing, 1.0)
+    assert engine == "lockstep" or len(out.times) < 64  # its tolerance for simultaneous events is larger
+    assert (out.state.c < model.thresholds()).all()
+    model(nothing, 1.0, state=out.state)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_second_derivatives(engine):
-    """Refused, not zero."""
-    made = layer(engine=engine)
-    out = made(events(), 6.0, [1.0, 2.5])
-    (grad,) = torch.autograd.grad(out.c.sum(), list(made.parameters())[:1], create_graph=True)
+def test_second_derivatives_raise(engine):
+    model = layer(engine=engine)
+    out = model(events(), 6.0, [1.0, 2.5])
+    (grad,) = torch.autograd.grad(out.c.sum(), list(model.parameters())[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not supported"):
         grad.square().sum().backward()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_gradients_reach_everything(engine):
-    made = layer(engine=engine, trainable_tau=True, threshold=egru.Threshold(mean=-1.0))
-    given = events()
-    given = given._replace(times=given.times.requires_grad_(), values=given.values.requires_grad_())
-    start = made.initial_state(2)._replace(trace=torch.ones(2, 5, requires_grad=True))
+def test_all_inputs_and_parameters_have_gradients(engine):
+    model = layer(engine=engine, trainable_tau=True, threshold=egru.Threshold(mean=-1.0))
+    inputs = events()
+    inputs = inputs._replace(times=inputs.times.requires_grad_(), values=inputs.values.requires_grad_())
+    start = model.initial_state(2)._replace(trace=torch.ones(2, 5, requires_grad=True))
     start.a.requires_grad_()
     start.c.requires_grad_()
-    out = made(given, 6.0, [1.0, 2.5, 6.0], start)
+    out = model(inputs, 6.0, [1.0, 2.5, 6.0], start)
     assert out.counters.floored is None
     weighted_sum([out.times, out.amplitudes, out.c, out.trace]).backward()
     assert out.counters.floored is not None
-    wanted = {**dict(made.named_parameters()), "times": given.times, "values": given.values, **start._asdict()}
+    wanted = {**dict(model.named_parameters()), "times": inputs.times, "values": inputs.values, **start._asdict()}
     for name, tensor in wanted.items():
         assert tensor.grad is not None, name
         assert torch.isfinite(tensor.grad).all(), name
         assert tensor.grad.abs().max() > 0, name
 
 
-OTHER = {"bias_sign": "-", "start": "rest", "amplitude": "one", "reset_side": "post"}
+ALTERNATIVES = {"bias_sign": "-", "start": "rest", "amplitude": "one", "reset_side": "post"}
 
 
-@pytest.mark.parametrize("options", [{}, OTHER], ids=["paper", "other"])
-def test_gradcheck_of_the_module(options):
-    """Torch's own check of parameters, times and values together; the sequence of events must not change."""
-    made = layer(2, nodes=12, panel=1.0, grazing_floor=0.0, engine="reference", **options)
-    given = events(1, 3, 3.0)
-    names = [name for name, _ in made.named_parameters()]
+@pytest.mark.parametrize("options", [{}, ALTERNATIVES], ids=["default", "alternatives"])
+def test_gradcheck(options):
+    model = layer(2, nodes=12, panel=1.0, grazing_floor=0.0, engine="reference", **options)
+    inputs = events(1, 3, 3.0)
+    names = [name for name, _ in model.named_parameters()]
 
     def call(times, values, *parameters):
         out = torch.func.functional_call(
-            made,
+            model,
             dict(zip(names, parameters, strict=True)),
-            (given._replace(times=times, values=values), 3.0, [2.0, 3.0]),
+            (inputs._replace(times=times, values=values), 3.0, [2.0, 3.0]),
         )
         return out.times, out.amplitudes, out.c, out.trace, out.state.a, out.state.c, out.state.trace
 
-    arguments = (given.times, given.values, *(p.detach() for p in made.parameters()))
+    arguments = (inputs.times, inputs.values, *(p.detach() for p in model.parameters()))
     assert len(call(*arguments)[0]) > 0
     assert torch.autograd.gradcheck(call, [a.clone().requires_grad_() for a in arguments], eps=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_absent_connections_neither_act_nor_learn(engine):
+def test_masked_connections_have_no_effect_and_no_gradient(engine):
     mask, input_mask = torch.rand(5, 5) < 0.5, torch.rand(5, 3) < 0.7
     sparse = layer(engine=engine, mask=mask, input_mask=input_mask)
     plain = layer(engine=engine)
@@ -144,7 +141,7 @@ def test_absent_connections_neither_act_nor_learn(engine):
     assert set(sparse.state_dict()) >= {"mask", "input_mask"}
 
 
-def test_minus_bias_is_the_other_sign():
+def test_bias_sign_minus_negates_the_bias():
     plus, minus = layer(), layer(bias_sign="-")
     assert torch.equal(minus.b, -plus.b)
     left, right = plus(events(), 6.0, [6.0]), minus(events(), 6.0, [6.0])
@@ -152,47 +149,47 @@ def test_minus_bias_is_the_other_sign():
     assert torch.equal(left.c, right.c)
 
 
-def test_start_at_rest_stays_there():
-    made = layer(start="rest")
+def test_activations_that_start_at_rest_stay_there():
+    model = layer(start="rest")
     none = InputEvents.from_lists([torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)])
     with torch.no_grad():
-        made.b[2] = -1.0
-    torch.testing.assert_close(made(none, 3.0).state.a[0], made.b.detach())
+        model.b[2] = -1.0
+    torch.testing.assert_close(model(none, 3.0).state.a[0], model.b.detach())
 
 
-def test_two_stretches_are_one():
-    """Events, trace and gradients of a run cut in two, with the state carried over."""
-    made, given = layer(nodes=12, panel=1.0), events(1)
+def test_two_calls_with_carried_state_match_one_call():
+    """Events, traces and gradients are equal."""
+    model, inputs = layer(nodes=12, panel=1.0), events(1)
     cut, horizon = 2.7, 6.0
-    early = given.times <= cut
-    first = InputEvents.from_lists([given.times[early]], [given.channels[early]], [given.values[early]])
-    second = InputEvents.from_lists([given.times[~early] - cut], [given.channels[~early]], [given.values[~early]])
-    whole = made(given, horizon, [horizon])
+    early = inputs.times <= cut
+    first = InputEvents.from_lists([inputs.times[early]], [inputs.channels[early]], [inputs.values[early]])
+    second = InputEvents.from_lists([inputs.times[~early] - cut], [inputs.channels[~early]], [inputs.values[~early]])
+    whole = model(inputs, horizon, [horizon])
     weighted_sum([whole.times, whole.c, whole.trace, *whole.state]).backward()
-    expected = [grad(p).clone() for p in made.parameters()]
-    made.zero_grad()
-    one = made(first, cut)
-    two = made(second, horizon - cut, [horizon - cut], one.state)
+    expected = [grad(p).clone() for p in model.parameters()]
+    model.zero_grad()
+    one = model(first, cut)
+    two = model(second, horizon - cut, [horizon - cut], one.state)
     assert len(one.times) > 0
     assert len(two.times) > 0
     times = torch.cat([one.times, two.times + cut])
     torch.testing.assert_close(times, whole.times, rtol=0, atol=1e-12)
     torch.testing.assert_close(two.trace, whole.trace, rtol=0, atol=1e-12)
     weighted_sum([times, two.c, two.trace, *two.state]).backward()
-    for p, e in zip(made.parameters(), expected, strict=True):
+    for p, e in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, e, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_gradient_through_a_stack(engine):
-    """Through event times and amplitudes of the lower layer, against differences."""
+def test_gradient_through_a_stack_matches_differences(engine):
+    """The gradient of the lower layer passes through its event times and amplitudes."""
     torch.manual_seed(3)
     options = {"nodes": 12, "panel": 1.0, "grazing_floor": 0.0, "engine": engine}
     stack = ContinuousStack(layer(4, 3, **options), layer(3, 4, seed=5, **options))
-    given = events(1, 6, 4.0)
+    inputs = events(1, 6, 4.0)
 
     def value() -> torch.Tensor:
-        low, high = stack(given, 4.0, [3.0, 4.0])
+        low, high = stack(inputs, 4.0, [3.0, 4.0])
         assert len(low.times) > 2
         assert len(high.times) > 1
         return weighted_sum([high.times, high.amplitudes, high.c, high.trace])
@@ -215,23 +212,22 @@ def test_gradient_through_a_stack(engine):
         assert abs(difference - gradient) < 1e-6 * max(1.0, abs(gradient))
 
 
-def test_running_loss_is_the_integral():
-    """Of a constant it is the time that passed; its gradient is that of differences."""
-    made = layer(2, nodes=12, panel=1.0)
-    given = events(2, 4, 3.0)
-    out = made(given, 3.0, running_loss=lambda c, t, sample: torch.ones_like(t) * (1 + sample))
+def test_running_loss_is_integrated_and_differentiable():
+    model = layer(2, nodes=12, panel=1.0)
+    inputs = events(2, 4, 3.0)
+    out = model(inputs, 3.0, running_loss=lambda c, t, sample: torch.ones_like(t) * (1 + sample))
     torch.testing.assert_close(out.integral, torch.tensor([3.0, 6.0]))
 
     def call(b):
         run = torch.func.functional_call(
-            made, {"b": b}, (given, 3.0), {"running_loss": lambda c, t, sample: (c**2).sum(-1) * t}
+            model, {"b": b}, (inputs, 3.0), {"running_loss": lambda c, t, sample: (c**2).sum(-1) * t}
         )
         return run.integral
 
-    assert torch.autograd.gradcheck(call, [made.b.detach().clone().requires_grad_()], atol=1e-6)
+    assert torch.autograd.gradcheck(call, [model.b.detach().clone().requires_grad_()], atol=1e-6)
 
 
-def test_engines_give_the_same_module():
+def test_engines_agree():
     outs = [layer(engine=name)(events(), 6.0, [3.0]) for name in ENGINES]
     for out in outs[1:]:
         assert torch.equal(out.units, outs[0].units)
@@ -239,47 +235,46 @@ def test_engines_give_the_same_module():
 
 
 def test_float32_is_close_to_float64():
-    made = layer(8)
-    given = events()
-    exact = made(given, 6.0, [6.0])
+    model = layer(8)
+    inputs = events()
+    exact = model(inputs, 6.0, [6.0])
     exact.c.sum().backward()
-    gradient = grad(made.V).clone()
-    made.zero_grad()
-    made.float()
-    single = made(given._replace(times=given.times.float(), values=given.values.float()), 6.0, [6.0])
+    gradient = grad(model.V).clone()
+    model.zero_grad()
+    model.float()
+    single = model(inputs._replace(times=inputs.times.float(), values=inputs.values.float()), 6.0, [6.0])
     assert single.times.dtype == torch.float32
     assert torch.equal(single.units, exact.units)
     assert (single.times - exact.times).abs().max() < 1e-5
     single.c.sum().backward()
-    assert (grad(made.V) - gradient).abs().max() < 1e-3 * gradient.abs().max()
+    assert (grad(model.V) - gradient).abs().max() < 1e-3 * gradient.abs().max()
 
 
-def test_it_trains():
-    """The first event is taught to come at half its time."""
-    made = layer(4)
-    given = events(1, 6, 3.0)
-    optimiser = torch.optim.Adam(made.parameters(), 0.05)
-    goal = made(given, 4.0).times[0].item() / 2
+def test_training_moves_the_first_event_to_half_its_time():
+    model = layer(4)
+    inputs = events(1, 6, 3.0)
+    optimiser = torch.optim.Adam(model.parameters(), 0.05)
+    goal = model(inputs, 4.0).times[0].item() / 2
     for _ in range(100):
-        loss = (made(given, 2.0).times[0] - goal).square()
+        loss = (model(inputs, 2.0).times[0] - goal).square()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    assert abs(made(given, 2.0).times[0].item() - goal) < 0.02 * goal
+    assert abs(model(inputs, 2.0).times[0].item() - goal) < 0.02 * goal
 
 
-def test_state_dict_and_pickle():
-    made = layer(trainable_tau=True)
+def test_state_dict_and_pickle_preserve_the_layer():
+    model = layer(trainable_tau=True)
     other = layer(seed=9, trainable_tau=True)
-    other.load_state_dict(made.state_dict())
-    again = pickle.loads(pickle.dumps(made))
-    out = [m(events(), 6.0, [6.0]) for m in (made, other, again)]
+    other.load_state_dict(model.state_dict())
+    unpickled = pickle.loads(pickle.dumps(model))
+    out = [m(events(), 6.0, [6.0]) for m in (model, other, unpickled)]
     assert torch.equal(out[0].times, out[1].times)
     assert torch.equal(out[0].times, out[2].times)
     assert set(layer().state_dict()) == {"V", "U", "b", "threshold", "fixed_tau"}
 
 
-def test_thresholds_shared_or_fixed():
+def test_thresholds_can_be_shared_or_fixed():
     shared = layer(threshold=egru.Threshold(mean=-1.0, per_unit=False))
     out = shared(events(), 6.0, [6.0])
     out.c.sum().backward()
@@ -288,7 +283,7 @@ def test_thresholds_shared_or_fixed():
     assert (fixed(events(), 6.0).amplitudes == 0.3).all()
 
 
-def test_padded_and_ragged_inputs_are_the_same():
+def test_from_padded_equals_from_lists():
     times = torch.tensor([[2.0, 1.0, 0.5], [0.3, 9.0, 9.0]])
     channels = torch.tensor([[0, 1, 2], [1, 0, 0]])
     padded = InputEvents.from_padded(times, channels, lengths=torch.tensor([3, 1]))
@@ -301,7 +296,7 @@ def test_padded_and_ragged_inputs_are_the_same():
     assert padded.batch == 2
 
 
-def test_series_become_events():
+def test_from_series_and_from_irregular():
     x = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
     every = InputEvents.from_series(x, 0.5)
     assert every.times.tolist() == [0.0, 0.0, 0.5, 0.5]
@@ -317,7 +312,7 @@ def test_series_become_events():
     assert (grad(x) == 1).all()
 
 
-def test_a_script_that_ends_with_a_graph_alive_ends_quietly():
+def test_exit_with_a_live_graph_prints_nothing():
     code = """
 from egru.continuous import ContinuousEGRU, InputEvents
 import torch

@@ -1,4 +1,4 @@
-"""E: the same network through torchdiffeq's event handling converges to ours as its tolerance falls."""
+"""Check E of docs/continuous.md: torchdiffeq's odeint_event converges to the reference as its tolerance decreases."""
 
 import itertools
 
@@ -15,7 +15,7 @@ torchdiffeq = pytest.importorskip("torchdiffeq", reason="compares with torchdiff
 
 
 def simulate(problem: Problem, tolerance: float, leaves: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Event times and ``c`` at the horizon. Thresholds are part of the state: event functions get no gradients."""
+    """Return event times and the final ``c``. Thresholds are part of the state: event functions have no gradients."""
     V, U, b = leaves["V"], leaves["U"], leaves["b"]
     tau_s, tau_m = leaves["tau_s"], leaves["tau_m"]
     H = len(problem.theta)
@@ -40,16 +40,16 @@ def simulate(problem: Problem, tolerance: float, leaves: dict[str, Tensor]) -> t
             s, states = torchdiffeq.odeint_event(field, state, t, event_fn=reaches, **options)
             a, c, theta = (x[-1] for x in states)
             gap = (theta - c).detach()
-            if abs(stop - float(s.detach())) < float(gap.min()):  # no unit fires before
+            if abs(stop - float(s.detach())) < float(gap.min()):  # no unit emits before the stop
                 state = tuple(x[-1] for x in torchdiffeq.odeint(field, state, torch.stack([t, end]), **options))
                 t = end
                 break
             n, t = int(gap.argmin()), s
             times.append(s)
             r, one = torch.sigmoid(a[1, n]), torch.ones(())
-            own = torch.eye(H)[n]
-            jump = V[:, :, n] * torch.stack([one, one, r])[:, None] * theta[n] * (1 - own)
-            state = (a + jump, c * (1 - own), theta)
+            is_emitter = torch.eye(H)[n]
+            jump = V[:, :, n] * torch.stack([one, one, r])[:, None] * theta[n] * (1 - is_emitter)
+            state = (a + jump, c * (1 - is_emitter), theta)
         if k >= 0:
             a, c, theta = state
             state = (a + U[:, :, int(problem.input_channels[k])] * problem.input_values[k], c, theta)
@@ -57,7 +57,7 @@ def simulate(problem: Problem, tolerance: float, leaves: dict[str, Tensor]) -> t
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_odeint_event_converges_to_ours():
+def test_odeint_event_converges_to_the_reference():
     tolerances = (1e-7, 1e-10, 1e-12)
     problem = network(41, batch=1, hidden=3, horizon=3.0, inputs=2, drive=0.8)
     engine = engines.get("reference")

@@ -1,4 +1,4 @@
-"""Things that happen at one instant: groups of internal events, and internal events on top of inputs and readouts."""
+"""Simultaneous events: groups of internal events, and internal events at the time of inputs and readouts."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import torch
 from egru.continuous import engines
 from egru.continuous.problem import Problem
 from tests.continuous.networks import EXACT, cotangents, loss, network, worst_gradient
-from tests.continuous.test_engines import CHOICES, ENGINES
+from tests.continuous.test_engines import ENGINES, OPTION_SETS
 
 
 @pytest.fixture(params=ENGINES)
@@ -16,17 +16,17 @@ def engine(request):
     return engines.get(request.param)
 
 
-@pytest.fixture(params=CHOICES)
+@pytest.fixture(params=OPTION_SETS)
 def twins(request) -> Problem:
-    """Units 1 and 3 are the same to all that comes before their first event, and differ in what they send."""
+    """Units 1 and 3 are identical up to their first event, but have different outgoing weights."""
     problem = network(
-        21, dataclasses.replace(EXACT, **CHOICES[request.param]), batch=1, hidden=5, horizon=3.0, inputs=4
+        21, dataclasses.replace(EXACT, **OPTION_SETS[request.param]), batch=1, hidden=5, horizon=3.0, inputs=4
     )
     tensors = {name: getattr(problem, name).clone() for name in ("V", "U", "b", "theta", "a0", "c0")}
     for name, axis in (("V", 1), ("U", 1), ("b", 1), ("theta", 0), ("a0", 2), ("c0", 1)):
         tensors[name].select(axis, 3).copy_(tensors[name].select(axis, 1))
-    tensors["V"][1, 3, 1], tensors["V"][1, 1, 3] = 4.0, -3.0  # each changes the other's reset gate
-    tensors["V"][2, 3, 1] = -9.0  # and the first would keep the second from firing, were it first
+    tensors["V"][1, 3, 1], tensors["V"][1, 1, 3] = 4.0, -3.0  # each event changes the reset gate of the other unit
+    tensors["V"][2, 3, 1] = -9.0  # if applied earlier, the first event would prevent the second
     tensors["b"][2] = 1.0
     tensors["c0"][:, [1, 3]], tensors["a0"][:, 2, [1, 3]] = 0.05, 1.5
     return dataclasses.replace(problem, **tensors)
@@ -45,12 +45,12 @@ def reordered(problem: Problem, order: torch.Tensor) -> Problem:
 
 
 def group_of(events) -> list[int]:
-    """Positions of the events of units 1 and 3 that share an instant."""
+    """Return the positions of events with equal times."""
     times = events.times.tolist()
     return [k for k in range(len(times)) if times.count(times[k]) > 1]
 
 
-def test_twins_fire_together_in_the_order_of_their_units(engine, twins):
+def test_simultaneous_events_are_ordered_by_unit(engine, twins):
     events = engine.forward(twins)
     group = group_of(events)
     assert len(group) == 2
@@ -58,22 +58,22 @@ def test_twins_fire_together_in_the_order_of_their_units(engine, twins):
     assert len(events.times) > 3
 
 
-def test_the_order_inside_a_group_is_irrelevant(engine, twins):
+def test_order_within_a_group_does_not_matter(engine, twins):
     order = torch.tensor([4, 3, 2, 1, 0])
     plain, other = engine.forward(twins), engine.forward(reordered(twins, order))
     assert sorted(order[other.units].tolist()) == sorted(plain.units.tolist())
     assert (plain.times - other.times).abs().max() < 1e-12
     assert (plain.c_read[:, :, order] - other.c_read).abs().max() < 1e-12
-    assert plain.a_last is None or (plain.a_last[:, :, order] - other.a_last).abs().max() < 1e-12
+    assert (plain.a_last[:, :, order] - other.a_last).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", [n if n == "reference" else pytest.param(n, marks=pytest.mark.slow) for n in ENGINES])
-def test_the_gradient_of_what_keeps_a_group_together(name, twins):
-    """What the twins send, and what moves both of them alike, against five-point differences."""
+def test_gradient_of_perturbations_that_keep_a_group_together(name, twins):
+    """Outgoing weights of the twins, and perturbations that move both alike, against five-point differences."""
     engine = engines.get(name)
     events = engine.forward(twins)
     weights = cotangents(events)
-    found = engine.backward(twins, events, weights)
+    gradients = engine.backward(twins, events, weights)
     H = 5
 
     def along(**directions: torch.Tensor) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def test_the_gradient_of_what_keeps_a_group_together(name, twins):
             assert group_of(result) == group_of(events)
             values.append(loss(moved, result, weights))
         difference = (values[0] - 8 * values[1] + 8 * values[2] - values[3]) / (12 * h)
-        return difference, sum(float((getattr(found, name) * d).sum()) for name, d in directions.items())
+        return difference, sum(float((getattr(gradients, name) * d).sum()) for name, d in directions.items())
 
     both = torch.zeros(H)
     both[[1, 3]] = 1
@@ -104,7 +104,7 @@ def test_the_gradient_of_what_keeps_a_group_together(name, twins):
         assert abs(difference - gradient) < 1e-6 * max(1.0, abs(gradient)), direction
 
 
-def test_engines_agree_on_groups(engine, twins):
+def test_groups_match_the_reference(engine, twins):
     reference = engines.get("reference")
     events, exact = engine.forward(twins), reference.forward(twins)
     assert torch.equal(events.units, exact.units)
@@ -115,7 +115,7 @@ def test_engines_agree_on_groups(engine, twins):
 
 
 def test_identical_units_stay_identical(engine):
-    """Four copies of one unit, fully symmetric: every event is one of a group of four, to the end."""
+    """With four copies of one unit, every event belongs to a group of four."""
     problem = network(22, batch=1, hidden=4, horizon=20.0)
     same = {
         name: getattr(problem, name).select(axis, 0).unsqueeze(axis).expand_as(getattr(problem, name)).contiguous()
@@ -128,11 +128,11 @@ def test_identical_units_stay_identical(engine):
     assert len(events.times) >= 16
     assert events.units.tolist() == [0, 1, 2, 3] * (len(events.times) // 4)
     assert (events.times.reshape(-1, 4) == events.times[::4, None]).all()
-    found = engine.backward(problem, events, dataclasses.replace(cotangents(events), c_read=torch.ones(1, 3, 4)))
-    assert torch.isfinite(found.V).all()
+    gradients = engine.backward(problem, events, dataclasses.replace(cotangents(events), c_read=torch.ones(1, 3, 4)))
+    assert torch.isfinite(gradients.V).all()
 
 
-def test_an_internal_event_comes_before_a_readout_of_the_same_instant(engine):
+def test_internal_event_precedes_a_simultaneous_readout(engine):
     problem = network(23, batch=1)
     events = engine.forward(problem)
     assert len(events.times) > 5
@@ -143,8 +143,8 @@ def test_an_internal_event_comes_before_a_readout_of_the_same_instant(engine):
         assert (read.times - events.times).abs().max() < 1e-12
 
 
-def test_an_internal_event_comes_before_an_input_of_the_same_instant(engine):
-    """An input that would keep the unit from firing comes too late."""
+def test_internal_event_precedes_a_simultaneous_input(engine):
+    """An input that would prevent the event is applied after it."""
     problem = network(24, batch=1, inputs=1)
     problem = dataclasses.replace(problem, input_times=torch.tensor([11.9]), input_channels=torch.tensor([0]))
     events = engine.forward(problem)
@@ -157,7 +157,7 @@ def test_an_internal_event_comes_before_an_input_of_the_same_instant(engine):
     assert n not in engine.forward(early).units[1:2].tolist()
 
 
-def test_an_event_at_the_horizon_is_part_of_the_run(engine):
+def test_event_at_the_horizon_is_included(engine):
     problem = network(23, batch=1)
     events = engine.forward(problem)
     k = len(events.times) // 2

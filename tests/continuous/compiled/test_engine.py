@@ -1,5 +1,7 @@
-"""The compiled engine around the mathematics: connections, threads, levels, limits, interrupts. What it computes is
-tested with the other engines in test_engines.py."""
+"""The compiled engine: masks, threads, dispatch levels, limits and interrupts.
+
+test_engines.py tests its results together with those of the other engines.
+"""
 
 import dataclasses
 import signal
@@ -23,7 +25,7 @@ from egru.continuous.quadrature import gauss_legendre
 from egru.continuous.reference.crossing import window
 from egru.continuous.reference.flow import FlowSettings, flow
 from tests.continuous.networks import EXACT, cotangents, density, network, run, worst_gradient
-from tests.continuous.reference.test_flow import brute, units
+from tests.continuous.reference.random_units import first_above_on_grid, units
 
 pytestmark = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
 
@@ -32,12 +34,12 @@ ENGINE = CompiledEngine()
 
 
 def outputs(events: Events, gradients: Gradients) -> dict[str, Tensor]:
-    found = {name: getattr(events, name) for name in ("times", "units", "offsets", "c_read", "o_read", "a_last")}
-    return found | gradients._asdict()
+    results = {name: getattr(events, name) for name in ("times", "units", "offsets", "c_read", "o_read", "a_last")}
+    return results | gradients._asdict()
 
 
-def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -> Problem:
-    """Each source reaches ``fan`` units or a few less; everywhere else the weights are not zero but must not matter."""
+def masked_network(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -> Problem:
+    """Return a masked problem: each source reaches at most ``fan`` units. Masked weights are not zero."""
     problem = network(seed, options, hidden=hidden, **sizes)
     g = torch.Generator().manual_seed(seed)
     mask = torch.zeros(hidden, hidden, dtype=torch.bool)
@@ -48,70 +50,70 @@ def connected(hidden: int, fan: int, options: Options, seed: int = 0, **sizes) -
 
 
 def unmasked(problem: Problem) -> Problem:
-    """With zeros instead."""
+    """Return the same problem with zeros instead of a mask."""
     return dataclasses.replace(problem.with_masked_weights(), mask=None, input_mask=None)
 
 
-def masked(gradients: Gradients, problem: Problem) -> Gradients:
+def mask_gradients(gradients: Gradients, problem: Problem) -> Gradients:
     return gradients._replace(V=apply_mask(problem.mask, gradients.V), U=apply_mask(problem.input_mask, gradients.U))
 
 
 @pytest.mark.parametrize(("hidden", "horizon"), [(9, 12.0), (300, 3.0)])
 @pytest.mark.parametrize("options", [EXACT, dataclasses.replace(EXACT, self_connections=True, reset_side="post")])
-def test_masked_weights_are_absent(hidden, horizon, options):
-    """Sparse lists, and for 300 units the heap, against the dense form with zeros; no gradient outside the mask."""
-    sparse = connected(hidden, 6, options, horizon=horizon)
+def test_mask_equals_zero_weights(hidden, horizon, options):
+    """Also covers the heap, which is used for 300 units. Masked weights have no gradient."""
+    sparse = masked_network(hidden, 6, options, horizon=horizon)
     assert sparse.mask is not None
     assert sparse.input_mask is not None
     dense = unmasked(sparse)
-    events, found = run(ENGINE, sparse)
+    events, gradients = run(ENGINE, sparse)
     exact_events, exact = run(ENGINE, dense)
     assert len(events.times) > 20
     assert torch.equal(events.units, exact_events.units)
     for name in ("times", "c_read", "o_read", "a_last"):
         assert (getattr(events, name) - getattr(exact_events, name)).abs().max() < 1e-12, name
-    assert (found.V[:, ~sparse.mask] == 0).all()
-    assert (found.U[:, ~sparse.input_mask] == 0).all()
-    assert max(worst_gradient(found, masked(exact, sparse)).values()) < 1e-11
+    assert (gradients.V[:, ~sparse.mask] == 0).all()
+    assert (gradients.U[:, ~sparse.input_mask] == 0).all()
+    assert max(worst_gradient(gradients, mask_gradients(exact, sparse)).values()) < 1e-11
 
 
 @pytest.mark.parametrize("name", list(engines.names()))
-def test_every_engine_knows_masks(name):
-    problem = connected(7, 3, EXACT, horizon=5.0)
+def test_every_engine_supports_masks(name):
+    problem = masked_network(7, 3, EXACT, horizon=5.0)
     dense = unmasked(problem)
     engine = engines.get(name)
-    events, found = run(engine, problem)
+    events, gradients = run(engine, problem)
     exact_events, exact = run(engine, dense)
     assert len(events.times) > 5
     assert (events.times - exact_events.times).abs().max() < 1e-12
-    assert not torch.equal(exact.V, masked(exact, problem).V)
-    assert not torch.equal(exact.U, masked(exact, problem).U)
-    assert max(worst_gradient(found, masked(exact, problem)).values()) < 1e-11
+    assert not torch.equal(exact.V, mask_gradients(exact, problem).V)
+    assert not torch.equal(exact.U, mask_gradients(exact, problem).U)
+    assert max(worst_gradient(gradients, mask_gradients(exact, problem)).values()) < 1e-11
 
 
-def test_a_mask_costs_only_what_it_connects():
-    """Four receivers (and the emitter) per event are touched, not all 300."""
-    problem = connected(300, 4, EXACT, batch=1, horizon=3.0)
+def test_event_updates_only_connected_units():
+    """An event updates four receivers and the emitter, not all 300 units."""
+    problem = masked_network(300, 4, EXACT, batch=1, horizon=3.0)
     events = ENGINE.forward(problem)
-    inputs = len(problem.input_times) * 300 + 4 * 300  # at most: inputs, readouts, the start
+    inputs = len(problem.input_times) * 300 + 4 * 300  # an upper bound: inputs, readouts, start
     assert int(events.counters.flow_evaluations) < inputs + 20 * len(events.times)
 
 
-def test_zeros_of_dense_weights_have_gradients():
+def test_zero_weights_without_a_mask_have_gradients():
     problem = network(5)
     problem = dataclasses.replace(problem, V=problem.V * (torch.rand(5, 5) < 0.5), U=torch.zeros_like(problem.U))
-    events, found = run(ENGINE, problem)
+    events, gradients = run(ENGINE, problem)
     reference = engines.get("reference")
     exact = reference.backward(problem, reference.forward(problem), cotangents(events))
-    assert max(worst_gradient(found, exact).values()) < 1e-11
+    assert max(worst_gradient(gradients, exact).values()) < 1e-11
     fired = events.units.unique()
     absent = (problem.V == 0) & ~torch.eye(5, dtype=torch.bool)
     assert absent[:, :, fired].any()
-    assert (found.V[:, :, fired][absent[:, :, fired]] != 0).all()
-    assert (found.U != 0).any()
+    assert (gradients.V[:, :, fired][absent[:, :, fired]] != 0).all()
+    assert (gradients.U != 0).any()
 
 
-def test_threads_do_not_change_a_bit():
+def test_results_do_not_depend_on_the_number_of_threads():
     problem = network(6, Options(), batch=37, hidden=11)
     results = []
     for threads in (1, 2, 3, 5):
@@ -123,7 +125,7 @@ def test_threads_do_not_change_a_bit():
             assert torch.equal(value, other[name]), name
 
 
-def test_levels_agree():
+def test_dispatch_levels_agree():
     assert compiled.core is not None
     problem = network(7, Options(), batch=3, hidden=19)
     results = {}
@@ -134,15 +136,15 @@ def test_levels_agree():
     finally:
         compiled.core.force_level("auto")
     events, gradients = results["plain"]
-    for level, (other, found) in results.items():
+    for level, (other, gradients) in results.items():
         assert torch.equal(events.units, other.units), level
         assert (events.times - other.times).abs().max() < 1e-12, level
-        assert max(worst_gradient(found, gradients).values()) < 1e-11, level
+        assert max(worst_gradient(gradients, gradients).values()) < 1e-11, level
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 4, 5, 6, 8, 16, 32])
-def test_any_number_of_nodes(nodes):
-    """As many nodes as it has kernels for, and others; the reference has the same error where panels are the same."""
+def test_number_of_nodes(nodes):
+    """Numbers with a special kernel, and others."""
     panel = 0.02 if nodes < 4 else 0.5
     problem = network(8, Options(nodes=nodes, panel=panel), batch=1, horizon=3.0)
     exact = engines.get("reference").forward(dataclasses.replace(problem, options=EXACT))
@@ -152,21 +154,21 @@ def test_any_number_of_nodes(nodes):
     assert (events.times - exact.times).abs().max() < tolerance
 
 
-def test_long_silence():
-    """Stretches of hundreds of panels, in both directions."""
+def test_long_intervals_match_the_reference():
+    """Intervals of hundreds of panels, forward and backward."""
     problem = network(9, EXACT, batch=1, horizon=300.0, inputs=5)
     problem = dataclasses.replace(problem, b=problem.b - torch.tensor([[0.0], [0.0], [0.9]]))
-    events, found = run(ENGINE, problem)
+    events, gradients = run(ENGINE, problem)
     reference = engines.get("reference")
     exact = reference.forward(problem)
     assert 0 < len(events.times) < 500
     assert torch.equal(events.units, exact.units)
     assert (events.times - exact.times).abs().max() < 1e-11
-    assert max(worst_gradient(found, reference.backward(problem, exact, cotangents(events))).values()) < 1e-11
+    assert max(worst_gradient(gradients, reference.backward(problem, exact, cotangents(events))).values()) < 1e-11
 
 
-def test_silence_costs_nothing():
-    """Ten million time constants without an event: in closed form, and in no time."""
+def test_long_inactivity_costs_nothing():
+    """Ten million time constants without an event take less than half a second and have the closed form."""
     still = network(9, EXACT, batch=1, horizon=100.0, inputs=5)
     still = dataclasses.replace(
         still, b=still.b - torch.tensor([[0.0], [0.0], [2.5]]), input_values=-still.input_values
@@ -178,7 +180,7 @@ def test_silence_costs_nothing():
     assert time.perf_counter() - start < 0.5
     assert torch.equal(later.units, events.units)
     assert (later.c_read[:, -1] - torch.tanh(still.b[2])).abs().max() < 1e-15
-    # The state at the end depends on the biases alone.
+    # The final state depends only on the biases.
     weights = cotangents(later, only="c_read")
     weights.c_read[:, :2] = 0
     back = ENGINE.backward(last, later, weights)
@@ -190,8 +192,8 @@ def test_silence_costs_nothing():
 
 
 @pytest.mark.parametrize("b_u", [-9.0, -2.0, 0.0])
-def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
-    """Slow gates: the closed form of the spec's P4 takes over; also its gradient, by autograd through that form."""
+def test_crossing_at_rest_matches_the_closed_form(b_u):
+    """Slow gates: units cross long after the activations have reached their biases. Also the gradient, by autograd."""
     one = torch.tensor(1.0)
     b = torch.tensor([[b_u], [0.0], [0.8]], requires_grad=True)
     theta, tau_m = torch.tensor([0.6], requires_grad=True), torch.tensor(40.0, requires_grad=True)
@@ -212,21 +214,21 @@ def test_a_crossing_long_after_the_activations_are_at_rest(b_u):
     assert (events.c_read[0, 0] - c).abs().max() < 1e-12
     weights = cotangents(events, only="times")
     weights.c_read[:] = 0.7
-    found = ENGINE.backward(problem, events, weights)
+    gradients = ENGINE.backward(problem, events, weights)
     total = (weights.times * exact).sum() + 0.7 * c.sum()
     right = torch.autograd.grad(total, (b, theta, tau_m))
-    # The activations start at rest, so that b acts at once here and only after tau_s there: what is left is a0's part.
-    mine = found.b + found.a0[0]
+    # In the closed form, a0 is b: add the gradient of a0 to that of b.
+    by_b = gradients.b + gradients.a0[0]
     for name, value, other in (
-        ("b", mine, right[0]),
-        ("theta", found.theta, right[1]),
-        ("tau_m", found.tau_m, right[2]),
+        ("b", by_b, right[0]),
+        ("theta", gradients.theta, right[1]),
+        ("tau_m", gradients.tau_m, right[2]),
     ):
         assert ((value - other).abs().max() / other.abs().max()) < 1e-11, name
 
 
-def alone(a, b, c, theta, horizon: float) -> Problem:
-    """Units without connections."""
+def unconnected(a, b, c, theta, horizon: float) -> Problem:
+    """Return a problem of units without connections."""
     count, one, empty = len(c), torch.tensor(1.0), torch.empty(0)
     return Problem(
         torch.zeros(3, count, count), torch.zeros(3, count, 1), torch.as_tensor(b), torch.as_tensor(theta),
@@ -237,34 +239,34 @@ def alone(a, b, c, theta, horizon: float) -> Problem:
 
 
 def test_no_crossing_is_missed():
-    """G: 20,000 units on their own, against a fine grid."""
+    """Check G: 20,000 units without connections, against a fine grid."""
     count, hidden, horizon, steps = 20_000, 500, 4.0, 200
     a, b, c, theta = units(count, seed=5)
     extreme = np.arange(count) % 7 == 0
     a[:, extreme] *= 4
     b[:, extreme] *= 2
-    found = np.full(count, np.inf)
+    first = np.full(count, np.inf)
     for start in range(0, count, hidden):
         part = slice(start, start + hidden)
-        problem = alone(a[:, part], b[:, part], c[part], theta[part], horizon)
+        problem = unconnected(a[:, part], b[:, part], c[part], theta[part], horizon)
         events = ENGINE.forward(problem)
         for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
-            found[start + n] = t  # the first of each unit
-    grid = brute(a, b, c, theta, horizon, FlowSettings(0.7, 1.1, gauss_legendre(6), 0.5), steps)
+            first[start + n] = t  # keep the first of each unit
+    grid = first_above_on_grid(a, b, c, theta, horizon, FlowSettings(0.7, 1.1, gauss_legendre(6), 0.5), steps)
     assert np.isfinite(grid).sum() > count / 20
-    assert not (np.isfinite(grid) & np.isinf(found)).any()  # missed
+    assert not (np.isfinite(grid) & np.isinf(first)).any()  # missed
     caught = np.isfinite(grid)
-    assert (found[caught] <= grid[caught] + 1e-12).all()  # late
-    assert (found[caught] > grid[caught] - horizon / steps - 1e-12).all()  # early
-    hit = np.isfinite(found)
+    assert (first[caught] <= grid[caught] + 1e-12).all()  # late
+    assert (first[caught] > grid[caught] - horizon / steps - 1e-12).all()  # early
+    hit = np.isfinite(first)
     settings = FlowSettings(0.7, 1.1, gauss_legendre(12), 1.0)
-    assert abs(flow(a[:, hit], b[:, hit], c[hit], found[hit], settings) - theta[hit]).max() < 1e-13
-    assert (hit & ~caught).sum() < count / 200  # hops over the threshold between two points
+    assert abs(flow(a[:, hit], b[:, hit], c[hit], first[hit], settings) - theta[hit]).max() < 1e-13
+    assert (hit & ~caught).sum() < count / 200  # above the threshold only between two grid points
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1e-6, 1e-9, -1e-9, -1e-6, -1e-3])
 def test_grazing_is_decided_exactly(gap):
-    """Hundreds of units whose largest c, when z falls below theta, is ``gap`` above that: all fire or none does."""
+    """The largest c of each unit is ``gap`` above its threshold: all units emit, or none."""
     a, b, c, theta = units(3000, seed=7)
     settings = FlowSettings(0.7, 1.1, gauss_legendre(12), 1.0)
     w0, w1 = window(a, b, theta, settings)
@@ -276,14 +278,14 @@ def test_grazing_is_decided_exactly(gap):
     a, b, c, theta, w1 = a[:, good], b[:, good], c[good], theta[good], w1[good]
     count = len(c)
     assert count > 100
-    events = ENGINE.forward(alone(a, b, c, theta, 3.0))
+    events = ENGINE.forward(unconnected(a, b, c, theta, 3.0))
     first = np.full(count, np.inf)
     for t, n in zip(reversed(events.times.tolist()), reversed(events.units.tolist()), strict=True):
         first[n] = t
     assert (first < w1).all() if gap > 0 else np.isinf(first).all()
 
 
-def test_float32_is_float64_rounded():
+def test_float32_results_are_rounded_float64_results():
     problem = network(10)
     small = {name: getattr(problem, name).float() for name in DIFFERENTIABLE}
     small = dataclasses.replace(problem, **small, readout_times=problem.readout_times.float())
@@ -292,8 +294,8 @@ def test_float32_is_float64_rounded():
         **{name: getattr(small, name).double() for name in DIFFERENTIABLE},
         readout_times=small.readout_times.double(),
     )
-    events, found = run(ENGINE, small)
-    assert {events.times.dtype, events.c_read.dtype, found.V.dtype, found.tau_s.dtype} == {torch.float32}
+    events, gradients = run(ENGINE, small)
+    assert {events.times.dtype, events.c_read.dtype, gradients.V.dtype, gradients.tau_s.dtype} == {torch.float32}
     exact = ENGINE.forward(wide)
     assert torch.equal(events.times, exact.times.float())
     weights = cotangents(events)
@@ -302,14 +304,14 @@ def test_float32_is_float64_rounded():
         **{f.name: v.double() for f in dataclasses.fields(weights) if (v := getattr(weights, f.name)) is not None},
     )
     for name, value in ENGINE.backward(wide, exact, weights)._asdict().items():
-        assert torch.equal(getattr(found, name), value.to(getattr(found, name).dtype)), name
+        assert torch.equal(getattr(gradients, name), value.to(getattr(gradients, name).dtype)), name
 
 
 def limited(problem: Problem, events: int) -> Problem:
     return dataclasses.replace(problem, options=dataclasses.replace(problem.options, max_events=events))
 
 
-def test_the_event_limit_is_exact():
+def test_event_limit_is_exact():
     problem = network(11, batch=8)
     counts = ENGINE.forward(problem).counters.events
     most, sample = int(counts.max()), int(counts.argmax())
@@ -319,13 +321,13 @@ def test_the_event_limit_is_exact():
         ENGINE.forward(limited(problem, most - 1))
 
 
-def test_the_event_limit_names_the_first_sample_past_it():
-    """Whichever thread comes to it first: sample 0 has so much to do that sample 1 is past the limit long before."""
+def test_event_limit_error_names_the_first_sample():
+    """Sample 0 has so many inputs that sample 1 exceeds the limit earlier, in another thread."""
     problem, idle = network(11), 40_000
-    own = problem.input_times[:9]
+    times = problem.input_times[:9]
     problem = dataclasses.replace(
         problem,
-        input_times=torch.cat([torch.zeros(idle), own]),
+        input_times=torch.cat([torch.zeros(idle), times]),
         input_channels=torch.cat([torch.zeros(idle, dtype=torch.int64), problem.input_channels[:9]]),
         input_values=torch.cat([torch.zeros(idle), problem.input_values[:9]]),
         input_offsets=torch.tensor([0, idle + 9, idle + 9]),
@@ -338,7 +340,7 @@ def test_the_event_limit_names_the_first_sample_past_it():
     torch.set_num_threads(1)
 
 
-def test_what_it_cannot_do_it_says(monkeypatch):
+def test_unsupported_problems(monkeypatch):
     problem = network(12)
     assert "running loss" in str(ENGINE.unsupported(problem, density))
     assert "nodes" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(nodes=33))))
@@ -377,7 +379,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("stage", "horizon"), [("forward", 1000.0), ("backward", 5.0)])
-def test_an_interrupt_stops_it_within_a_second(threads, stage, horizon):
+def test_interrupt_stops_a_run_within_a_second(threads, stage, horizon):
     code = INTERRUPTED.format(threads=threads, horizon=horizon)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -385,7 +387,7 @@ def test_an_interrupt_stops_it_within_a_second(threads, stage, horizon):
             if line.strip() == stage:
                 break
         time.sleep(0.3)
-        assert child.poll() is None, "it was done before the interrupt"
+        assert child.poll() is None, "finished before the interrupt"
         start = time.perf_counter()
         child.send_signal(signal.SIGINT)
         assert child.stdout.readline().strip() == "stopped"
