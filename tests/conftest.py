@@ -1,4 +1,4 @@
-"""Every test runs in float64 unless it says otherwise, from a fixed seed, with uninitialised memory full of NaN."""
+"""Defaults of every test: float64, a fixed seed, one thread, uninitialised memory filled with NaN."""
 
 import os
 import signal
@@ -7,8 +7,8 @@ import hypothesis
 import pytest
 import torch
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it where determinism is wanted
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children deaf to Ctrl-C
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it for deterministic results
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children with SIGINT ignored
 hypothesis.settings.register_profile("egru", deadline=None, max_examples=int(os.environ.get("EGRU_EXAMPLES", "40")))
 hypothesis.settings.load_profile("egru")
 
@@ -16,9 +16,9 @@ hypothesis.settings.load_profile("egru")
 @pytest.fixture(autouse=True)
 def defaults():
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # small tensors: a second thread only waits
+    torch.set_num_threads(1)  # a second thread would only wait: tensors are small
     torch.set_default_dtype(torch.float64)
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    torch.use_deterministic_algorithms(True)  # also fills the memory of torch.empty with NaN
     assert torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     yield
     torch.use_deterministic_algorithms(False)
@@ -28,12 +28,12 @@ def defaults():
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     if not os.environ.get("EGRU_DATA"):
-        skip = pytest.mark.skip(reason="needs the published data files: set EGRU_DATA to their folder")
+        skip = pytest.mark.skip(reason="requires the published data files: set EGRU_DATA to their folder")
         for item in items:
-            if item.get_closest_marker("data"):  # not the keyword: the folder tests/data is one too
+            if item.get_closest_marker("data"):  # not item.keywords, which contains the folder name tests/data
                 item.add_marker(skip)
     if not torch.cuda.is_available():
-        skip = pytest.mark.skip(reason="needs a CUDA device; none here")
+        skip = pytest.mark.skip(reason="requires a CUDA device")
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(skip)

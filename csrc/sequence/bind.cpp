@@ -18,7 +18,6 @@ void define(nb::module_& m, const char* name, Function function, const char* doc
 void bind_sequence(nb::module_& m) {
     nb::class_<TrainCall> call(m, "TrainCall", "Arguments of one call; csrc/sequence/train.hpp documents the fields.");
     call.def(nb::init<>());
-    call.def(nb::init<const TrainCall&>());
 #define FIELD(name) call.def_rw(#name, &TrainCall::name)
     FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
     FIELD(float64), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);

@@ -3,7 +3,7 @@ The compiled core of egru. Import it through egru.compiled, which handles its ab
 """
 
 from collections.abc import Sequence
-from typing import Annotated, overload
+from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
@@ -35,11 +35,7 @@ def release_memory() -> None:
 class TrainCall:
     """Arguments of one call; csrc/sequence/train.hpp documents the fields."""
 
-    @overload
     def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, arg: TrainCall, /) -> None: ...
 
     @property
     def T(self) -> int: ...
