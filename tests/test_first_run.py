@@ -1,4 +1,4 @@
-"""What a newcomer touches first: the README's examples and the demo."""
+"""The README's examples and the demo."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 
-def test_the_readme_examples_run(capsys, monkeypatch):
+def test_readme_examples_run(capsys, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     layer, engine = blocks
     assert sum(bool(line.strip()) for line in layer.splitlines()) <= 15
@@ -33,8 +33,8 @@ def test_the_readme_examples_run(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("7 7 Activity(steps=784, ")
 
 
-def load_recipe(name):
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", ROOT / "examples" / f"{name}.py")
+def load_example(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -44,8 +44,8 @@ def load_recipe(name):
 
 
 @pytest.mark.parametrize("options", [[], ["--permuted"], ["--precision", "bfloat16"]])
-def test_the_demo_in_small(options, tmp_path, capsys):
-    page = load_recipe("digits").main(["--epochs", "2", "--hidden", "8", "--report", str(tmp_path / "out"), *options])
+def test_demo_writes_a_report(options, tmp_path, capsys):
+    page = load_example("digits").main(["--epochs", "2", "--hidden", "8", "--report", str(tmp_path / "out"), *options])
     assert page.read_text().startswith("<!")
     assert {p.suffix for p in page.parent.iterdir()} >= {".png", ".html", ".json"}
     runs = json.loads((page.parent / "report.json").read_text())["runs"]
@@ -56,29 +56,29 @@ def test_the_demo_in_small(options, tmp_path, capsys):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_demo_on_a_gpu(precision, tmp_path):
+def test_demo_runs_on_a_gpu(precision, tmp_path):
     torch.use_deterministic_algorithms(False)
     options = ["--epochs", "2", "--hidden", "8", "--device", "cuda", "--precision", precision]
-    page = load_recipe("digits").main([*options, "--report", str(tmp_path / "out")])
+    page = load_example("digits").main([*options, "--report", str(tmp_path / "out")])
     config = json.loads((page.parent / "report.json").read_text())["config"]
     assert (config["device"], config["precision"]) == ("cuda", precision)
 
 
-def test_the_demo_knows_its_precisions(capsys):
+def test_demo_refuses_an_unknown_precision(capsys):
     with pytest.raises(SystemExit) as stop:
-        load_recipe("digits").main(["--precision", "float8"])
+        load_example("digits").main(["--precision", "float8"])
     assert stop.value.code == 2
     assert "bfloat16" in capsys.readouterr().err
 
 
-def test_the_demo_imports_nothing_private():
+def test_demo_uses_only_public_names():
     source = (ROOT / "examples" / "digits.py").read_text()
     assert not re.search(r"(import|from) +[\w.]*\b_\w", source)
     assert not re.search(r"\._[a-z]", source)
 
 
-def test_the_demo_explains_its_options(capsys):
+def test_demo_has_help(capsys):
     with pytest.raises(SystemExit) as stop:
-        load_recipe("digits").main(["--help"])
+        load_example("digits").main(["--help"])
     assert stop.value.code == 0
     assert "--permuted" in capsys.readouterr().out

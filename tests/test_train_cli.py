@@ -1,5 +1,6 @@
-"""``egru train``, ``evaluate``, ``list``, ``doctor``: what they print, and the codes they end with."""
+"""``egru train``, ``evaluate``, ``list``, ``doctor`` and others: their output and exit codes."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -57,8 +58,8 @@ def test_train_and_evaluate(capsys, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # tensorboard's own
-def test_tensorboard_reads_what_a_run_wrote(capsys, tmp_path):
-    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'egru[tensorboard]'")
+def test_tensorboard_reads_the_metrics_of_a_run(capsys, tmp_path):
+    pytest.importorskip("tensorboard", reason="requires tensorboard: pip install 'egru[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
         EventAccumulator,
     )
@@ -67,15 +68,16 @@ def test_tensorboard_reads_what_a_run_wrote(capsys, tmp_path):
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     lines = Run.open(tmp_path / "run").metrics()
     for group in ("train", "validation", "activity"):
-        for name, value in lines[0][group].items():
+        metrics = [dataclasses.asdict(getattr(line, group)) for line in lines]
+        for name, value in metrics[0].items():
             if value is None:
                 continue
-            read = events.Scalars(f"{group}/{name}")
-            assert [point.step for point in read] == [1, 2]
-            assert [point.value for point in read] == pytest.approx([line[group][name] for line in lines], rel=1e-6)
+            points = events.Scalars(f"{group}/{name}")
+            assert [point.step for point in points] == [1, 2]
+            assert [point.value for point in points] == pytest.approx([values[name] for values in metrics], rel=1e-6)
 
 
-def test_tensorboard_that_is_not_there(capsys, monkeypatch, tmp_path):
+def test_missing_tensorboard_is_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--tensorboard")
     assert code == 1
@@ -83,27 +85,27 @@ def test_tensorboard_that_is_not_there(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", ["list", "--help", "train digits --help", "list unbuffered"])
-def test_a_reader_that_leaves_is_not_an_error(arguments):
-    """As in `egru list | head`; without a buffer it shows at the first line, with one at the end."""
+def test_closed_pipe_is_not_an_error(arguments):
+    """As in `egru list | head`. The error shows at the first line without a buffer, and at the end with one."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PATH)}
     if arguments.endswith("unbuffered"):
         environment["PYTHONUNBUFFERED"] = "1"
-    reading, writing = os.pipe()
-    os.close(reading)
+    reader, writer = os.pipe()
+    os.close(reader)
     command = [sys.executable, "-m", "egru", *arguments.removesuffix("unbuffered").split()]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
-    os.close(writing)
-    assert done.stderr == ""
-    assert done.returncode == (0 if arguments == "--help" else 141)  # argparse does not mind
+    completed = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
+    os.close(writer)
+    assert completed.stderr == ""
+    assert completed.returncode == (0 if arguments == "--help" else 141)  # argparse ignores a closed pipe
 
 
-def test_runs_get_a_name_of_their_own(capsys, tmp_path):
+def test_default_run_folder_has_recipe_and_time(capsys, tmp_path):
     assert egru(capsys, "train", "digits-gru", *SMALL)[0] == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("digits-gru-2")
 
 
-def test_export(capsys, tmp_path):
+def test_export_writes_weights_and_records(capsys, tmp_path):
     assert egru(capsys, "train", "digits", *SMALL, "--out", "run")[0] == 0
     code, out, _ = egru(capsys, "export", "run", "small", "--weights", "float32")
     assert code == 0
@@ -122,7 +124,7 @@ def test_export(capsys, tmp_path):
     assert err == "egru: small exists and is not an empty folder; choose another one\n"
 
 
-def test_a_run_of_another_device(capsys, tmp_path):
+def test_device_option_evaluates_a_gpu_run_on_the_cpu(capsys, tmp_path):
     assert egru(capsys, "train", "digits", *SMALL, "--out", "run", "--precision", "bfloat16")[0] == 0
     path = tmp_path / "run" / "config.json"
     stored = json.loads(path.read_text())
@@ -133,10 +135,10 @@ def test_a_run_of_another_device(capsys, tmp_path):
     assert egru(capsys, "evaluate", "run", "--device", "cpu")[0] == 0
 
 
-def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
-    few = Split(*(part[90:120] for part in mnist_sample()))
-    whole = Classification("some digits", 10, few, few, few)
-    monkeypatch.setattr(sys.modules["egru.runs.load"], "load_data", lambda config: whole)
+def test_evaluate_accepts_the_name_of_a_pretrained_model(capsys, monkeypatch, tmp_path):
+    split = Split(*(part[90:120] for part in mnist_sample()))
+    data = Classification("some digits", 10, split, split, split)
+    monkeypatch.setattr(sys.modules["egru.runs.load"], "load_data", lambda config: data)
     code, out, err = egru(capsys, "evaluate", "smnist")
     assert (code, err) == (0, "")
     assert out.startswith("test, epoch 36: accuracy 96.67 %, activity sparsity 98.8 %, ")  # one of 30 is wrong
@@ -144,7 +146,7 @@ def test_a_pretrained_model(capsys, monkeypatch, tmp_path):
     assert egru(capsys, "evaluate", "smnist")[2] == "egru: smnist is not a run: it has no config.json\n"
 
 
-def test_resume(capsys, monkeypatch, tmp_path):
+def test_resume_continues_an_interrupted_run(capsys, monkeypatch, tmp_path):
     calls, original = 0, ClassifierTask.evaluate
 
     def evaluate(self, model, split):
@@ -172,7 +174,7 @@ def test_resume(capsys, monkeypatch, tmp_path):
     )
 
 
-def test_time_is_up(capsys, tmp_path):
+def test_minutes_pause_a_run(capsys, tmp_path):
     code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run", "--minutes", "1e-9")
     assert code == 75
     assert err == "egru: the time limit was reached; epoch 1 of 2 is saved: continue with --resume run\n"
@@ -181,7 +183,7 @@ def test_time_is_up(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["smnist", "ptb", "wikitext2", "dvs"])
-def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
+def test_missing_data_exits_with_two(name, capsys, tmp_path):
     code, _, err = egru(capsys, "train", name, "--smoke", "--out", "run")
     assert code == 2
     assert err.count("\n") == 1
@@ -191,7 +193,7 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["train", "smnits"], 1, "unknown recipe 'smnits'; did you mean smnist"),
         (["train", "digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
@@ -203,36 +205,36 @@ def test_missing_data_is_said_and_exits_with_two(name, capsys, tmp_path):
         (["evaluate", "smnist"], 2, "EGRU_DATA"),
     ],
 )
-def test_errors_are_one_line(arguments, code, words, capsys):
-    got, _, err = egru(capsys, *arguments)
-    assert got == code
-    assert words in err
+def test_errors_are_one_line(arguments, code, message, capsys):
+    actual, _, err = egru(capsys, *arguments)
+    assert actual == code
+    assert message in err
     assert err.startswith("egru: ")
     assert err.count("\n") == 1
 
 
-def test_a_damaged_config_is_one_line(capsys, tmp_path):
+def test_damaged_config_is_reported_in_one_line(capsys, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     code, _, err = egru(capsys, "evaluate", str(tmp_path))
     assert code == 1
     assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, see --verbose\n"
 
 
-def test_minutes_are_checked_before_there_is_a_run(capsys, tmp_path):
+def test_invalid_minutes_create_no_run(capsys, tmp_path):
     code, _, err = egru(capsys, "train", "digits", "--smoke", "--minutes", "nan", "--out", str(tmp_path / "run"))
     assert code == 1
     assert "minutes must be positive" in err
     assert not (tmp_path / "run").exists()
 
 
-def test_verbose_shows_the_trace(capsys):
+def test_verbose_shows_the_traceback(capsys):
     for arguments in (["-v", "evaluate", "nowhere"], ["evaluate", "nowhere", "-v"]):
         code, _, err = egru(capsys, *arguments)
         assert code == 1
         assert "Traceback" in err
 
 
-def test_list_shows_every_recipe_with_its_number(capsys):
+def test_list_shows_every_recipe_by_table(capsys):
     code, out, _ = egru(capsys, "list")
     assert code == 0
     lines = out.splitlines()
@@ -243,7 +245,7 @@ def test_list_shows_every_recipe_with_its_number(capsys):
     assert egru(capsys, "list", "nothing")[2].startswith("egru: unknown table 'nothing'; the tables are digits")
 
 
-def test_doctor(capsys, monkeypatch, tmp_path):
+def test_doctor_shows_kernels_packages_and_data(capsys, monkeypatch, tmp_path):
     code, out, _ = egru(capsys, "doctor")
     assert code == 0
     assert "kernel cpu" in out
@@ -261,7 +263,7 @@ def test_doctor(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "digits", "--help"]])
-def test_help(arguments, capsys):
+def test_train_help_shows_the_fields_of_a_recipe(arguments, capsys):
     try:
         code = cli.main(arguments)
     except SystemExit as stop:
@@ -272,8 +274,7 @@ def test_help(arguments, capsys):
     assert ("--learning-rate" in out) == ("digits" in arguments)
 
 
-def test_ctrl_c_stops_cleanly(tmp_path):
-    """In earnest: SIGINT to the process; it ends in good order, says how to go on, and goes on."""
+def test_sigint_stops_a_run_that_can_be_resumed(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, PATH))}
     options = ["--smoke", "--hidden", "8", "--limit", "40", "--out", "run", "--epochs", "100000"]
     process = subprocess.Popen(
@@ -298,7 +299,7 @@ def test_ctrl_c_stops_cleanly(tmp_path):
     assert run.newest_epoch() >= len(run.metrics()) - 1
 
 
-def test_report_of_runs(capsys, tmp_path):
+def test_report_writes_pages(capsys, tmp_path):
     for name in ("digits", "digits-gru"):
         assert egru(capsys, "train", name, *SMALL, "--out", name)[0] == 0
     code, out, err = egru(capsys, "report", "digits", "digits-gru", "--out", "page")
@@ -312,7 +313,7 @@ def test_report_of_runs(capsys, tmp_path):
     assert "used only the first 60 of each split" in err
 
 
-def test_reproduce(capsys):
+def test_reproduce_prints_tables(capsys):
     code, out, _ = egru(capsys, "reproduce")
     assert code == 0
     assert "gestures " in out

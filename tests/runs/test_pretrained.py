@@ -1,6 +1,6 @@
-"""The models that ship with the package: how many of 500 test digits they get right, and at what activity.
+"""The pretrained models: accuracy and activity on 500 test digits.
 
-Nothing is chosen by these digits. The counts below hold on every dispatch level of the compiled core and in float64.
+No setting was chosen with these digits. The values hold on every instruction set of the compiled core and in float64.
 """
 
 import sys
@@ -16,17 +16,17 @@ from egru.runs.load import PRETRAINED, find_run, pretrained
 from egru.training import Run, RunError
 from tests.helpers import mnist_sample
 
-pytest.importorskip("safetensors", reason="weights in files need safetensors")
+pytest.importorskip("safetensors", reason="requires safetensors")
 CORRECT = 491
 LOSS = 0.0400
-SILENT = 0.98862
+SPARSITY = 0.98862
 MACS = 15_427
 
 
 @pytest.fixture(autouse=True)
 def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
-    torch.use_deterministic_algorithms(False)  # filling every fresh tensor costs more than the model
+    torch.use_deterministic_algorithms(False)  # filling every new tensor takes longer than the model
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +36,24 @@ def sample() -> Split:
 
 @pytest.fixture(scope="module")
 def scored(sample):
-    """The model's scores of the sample, and its activity."""
+    """The scores of the model on the sample, and its activity."""
     model = pretrained("smnist")
     with torch.no_grad(), egru.ActivityMonitor(model) as activity:
         scores = torch.cat([model(x)[0] for x in sample.x.split(5)])
     return scores, activity.summary()
 
 
-def test_the_accuracy_and_activity_we_claim(sample, scored):
+def test_pretrained_model_has_the_documented_accuracy_and_activity(sample, scored):
     scores, activity = scored
     assert (scores.argmax(1) == sample.y).sum() == CORRECT
-    assert cross_entropy(scores, sample.y).item() == pytest.approx(LOSS, abs=1e-3)  # counts alone forgive a wrong gain
-    assert activity.activity_sparsity == pytest.approx(SILENT, abs=1e-5)
+    assert cross_entropy(scores, sample.y).item() == pytest.approx(
+        LOSS, abs=1e-3
+    )  # the count does not depend on the readout's gain, the loss does
+    assert activity.activity_sparsity == pytest.approx(SPARSITY, abs=1e-5)
     assert activity.forward_macs == pytest.approx(MACS, abs=1)
 
 
-def in_engine(images, **options):
+def run_engine(images, **options):
     engine = egru.EventEngine(**pretrained("smnist").streaming(), **options)
     scores = []
     for image in images:
@@ -60,36 +62,36 @@ def in_engine(images, **options):
     return torch.stack(scores), engine
 
 
-def test_the_engine_chooses_as_the_model_does(sample, scored):
-    scores, engine = in_engine(sample.x)
+def test_engine_predicts_the_same_classes_as_the_model(sample, scored):
+    scores, engine = run_engine(sample.x)
     assert torch.equal(scores.argmax(1), scored[0].argmax(1))
-    apart = ((scores - scored[0]).abs().amax(1) > 1e-3).sum()
-    assert apart <= 2  # of image 234 a state comes within 4e-8 of its threshold, and either side of it is right
-    assert 1 - engine.activity.rates[0] == pytest.approx(SILENT, abs=1e-5)
+    different = ((scores - scored[0]).abs().amax(1) > 1e-3).sum()
+    assert different <= 2  # for image 234, a state is within 4e-8 of its threshold
+    assert 1 - engine.activity.rates[0] == pytest.approx(SPARSITY, abs=1e-5)
 
 
-def test_pixel_by_pixel_is_the_whole(sample):
+def test_engine_steps_equal_a_whole_image(sample):
     engine = egru.EventEngine(**pretrained("smnist").streaming())
     *_, last = (engine.step(pixel) for pixel in sample.x[0])
-    assert torch.equal(last, in_engine(sample.x[:1])[0][0])
+    assert torch.equal(last, run_engine(sample.x[:1])[0][0])
     assert last.argmax() == sample.y[0]
 
 
-def test_int8_is_within_two_images(sample):
-    scores, engine = in_engine(sample.x, weights="int8")
+def test_int8_accuracy_differs_by_at_most_two_images(sample):
+    scores, engine = run_engine(sample.x, weights="int8")
     assert abs((scores.argmax(1) == sample.y).sum() - CORRECT) <= 2  # 490
-    assert 1 - engine.activity.rates[0] == pytest.approx(SILENT, abs=1e-4)
+    assert 1 - engine.activity.rates[0] == pytest.approx(SPARSITY, abs=1e-4)
 
 
 @pytest.mark.data
-def test_the_sample_is_of_the_test_split(sample):
+def test_sample_is_part_of_the_test_split(sample):
     test = sequential_mnist().test
     assert torch.equal(sample.x, test.x[::20])
     assert torch.equal(sample.y, test.y[::20])
 
 
 @pytest.mark.parametrize("name", PRETRAINED)
-def test_what_ships_is_a_finished_run(name):
+def test_pretrained_model_is_a_finished_run_on_the_cpu(name):
     model = egru.pretrained(name)
     assert not model.training
     assert next(model.parameters()).device.type == "cpu"
@@ -98,7 +100,7 @@ def test_what_ships_is_a_finished_run(name):
     assert run.config()["config"]["root"] is None
 
 
-def test_names(monkeypatch):
+def test_unknown_models_and_missing_safetensors_are_reported(monkeypatch):
     with pytest.raises(ValueError, match="name must be one of smnist; got 'mnist'"):
         egru.pretrained("mnist")
     with pytest.raises(RunError, match=r"mnist is neither the folder of a run nor a pretrained model \(smnist\)"):

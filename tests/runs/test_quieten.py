@@ -1,4 +1,4 @@
-"""Runs with higher thresholds."""
+"""``egru quieten``: what it writes, and how the search chooses thresholds."""
 
 import contextlib
 import shutil
@@ -33,30 +33,30 @@ def first(defaults, tmp_path, monkeypatch):
     return tmp_path / "first"
 
 
-def layer(folder) -> EventRNN:
-    found = load(folder).model.get_submodule("layer0")
-    assert isinstance(found, EventRNN)
-    return found
+def load_layer(folder) -> EventRNN:
+    module = load(folder).model.get_submodule("layer0")
+    assert isinstance(module, EventRNN)
+    return module
 
 
-def lowest(folder) -> float:
-    return layer(folder).thresholds()["l0"].min().item()
+def lowest_threshold(folder) -> float:
+    return load_layer(folder).thresholds()["l0"].min().item()
 
 
-def test_what_is_written_is_what_was_measured(first, tmp_path):
-    said = []
-    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", log=said.append)
+def test_result_is_that_of_the_exported_network(first, tmp_path):
+    messages = []
+    result = quieten(first, tmp_path / "quiet", floor=(0.2,), weights="int8", log=messages.append)
     scores, activity, epoch = evaluate(tmp_path / "quiet")
     assert scores == result.test
     assert epoch == result.best_epoch == Run.open(first).best_epoch()
     assert activity.forward_macs == result.activity.forward_macs < evaluate(first)[1].forward_macs
-    assert lowest(tmp_path / "quiet") == pytest.approx(0.2)
-    assert lowest(first) < 0.01
-    assert said[-1].startswith("floors 0.2: loss ")
-    written = Run.open(tmp_path / "quiet")
+    assert lowest_threshold(tmp_path / "quiet") == pytest.approx(0.2)
+    assert lowest_threshold(first) < 0.01
+    assert messages[-1].startswith("floors 0.2: loss ")
+    exported = Run.open(tmp_path / "quiet")
     assert not (tmp_path / "quiet" / METRICS).exists()
-    assert training_metrics(written) == Run.open(first).metrics()
-    assert written.result() == result
+    assert training_metrics(exported) == Run.open(first).metrics()
+    assert exported.result() == result
     assert result.derivation is not None
     assert result.derivation.source == str(first)
     assert result.derivation.validation.loss == evaluate(tmp_path / "quiet", "validation")[0].loss
@@ -66,26 +66,25 @@ def test_what_is_written_is_what_was_measured(first, tmp_path):
         report([tmp_path / "quiet"])
 
 
-def test_a_search_keeps_what_events_clear(tmp_path):
+def test_search_keeps_the_amount_that_an_event_resets(tmp_path):
     train("digits", replace(SMALL, reset="threshold"), tmp_path / "second", page=False)
     quieten(tmp_path / "second", tmp_path / "quiet", within=0.01)
     before, after = (evaluate(tmp_path / name, "validation") for name in ("second", "quiet"))
     assert after[0].loss <= before[0].loss + 0.01
     assert after[1].forward_macs < before[1].forward_macs
-    one, other = (layer(tmp_path / name) for name in ("second", "quiet"))
+    layer, quiet_layer = (load_layer(tmp_path / name) for name in ("second", "quiet"))
     result = Run.open(tmp_path / "quiet").result()
     assert result is not None
     assert result.derivation is not None
     first = result.derivation.trials[0]
     assert first.validation.loss == before[0].loss
     assert first.floor == (0.0,)
-    cleared = [each.reset_scales()["l0"] * each.thresholds()["l0"] for each in (one, other)]
-    torch.testing.assert_close(*cleared)
-    assert not torch.equal(one.thresholds()["l0"], other.thresholds()["l0"])
+    amounts = [each.reset_scales()["l0"] * each.thresholds()["l0"] for each in (layer, quiet_layer)]
+    torch.testing.assert_close(*amounts)
+    assert not torch.equal(layer.thresholds()["l0"], quiet_layer.thresholds()["l0"])
 
 
-def test_text_is_judged_as_it_is_tested(tmp_path, monkeypatch):
-    """In one column, not in those of the epochs' validation."""
+def test_search_reads_the_validation_text_in_one_column_like_the_test_text(tmp_path, monkeypatch):
     words = torch.randint(9, (300,), generator=torch.Generator().manual_seed(0))
     text = Text("text", [str(word) for word in range(9)], words, words[:200], words[100:])
     monkeypatch.setattr("egru.data.penn_treebank", lambda root: text)
@@ -95,14 +94,14 @@ def test_text_is_judged_as_it_is_tested(tmp_path, monkeypatch):
     result = Run.open(tmp_path / "quiet").result()
     assert result is not None
     assert result.derivation is not None
-    found = load(tmp_path / "quiet")
-    one = build(replace(found.config, evaluation_batch=1), text)[1].evaluate(found.model, "validation")
-    eight = found.task.evaluate(found.model, "validation")
+    trained = load(tmp_path / "quiet")
+    one = build(replace(trained.config, evaluation_batch=1), text)[1].evaluate(trained.model, "validation")
+    eight = trained.task.evaluate(trained.model, "validation")
     assert result.derivation.trials[-1].validation.loss == one.loss != eight.loss
     assert result.derivation.validation.loss == eight.loss  # comparable to other runs
 
 
-def test_its_record_names_the_command(first, tmp_path):
+def test_kept_record_has_the_command_and_no_paths(first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(0.1,))
     plain = Run.open(tmp_path / "quiet").config()
     assert plain["config"]["threshold_floor"] == [0.1]
@@ -122,10 +121,10 @@ def test_its_record_names_the_command(first, tmp_path):
     assert str(tmp_path) not in record + (kept / "config.json").read_text() + (kept / "result.json").read_text()
 
 
-def test_as_a_command(first, tmp_path, capsys):
+def test_command_prints_trials_and_the_choice(first, tmp_path, capsys):
     assert cli.main(["quieten", "first", "quiet", "--within", "0.5"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "first as trained, on validation:"
+    assert lines[0] == "first before, on validation:"
     assert lines[1].startswith("floors 0: loss ")
     assert lines[-3].startswith("chosen: floors 0.")
     assert lines[-2].startswith("test: accuracy ")
@@ -134,70 +133,70 @@ def test_as_a_command(first, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"within": -1.0}, "within must not be negative, got -1.0"),
+        ({"within": -1.0}, "within must be non-negative, got -1.0"),
         ({"floor": (0.1, 0.2)}, r"floor must be one number or a sequence of length 1, .*got \(0.1, 0.2\)"),
     ],
 )
-def test_refused_before_anything_is_written(options, said, first, tmp_path):
-    with pytest.raises(ValueError, match=said):
+def test_invalid_options_are_refused_before_anything_is_written(options, message, first, tmp_path):
+    with pytest.raises(ValueError, match=message):
         quieten(first, tmp_path / "quiet", **options)
     assert not (tmp_path / "quiet").exists()
 
 
 @pytest.mark.parametrize(("floor", "tried"), [(0.32, ["floors 0.3", "floors 0.35"]), (0.97, ["floors 0.95"])])
-def test_the_search_starts_where_thresholds_are(floor, tried, first, tmp_path):
+def test_search_starts_at_the_current_thresholds(floor, tried, first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(floor,))
-    said = []
+    messages = []
     with contextlib.suppress(RunError):
-        quieten(tmp_path / "quiet", tmp_path / "quieter", log=said.append)
-    assert [line.split(":")[0] for line in said[1:3]] == tried
+        quieten(tmp_path / "quiet", tmp_path / "quieter", log=messages.append)
+    assert [line.split(":")[0] for line in messages[1:3]] == tried
 
 
-def test_nothing_to_save(first, tmp_path):
+def test_search_that_saves_nothing_is_an_error(first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(0.97,))
-    with pytest.raises(RunError, match=r"nothing is saved within 0.001 nats of the lowest validation loss"):
+    with pytest.raises(RunError, match=r"no floor saves MACs within 0.001 nats of the lowest validation loss"):
         quieten(tmp_path / "quiet", tmp_path / "quieter")
     assert not (tmp_path / "quieter").exists()
 
 
-def test_dense_networks_have_no_thresholds(tmp_path):
+def test_dense_networks_are_refused(tmp_path):
     train("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
-    with pytest.raises(ValueError, match="this run has no event layers, its cell is gru"):
+    with pytest.raises(ValueError, match="the run must have event layers, got cell gru"):
         quieten(tmp_path / "dense", tmp_path / "quiet")
 
 
-def searched(loss, start, within, macs=lambda *floor: -sum(floor)):
-    """Floors found where loss and MACs are functions of them; and which were asked for."""
-    asked = []
+def run_search(loss, start, within, macs=lambda *floor: -sum(floor)):
+    """Return the chosen floors and all tried ones, for given functions of loss and MACs."""
+    tried = []
 
     def attempt(floor):
-        asked.append(tuple(floor))
+        tried.append(tuple(floor))
         return ThresholdTrial(tuple(floor), Scores(loss(*floor), 0.0), 0.0, macs(*floor))
 
-    return search(attempt, attempt(start), within).floor, asked
+    return search(attempt, attempt(start), within).floor, tried
 
 
-def test_the_search_goes_as_far_as_it_may():
-    floors, asked = searched(lambda a, b: a + 2 * b, (0.0, 0.0), 0.42)
-    assert floors == (0.0, 0.2)  # the last layer first: the other has no room left
-    assert len(asked) == len(set(asked)) == 7
+def test_search_raises_the_last_layer_first_up_to_the_limit():
+    floors, tried = run_search(lambda a, b: a + 2 * b, (0.0, 0.0), 0.42)
+    assert floors == (0.0, 0.2)  # the last layer uses up the limit
+    assert len(tried) == len(set(tried)) == 7
 
 
-def test_the_search_goes_round_until_nothing_changes():
-    """The first layer's floor makes room for the last one's."""
-    floors, _ = searched(lambda a, b: max(0.0, b - a - 0.1) if a < 0.22 else 9.0, (0.0, 0.0), 0.01)
+def test_search_repeats_all_layers_until_nothing_changes():
+    """A higher floor of the first layer allows a higher one of the last layer."""
+    floors, _ = run_search(lambda a, b: max(0.0, b - a - 0.1) if a < 0.22 else 9.0, (0.0, 0.0), 0.01)
     assert floors == (0.2, 0.3)
 
 
-def test_the_search_goes_down_and_stays_there():
-    """Not up again to where it came from."""
-    floors, _ = searched(lambda a, b: 1 + (b - 0.3) ** 2, (0.0, 0.0), 0.003)
+def test_search_compares_with_the_lowest_loss_so_far():
+    """It does not return to the loss that it started from."""
+    floors, _ = run_search(lambda a, b: 1 + (b - 0.3) ** 2, (0.0, 0.0), 0.003)
     assert floors == (0.95, 0.35)
 
 
-def test_the_search_wants_fewer_macs_and_numbers():
-    dear = searched(lambda a, b: 1 - a - b, (0.0, 0.0), 0.0, macs=lambda a, b: b - a)[0]
-    assert dear == (0.95, 0.0)  # the last layer would lower the loss, and cost more
-    assert searched(lambda a, b: float("nan") if b else 1.0, (0.0, 0.0), 0.0)[0] == (0.95, 0.0)
+def test_search_refuses_more_macs_and_nan():
+    floors = run_search(lambda a, b: 1 - a - b, (0.0, 0.0), 0.0, macs=lambda a, b: b - a)[0]
+    assert floors == (0.95, 0.0)  # the last layer would lower the loss but cost more
+    assert run_search(lambda a, b: float("nan") if b else 1.0, (0.0, 0.0), 0.0)[0] == (0.95, 0.0)

@@ -1,4 +1,4 @@
-"""Pages of runs: what is read from their folders, and what is said where something is missing."""
+"""Report pages of runs: what is read from their folders, and what the page says if something is missing."""
 
 import dataclasses
 import json
@@ -26,12 +26,12 @@ def single_precision(defaults):
 
 @pytest.fixture(autouse=True)
 def no_files(monkeypatch):
-    monkeypatch.setattr(page, "_png_files", lambda runs, rasters: {})  # tests/report looks at those
+    monkeypatch.setattr(page, "_png_files", lambda runs, rasters: {})  # tested in tests/report
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """An EGRU and a GRU, each of two epochs."""
+    """Finished runs of an EGRU and a GRU with two epochs each."""
     torch.set_default_dtype(torch.float32)
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +48,7 @@ def runs(trained, tmp_path):
     return tmp_path / "runs"
 
 
-def test_a_finished_run_has_its_page(runs):
+def test_finished_run_has_a_page(runs):
     source = (runs / "digits" / "report" / "index.html").read_text(encoding="utf-8")
     assert "digits, EGRU 8" in source
     assert 'id="raster-2"' in source
@@ -64,7 +64,7 @@ def test_a_finished_run_has_its_page(runs):
     assert run.environment == Run.open(runs / "digits").environment()
 
 
-def test_several_runs_side_by_side(runs, monkeypatch, tmp_path):
+def test_several_runs_are_shown_side_by_side(runs, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     path = report([runs / "digits", runs / "digits-gru"])
     assert path.resolve() == (tmp_path / "report" / "index.html").resolve()
@@ -75,7 +75,7 @@ def test_several_runs_side_by_side(runs, monkeypatch, tmp_path):
     assert 'id="raster-1"' in source
 
 
-def test_runs_of_one_shape_are_told_apart(runs, tmp_path):
+def test_runs_of_equal_size_have_distinct_names(runs, tmp_path):
     shutil.copytree(runs / "digits", runs / "again")
     source = report([runs / "digits", runs / "again"], tmp_path / "out").read_text(encoding="utf-8")
     assert "EGRU 8 (digits)" in source
@@ -85,7 +85,7 @@ def test_runs_of_one_shape_are_told_apart(runs, tmp_path):
     assert "3 runs: EGRU 8 (digits), EGRU 8 (again), GRU 8<" in source
 
 
-def test_without_checkpoints_the_page_says_so(runs):
+def test_page_names_missing_checkpoints(runs):
     shutil.rmtree(runs / "digits" / "checkpoints")
     source = report([runs / "digits"]).read_text(encoding="utf-8")
     assert "The events of EGRU 8 are not drawn: the run has no checkpoints." in source
@@ -93,7 +93,7 @@ def test_without_checkpoints_the_page_says_so(runs):
     assert 'id="curves"' in source
 
 
-def test_without_data_the_page_says_so(runs, monkeypatch):
+def test_page_names_missing_data(runs, monkeypatch):
     def missing(config):
         raise FileNotFoundError("no digits under EGRU_DATA")
 
@@ -102,7 +102,7 @@ def test_without_data_the_page_says_so(runs, monkeypatch):
     assert "The events of EGRU 8 are not drawn: no digits under EGRU_DATA." in source
 
 
-def test_a_run_of_a_gpu_is_drawn_on_the_cpu(runs):
+def test_events_of_a_gpu_run_are_drawn_on_the_cpu(runs):
     path = runs / "digits" / "config.json"
     plain = json.loads(path.read_text())
     plain["config"] |= {"device": "cuda", "precision": "bfloat16"}
@@ -110,7 +110,7 @@ def test_a_run_of_a_gpu_is_drawn_on_the_cpu(runs):
     assert 'id="raster-1"' in report([runs / "digits"]).read_text(encoding="utf-8")
 
 
-def test_an_unfinished_run_is_refused(runs):
+def test_unfinished_run_is_refused(runs):
     (runs / "digits" / "result.json").unlink()
     with pytest.raises(RunError, match=r"is not finished \(2 of 2 epochs\): `egru train --resume"):
         report([runs / "digits"])
@@ -131,7 +131,7 @@ def test_sparsity_of_layers_is_read_where_there_is_any(runs):
     assert [epoch.layer_sparsity for epoch in run.history] == [{"layer0": 0.75}, {}]
 
 
-def test_the_command_names_what_was_changed():
+def test_train_command_names_changed_fields():
     config = find("digits").make()
     assert train_command("digits", config) == "egru train digits"
     changed = dataclasses.replace(
@@ -153,7 +153,7 @@ def test_the_command_names_what_was_changed():
     assert again == dataclasses.replace(changed, root=None)
 
 
-def test_events_of_the_raster_are_the_models_own():
+def test_raster_has_the_events_of_the_model():
     config = dataclasses.replace(smoke(find("digits").make()), hidden=8, layers=2)
     data = load_data(config)
     assert isinstance(data, Classification)
@@ -171,7 +171,7 @@ def test_events_of_the_raster_are_the_models_own():
     assert draw_rasters(model, permuted, data)[0].image is None
 
 
-def test_rasters_of_films_and_of_text():
+def test_rasters_of_frames_and_text():
     config = ClassifierConfig(data="dvs", hidden=4)
     split = Split(torch.rand(3, 5, 2, 32, 32), torch.tensor([1, 1, 0]))
     data = Classification("film", 2, split, split, split)
@@ -188,7 +188,7 @@ def test_rasters_of_films_and_of_text():
     assert raster.input.shape == (160, 5)
 
 
-def test_a_damaged_checkpoint_is_named(runs):
+def test_page_names_a_damaged_checkpoint(runs):
     for folder in (runs / "digits" / "checkpoints").iterdir():
         (folder / checkpoint.WEIGHTS).write_bytes(b"")
     source = report([runs / "digits"], log=lambda text: None).read_text(encoding="utf-8")
@@ -196,5 +196,5 @@ def test_a_damaged_checkpoint_is_named(runs):
     assert "no intact checkpoint" in source
 
 
-def test_recipes_are_known():
+def test_train_command_of_a_recipe_has_no_options():
     assert all(train_command(name, recipe.make()) == f"egru train {name}" for name, recipe in RECIPES.items())

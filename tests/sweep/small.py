@@ -1,4 +1,4 @@
-"""Sweeps of a few seconds: the digits recipe with a handful of units and sequences."""
+"""Sweeps that take seconds: the digits recipe with a few units and sequences."""
 
 import dataclasses
 import os
@@ -20,18 +20,18 @@ def search(trial):
 
 
 def settings(folder: Path, space: str = SPACE, endless: int = -1, **changes) -> Sweep:
-    """``endless``: the number of the trial that never ends by itself."""
+    """Return the settings of a small sweep. The trial number ``endless`` never finishes."""
     folder.mkdir(exist_ok=True)
     (folder / "space.py").write_text(f"ENDLESS = {endless}\n{space}")
     config = dataclasses.replace(
         experiments.find("digits").make(), epochs=2, limit=30, hidden=4, batch=30, evaluation_batch=30
     )
-    given = {"storage": str(folder / "journal.log"), "study": "small", **changes}
-    return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **given)
+    options = {"storage": str(folder / "journal.log"), "study": "small", **changes}
+    return Sweep(recipe="digits", config=config, search=folder / "space.py", folder=folder, **options)
 
 
-def stillborn(sweep: Sweep, device: str | None, environment: dict[str, str], connection: Any) -> None:
-    """A worker that dies at once while there are files ``dead-*``, of which it takes one with it."""
+def die_before_trial(sweep: Sweep, device: str | None, environment: dict[str, str], connection: Any) -> None:
+    """A worker that exits at once while there are files ``dead-*``, and removes one of them."""
     for mark in sweep.folder.glob("dead-*"):
         mark.unlink()
         os._exit(9)

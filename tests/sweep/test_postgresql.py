@@ -1,4 +1,4 @@
-"""Sweeps of several machines over a real PostgreSQL server, started for these tests and gone after them."""
+"""Sweeps on several machines with a PostgreSQL server that these tests start and stop."""
 
 import dataclasses
 import glob
@@ -22,8 +22,8 @@ from egru.sweep.worker import work
 from egru.training import Run
 from tests.sweep.small import settings
 
-pytest.importorskip("optuna", reason="needs Optuna: pip install 'egru[sweep]'")
-psycopg = pytest.importorskip("psycopg", reason="needs psycopg: pip install 'egru[sweep]'")
+pytest.importorskip("optuna", reason="requires Optuna: pip install 'egru[sweep]'")
+psycopg = pytest.importorskip("psycopg", reason="requires psycopg: pip install 'egru[sweep]'")
 
 
 @pytest.fixture(autouse=True)
@@ -31,23 +31,23 @@ def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 
-def binaries() -> Path | None:
-    found = [Path(path).parent for path in sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))]
+def find_binaries() -> Path | None:
+    folders = [Path(path).parent for path in sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))]
     if (path := shutil.which("postgres")) is not None:
-        found.append(Path(path).resolve().parent)
-    return found[-1] if found else None
+        folders.append(Path(path).resolve().parent)
+    return folders[-1] if folders else None
 
 
 @pytest.fixture(scope="module")
 def server():
-    """The URL of an empty database."""
-    bin = binaries()
+    """Start a server and return the URL of an empty database."""
+    bin = find_binaries()
     if bin is None:
-        pytest.skip("needs a PostgreSQL server: apt-get install postgresql")
+        pytest.skip("requires a PostgreSQL server: apt-get install postgresql")
     folder = Path(tempfile.mkdtemp(prefix="egru-postgresql-"))
-    who: dict = {"cwd": folder}
-    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
-        who |= {"user": "nobody", "group": "nogroup", "extra_groups": []}
+    options: dict = {"cwd": folder}
+    if os.geteuid() == 0:  # PostgreSQL does not run as root
+        options |= {"user": "nobody", "group": "nogroup", "extra_groups": []}
         shutil.chown(folder, "nobody", "nogroup")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -55,12 +55,12 @@ def server():
     data = folder / "data"
     subprocess.run(
         [bin / "initdb", "--pgdata", data, "--auth", "trust", "--username", "egru", "--no-sync", "--encoding", "UTF8"],
-        check=True, capture_output=True, **who,
+        check=True, capture_output=True, **options,
     )  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             [bin / "postgres", "-D", data, "-k", folder, "-p", str(port), "-h", "127.0.0.1", "-F"],
-            stdout=log, stderr=log, **who,
+            stdout=log, stderr=log, **options,
         )  # fmt: skip
     try:
         url = f"postgresql://egru@127.0.0.1:{port}/postgres"
@@ -75,41 +75,41 @@ def server():
                 time.sleep(0.1)
         yield url
     finally:
-        process.send_signal(signal.SIGQUIT)  # at once: nobody will miss it
+        process.send_signal(signal.SIGQUIT)  # immediate shutdown
         process.wait(60)
         shutil.rmtree(folder)
 
 
 def test_two_machines_share_a_study(server, tmp_path):
-    """Two sweeps in two folders, one worker each: one study, every trial in one folder or the other."""
+    """Two sweeps in two folders with one worker each: every trial is in one of the folders."""
     machines = [settings(tmp_path / name, storage=server, study="shared", trials=4) for name in ("one", "two")]
-    threads = [threading.Thread(target=sweep, args=(machine, lambda said: None)) for machine in machines]
+    threads = [threading.Thread(target=sweep, args=(machine, lambda message: None)) for machine in machines]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(240)
         assert not thread.is_alive()
     trials = open_study(machines[0]).get_trials()
-    assert 4 <= len(trials) <= 5  # a worker that has not asked for its trial yet is not seen from elsewhere
+    assert 4 <= len(trials) <= 5  # a worker that has not asked for its trial yet is not counted by the other sweep
     assert {trial.state.name for trial in trials} == {"COMPLETE"}
     folders = sorted(path.name for machine in machines for path in machine.folder.glob("trial-*"))
     assert folders == [f"trial-{number:05d}" for number in range(len(trials))]
     assert {trial.user_attrs["folder"] for trial in trials} == {machine.home for machine in machines}
     before = len(trials)
-    study = sweep(dataclasses.replace(machines[1], trials=before + 1), lambda said: None)
+    study = sweep(dataclasses.replace(machines[1], trials=before + 1), lambda message: None)
     assert len(study.get_trials()) == before + 1
 
 
-def test_the_trial_of_a_machine_that_died_is_tried_elsewhere(server, tmp_path):
-    """No supervisor left to notice: the signs of life stop, and another machine takes the trial over."""
-    given = settings(tmp_path / "dead", endless=0, storage=server, study="heartbeat", heartbeat=1)
+def test_trial_of_a_dead_machine_is_repeated_by_another(server, tmp_path):
+    """Without a supervisor, the missing heartbeat shows that the trial is lost."""
+    dead = settings(tmp_path / "dead", endless=0, storage=server, study="heartbeat", heartbeat=1)
     reading, writing = multiprocessing.get_context("forkserver").Pipe(duplex=False)
     process = multiprocessing.get_context("forkserver").Process(
-        target=work, args=(given, None, dict(os.environ), writing)
+        target=work, args=(dead, None, dict(os.environ), writing)
     )
     process.start()
     end = time.monotonic() + 60
-    while len(Run(given.trial_folder(0)).metrics()) < 2:
+    while len(Run(dead.trial_folder(0)).metrics()) < 2:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert process.pid is not None
@@ -118,7 +118,7 @@ def test_the_trial_of_a_machine_that_died_is_tried_elsewhere(server, tmp_path):
     reading.close()
     time.sleep(3.5)
     study = sweep(settings(tmp_path / "alive", storage=server, study="heartbeat", heartbeat=1, trials=1))
-    lost, again = study.get_trials()
-    assert (lost.state.name, again.state.name) == ("FAIL", "COMPLETE")
-    assert again.params == lost.params
+    lost, repeated = study.get_trials()
+    assert (lost.state.name, repeated.state.name) == ("FAIL", "COMPLETE")
+    assert repeated.params == lost.params
     assert count_finished(study) == 1

@@ -1,4 +1,4 @@
-"""Sweeps: what the trials are, going on, pruning, objectives, workers and whole sweeps that are killed."""
+"""Sweeps: trials, resuming, pruning, objectives, and what happens when workers or whole sweeps are killed."""
 
 import contextlib
 import dataclasses
@@ -24,9 +24,9 @@ from egru.runs import resume
 from egru.sweep import read_search, sweep, table, worker, write_outcome
 from egru.sweep.study import RETRIES, count_finished, mark_lost, open_study, repair_journal
 from egru.training import Run, RunError
-from tests.sweep.small import SPACE, settings, stillborn
+from tests.sweep.small import SPACE, die_before_trial, settings
 
-optuna = pytest.importorskip("optuna", reason="needs Optuna: pip install 'egru[sweep]'")
+optuna = pytest.importorskip("optuna", reason="requires Optuna: pip install 'egru[sweep]'")
 PATH = [os.path.abspath(path) for path in sys.path]
 
 
@@ -40,17 +40,17 @@ def states(study) -> list[str]:
     return [trial.state.name for trial in study.get_trials()]
 
 
-def until(true, seconds: float = 90.0) -> None:
+def wait_until(condition, seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
-    while not true():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
-    said = []
+def test_every_trial_is_a_run_and_a_study_resumes(tmp_path):
+    messages = []
     first = settings(tmp_path, trials=2, workers=2)
-    study = sweep(first, said.append)
+    study = sweep(first, messages.append)
     assert states(study) == ["COMPLETE"] * 2
     for trial in study.get_trials():
         run = Run.open(tmp_path / f"trial-{trial.number:05d}")
@@ -60,12 +60,12 @@ def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
         lines = run.metrics()
         assert trial.intermediate_values == {line.epoch: line.validation.accuracy for line in lines}
         assert trial.value == lines[run.best_epoch() - 1].validation.accuracy
-        assert run.result() is None  # the test split is for the trial that is chosen
+        assert run.result() is None  # trials do not score the test split
     assert resume(tmp_path / "trial-00001").best_epoch == Run.open(tmp_path / "trial-00001").best_epoch()
-    assert len(said) == 2
-    sweep(first, said.append)
-    assert said[2:] == ["resuming study 'small': 2 of 2 trials are finished"]
-    study = sweep(dataclasses.replace(first, trials=3), said.append)
+    assert len(messages) == 2
+    sweep(first, messages.append)
+    assert messages[2:] == ["resuming study 'small': 2 of 2 trials are finished"]
+    study = sweep(dataclasses.replace(first, trials=3), messages.append)
     assert states(study) == ["COMPLETE"] * 3
     assert table(study, first).startswith("best 3 trials on validation (3 complete, 0 pruned, 0 failed):\n")
     (written,) = write_outcome(study, first)
@@ -75,81 +75,80 @@ def test_every_trial_is_a_run_and_a_study_goes_on(tmp_path):
 
 @pytest.mark.parametrize("pruner", ["median", "none"])
 def test_bad_trials_are_pruned(pruner, tmp_path):
-    """Five perfect trials are there already; one of five units cannot keep up."""
-    given = settings(tmp_path, trials=6, pruner=pruner)
-    study = open_study(given)
+    """The study has five perfect trials, so that the next one is below their median."""
+    sweep_settings = settings(tmp_path, trials=6, pruner=pruner)
+    study = open_study(sweep_settings)
     for _ in range(5):
         study.add_trial(optuna.create_trial(value=1.0, intermediate_values={1: 1.0, 2: 1.0}))
-    said = []
-    study = sweep(given, said.append)
+    messages = []
+    study = sweep(sweep_settings, messages.append)
     assert states(study)[-1] == ("PRUNED" if pruner == "median" else "COMPLETE")
     assert len(Run.open(tmp_path / "trial-00005").metrics()) == (1 if pruner == "median" else 2)
-    assert ("pruned after epoch 1" in said[-1]) == (pruner == "median")
+    assert ("pruned after epoch 1" in messages[-1]) == (pruner == "median")
 
 
 def test_two_objectives_give_a_pareto_front(tmp_path):
-    given = settings(tmp_path, trials=3, workers=2, objectives=("quality", "macs"), pruner="none")
-    study = sweep(given, lambda said: None)
+    sweep_settings = settings(tmp_path, trials=3, workers=2, objectives=("quality", "macs"), pruner="none")
+    study = sweep(sweep_settings, lambda message: None)
     assert [d.name for d in study.directions] == ["MAXIMIZE", "MINIMIZE"]
     for trial in study.get_trials():
-        run = Run.open(given.trial_folder(trial.number))
+        run = Run.open(sweep_settings.trial_folder(trial.number))
         line = run.metrics()[run.best_epoch() - 1]
         assert trial.values == [line.validation.accuracy, line.activity.forward_macs]
-    shown = table(study, given)
+    shown = table(study, sweep_settings)
     assert shown.startswith(f"Pareto front, {len(study.best_trials)} trials on validation (3 complete")
-    assert {path.name for path in write_outcome(study, given)} == {"trials.csv", "pareto.svg", "pareto.png"}
+    assert {path.name for path in write_outcome(study, sweep_settings)} == {"trials.csv", "pareto.svg", "pareto.png"}
     assert "</svg>" in (tmp_path / "pareto.svg").read_text()
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_killed_worker_loses_only_its_trial(tmp_path):
-    """kill -9 in the middle of trial 0, once trials 1 and 2 have come and gone beside it."""
-    given = settings(tmp_path, endless=0, trials=3, workers=2)
-    said, found = [], []
-    thread = threading.Thread(target=lambda: found.append(sweep(given, said.append)))
+def test_trial_of_a_killed_worker_is_repeated(tmp_path):
+    """Kills trial 0 after trials 1 and 2 have finished."""
+    sweep_settings = settings(tmp_path, endless=0, trials=3, workers=2)
+    messages, studies = [], []
+    thread = threading.Thread(target=lambda: studies.append(sweep(sweep_settings, messages.append)))
     thread.start()
-    until(lambda: len(said) == 2 and len(Run(tmp_path / "trial-00000").metrics()) > 2)
+    wait_until(lambda: len(messages) == 2 and len(Run(tmp_path / "trial-00000").metrics()) > 2)
     (worker,) = multiprocessing.active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
     thread.join(90)
     assert not thread.is_alive()
-    (study,) = found
+    (study,) = studies
     assert states(study) == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
-    lost, *_, again = study.get_trials()
-    assert again.params == lost.params
-    assert again.user_attrs["replaces"] == 0
-    assert said[2] == "trial 0: the worker was killed (exit code -9), will be repeated"
+    lost, *_, repeated = study.get_trials()
+    assert repeated.params == lost.params
+    assert repeated.user_attrs["replaces"] == 0
+    assert messages[2] == "trial 0: the worker was killed (exit code -9), will be repeated"
     assert count_finished(study) == 3
 
 
 @pytest.mark.parametrize("dead", [RETRIES, RETRIES + 1])
-def test_workers_that_die_before_they_have_a_trial(dead, tmp_path, monkeypatch):
-    """Now and then is no harm; one after the other ends the sweep."""
-    monkeypatch.setattr("egru.sweep.supervise.work", stillborn)
-    given, said = settings(tmp_path, trials=1), []
+def test_workers_that_die_before_their_trial_end_the_sweep_if_there_are_many(dead, tmp_path, monkeypatch):
+    monkeypatch.setattr("egru.sweep.supervise.work", die_before_trial)
+    sweep_settings, messages = settings(tmp_path, trials=1), []
     for i in range(dead):
         (tmp_path / f"dead-{i}").touch()
     if dead > RETRIES:
         with pytest.raises(RunError, match="3 workers in a row ended before they started a trial"):
-            sweep(given, said.append)
+            sweep(sweep_settings, messages.append)
     else:
-        assert states(sweep(given, said.append)) == ["COMPLETE"]
-    assert said[:dead] == ["a worker ended before it started a trial (exit code 9)"] * dead
+        assert states(sweep(sweep_settings, messages.append)) == ["COMPLETE"]
+    assert messages[:dead] == ["a worker ended before it started a trial (exit code 9)"] * dead
 
 
-def test_workers_see_the_environment_of_now(tmp_path, monkeypatch):
-    """Not that of the moment their server was started."""
+def test_workers_have_the_current_environment(tmp_path, monkeypatch):
+    """The fork server has the environment of the time when it was started."""
     forkserver.ensure_running()
     monkeypatch.setenv("EGRU_UNITS", "5")
     space = "import os\ndef search(trial):\n    return {'hidden': int(os.environ['EGRU_UNITS']), 'epochs': 1}"
-    assert states(sweep(settings(tmp_path, space, trials=1), lambda said: None)) == ["COMPLETE"]
+    assert states(sweep(settings(tmp_path, space, trials=1), lambda message: None)) == ["COMPLETE"]
     assert Run.open(tmp_path / "trial-00000").config()["config"]["hidden"] == 5
 
 
-def test_a_killed_sweep_goes_on(tmp_path):
-    """The whole of it: kill -9 of the command; its worker ends too, and the next call tries the trial again."""
-    given = settings(tmp_path, endless=0, trials=1)
+def test_killed_sweep_resumes(tmp_path):
+    """When the sweep is killed, its worker exits, and the next call repeats the trial."""
+    sweep_settings = settings(tmp_path, endless=0, trials=1)
     process = subprocess.Popen(
         [
             sys.executable,
@@ -160,41 +159,52 @@ def test_a_killed_sweep_goes_on(tmp_path):
         stdin=subprocess.PIPE,
     )
     assert process.stdin is not None
-    process.stdin.write(pickle.dumps(given))
+    process.stdin.write(pickle.dumps(sweep_settings))
     process.stdin.close()
     run = Run(tmp_path / "trial-00000")
-    until(lambda: len(run.metrics()) > 2)
+    wait_until(lambda: len(run.metrics()) > 2)
     with pytest.raises(RunError, match="another sweep is running in"):
-        sweep(given)
+        sweep(sweep_settings)
     process.kill()
     process.wait()
 
-    def free() -> bool:
+    def is_unlocked() -> bool:
         try:
             with run.lock():
                 return True
         except RunError:
             return False
 
-    until(free, 30)
-    said = []
-    study = sweep(given, said.append)
+    wait_until(is_unlocked, 30)
+    messages = []
+    study = sweep(sweep_settings, messages.append)
     assert states(study) == ["FAIL", "COMPLETE"]
-    assert said[0] == "trial 0 was interrupted and will be repeated"
+    assert messages[0] == "trial 0 was interrupted and will be repeated"
 
 
-def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
-    """Ctrl-C ends the worker in the middle of its trial, and of its writing; the same command tries it again."""
-    given = settings(tmp_path, endless=0)
-    arguments = ["sweep", "digits", "--search", str(given.search), "--trials", "1", "--out", "here", "--limit", "30"]
+def test_same_command_resumes_after_ctrl_c(tmp_path, capsys, monkeypatch):
+    """Ctrl-C stops a worker that holds the journal's lock; the same command repeats its trial."""
+    sweep_settings = settings(tmp_path, endless=0)
+    arguments = [
+        "sweep",
+        "digits",
+        "--search",
+        str(sweep_settings.search),
+        "--trials",
+        "1",
+        "--out",
+        "here",
+        "--limit",
+        "30",
+    ]
     arguments += ["--epochs", "2", "--hidden", "4", "--batch", "30"]
     from egru.sweep import supervise
 
     stopped = []
 
     def interrupt(*args, **kwargs):
-        until(lambda: len(Run(Path("here/trial-00000")).metrics()) > 2)
-        until(locked)
+        wait_until(lambda: len(Run(Path("here/trial-00000")).metrics()) > 2)
+        wait_until(locked)
         stopped.append(time.monotonic())
         raise KeyboardInterrupt
 
@@ -207,7 +217,7 @@ def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(supervise, "wait", interrupt)
         assert cli.main(arguments) == 130
-    assert time.monotonic() - stopped[0] < 8  # seconds of grace are for workers that may be alive
+    assert time.monotonic() - stopped[0] < 8  # does not wait for the timeout of the lock
     assert multiprocessing.active_children() == []
     assert "egru: stopped; the same command resumes" in capsys.readouterr().err
     assert cli.main(arguments) == 0
@@ -216,7 +226,7 @@ def test_ctrl_c_and_the_same_command(tmp_path, capsys, monkeypatch):
     assert "written: here/trials.csv" in out
 
 
-def test_a_lost_trial_is_tried_so_often(tmp_path):
+def test_lost_trial_is_repeated_at_most_retries_times(tmp_path):
     study = open_study(settings(tmp_path))
     for number in range(RETRIES + 1):
         trial = study.ask({"hidden": optuna.distributions.IntDistribution(2, 6)})
@@ -224,36 +234,36 @@ def test_a_lost_trial_is_tried_so_often(tmp_path):
         assert count_finished(study) == 0
         assert mark_lost(study, number)
         assert not mark_lost(study, number)
-    assert count_finished(study) == 1  # given up
+    assert count_finished(study) == 1  # not repeated again
     assert states(study) == ["FAIL"] * (RETRIES + 1)
     assert len({t.params["hidden"] for t in study.get_trials()}) == 1
 
 
-def test_a_trial_that_diverges_counts_and_the_rest_goes_on(tmp_path):
+def test_diverging_trial_counts_as_failed_and_the_sweep_continues(tmp_path):
     space = """
 def search(trial):
     return {"learning_rate": 1e38 if trial.number == 0 else 1e-3}
 """
-    said = []
-    study = sweep(settings(tmp_path, space, trials=2), said.append)
+    messages = []
+    study = sweep(settings(tmp_path, space, trials=2), messages.append)
     assert states(study) == ["FAIL", "COMPLETE"]
-    assert said[0].startswith("trial 0: failed ()")
-    assert "is the last good state" in said[0]
+    assert messages[0].startswith("trial 0: failed ()")
+    assert "is the last good state" in messages[0]
 
 
-def test_a_trial_whose_best_epoch_left_no_line_has_failed(tmp_path, monkeypatch):
+def test_trial_without_metrics_of_its_best_epoch_fails(tmp_path, monkeypatch):
     trial = optuna.trial.FixedTrial({"hidden": 3, "threshold": -2.0})
 
-    def train(*given, **options):
+    def train(*arguments, **options):
         worker.Run.create(tmp_path / "trial-00000", {})
 
     monkeypatch.setattr(worker, "train", train)
     monkeypatch.setattr(worker.Run, "best", lambda run: 2)
-    with pytest.raises(RuntimeError, match=r"the line of epoch 2, the best, is missing from the metrics of .*00000"):
+    with pytest.raises(RuntimeError, match=r"the metrics of .*00000 have no line for epoch 2, the best one"):
         worker.run_trial(settings(tmp_path), trial)
 
 
-WRONG = {
+INVALID_SPACES = {
     "def search(trial):\n    return {'hiden': 3}": "unknown field 'hiden'; did you mean hidden",
     "def search(trial):\n    return {'threshold.men': 3}": "unknown field 'threshold.men'; did you mean threshold.mean",
     "def search(trial):\n    return {'hidden.size': 3}": "unknown field 'hidden.size'",
@@ -262,52 +272,54 @@ WRONG = {
     "def search(trial):\n    return wrong": "search: NameError: name 'wrong' is not defined",
     "def search(trial)": "space.py: SyntaxError:",
     "import nothing_there": "space.py: ModuleNotFoundError: No module named 'nothing_there'",
-    "search = 3": "has no function search(trial) that returns a dict of fields",
+    "search = 3": "must define a function search(trial) that returns a dict of fields",
 }
 
 
-@pytest.mark.parametrize("space", WRONG)
-def test_what_is_wrong_with_a_space_is_said(space, tmp_path):
+@pytest.mark.parametrize("space", INVALID_SPACES)
+def test_invalid_search_space_is_refused(space, tmp_path):
     (tmp_path / "space.py").write_text(space)
     config = find("digits").make()
-    with pytest.raises(ValueError, match=re.escape(WRONG[space])):
+    with pytest.raises(ValueError, match=re.escape(INVALID_SPACES[space])):
         with_fields(config, read_search(tmp_path / "space.py")(None))
 
 
-def test_what_every_trial_would_run_into_ends_the_sweep(tmp_path):
-    given = settings(tmp_path, "def search(trial):\n    return {'hiden': 3}", trials=5)
+def test_error_of_every_trial_ends_the_sweep(tmp_path):
+    sweep_settings = settings(tmp_path, "def search(trial):\n    return {'hiden': 3}", trials=5)
     with pytest.raises(RunError, match="unknown field 'hiden'"):
-        sweep(given)
-    assert states(open_study(given)) == ["FAIL"]
+        sweep(sweep_settings)
+    assert states(open_study(sweep_settings)) == ["FAIL"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine where the device named is not there")
-def test_workers_get_their_device(tmp_path):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="requires a machine without a CUDA device")
+def test_workers_use_the_given_devices(tmp_path):
     with pytest.raises(RunError, match=r"torch finds no CUDA device, got 'cuda:1'"):
         sweep(settings(tmp_path, devices=("cuda:1",)))
 
 
-def test_other_settings_are_another_study(tmp_path):
-    given = settings(tmp_path)
-    open_study(given)
-    other = dataclasses.replace(given, config=dataclasses.replace(given.config, limit=20))
+def test_study_with_other_settings_is_refused(tmp_path):
+    sweep_settings = settings(tmp_path)
+    open_study(sweep_settings)
+    other = dataclasses.replace(sweep_settings, config=dataclasses.replace(sweep_settings.config, limit=20))
     with pytest.raises(RunError, match="study 'small' was created with limit 30, got 20"):
         open_study(other)
-    elsewhere = dataclasses.replace(given, config=dataclasses.replace(given.config, root="/elsewhere"))
+    elsewhere = dataclasses.replace(
+        sweep_settings, config=dataclasses.replace(sweep_settings.config, root="/elsewhere")
+    )
     open_study(elsewhere)
 
 
-def test_a_study_from_before_a_field_existed_goes_on(tmp_path):
-    given = settings(tmp_path)
-    study = open_study(given)
+def test_study_without_a_newer_field_resumes(tmp_path):
+    sweep_settings = settings(tmp_path)
+    study = open_study(sweep_settings)
     made = {name: value for name, value in study.user_attrs["settings"].items() if name != "start_from"}
     study.set_user_attr("settings", made)
-    assert open_study(given).user_attrs["settings"] == made
+    assert open_study(sweep_settings).user_attrs["settings"] == made
 
 
-def test_a_journal_cut_short_is_mended(tmp_path):
-    given = settings(tmp_path)
-    open_study(given).ask()
+def test_truncated_journal_is_repaired(tmp_path):
+    sweep_settings = settings(tmp_path)
+    open_study(sweep_settings).ask()
     journal = tmp_path / "journal.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 4, "wor')
@@ -315,12 +327,12 @@ def test_a_journal_cut_short_is_mended(tmp_path):
     repair_journal(journal)
     assert not Path("journal.log.lock").is_symlink()
     assert journal.read_bytes() == whole
-    assert states(open_study(given)) == ["RUNNING"]
+    assert states(open_study(sweep_settings)) == ["RUNNING"]
     repair_journal(tmp_path / "nothing.log")
 
 
 @pytest.mark.parametrize("folder", ["absolute", "relative"])
-def test_a_dead_writers_lock_is_broken(folder, tmp_path, monkeypatch):
+def test_lock_of_a_dead_writer_expires(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("egru.sweep.study._LOCK_TIMEOUT", 3)
     study = open_study(settings(Path("here") if folder == "relative" else tmp_path / "here"))
     lock = study._storage._backend._lock
@@ -334,18 +346,22 @@ def test_a_dead_writers_lock_is_broken(folder, tmp_path, monkeypatch):
     assert states(study) == ["RUNNING"]
 
 
-def test_fields_with_dots():
+def test_dotted_names_set_nested_fields():
     config = with_fields(find("digits").make(), {"threshold.mean": -2, "clip": None, "betas": [0.8, 0.9]})
     assert (config.threshold.mean, config.clip, config.betas) == (-2.0, None, (0.8, 0.9))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["smnits"], 1, "unknown recipe 'smnits'"),
-        (["digits", "--search", "nowhere.py"], 2, "--search: there is no file nowhere.py"),
-        (["digits", "--objectives", "quality,speed"], 1, "must be of quality, macs, backward-macs, got 'speed'"),
-        (["digits", "--objectives", "macs,macs"], 1, "none twice, got 'macs, macs'"),
+        (["digits", "--search", "nowhere.py"], 2, "--search: nowhere.py does not exist"),
+        (
+            ["digits", "--objectives", "quality,speed"],
+            1,
+            "objectives must be among quality, macs, backward-macs, got 'speed'",
+        ),
+        (["digits", "--objectives", "macs,macs"], 1, "objectives must be non-empty and distinct, got 'macs, macs'"),
         (["digits", "--objectives", "quality,macs", "--pruner", "median"], 1, "must be none with several objectives"),
         (["digits", "--workers", "0"], 1, "workers must be at least 1, got 0"),
         (["digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
@@ -354,25 +370,25 @@ def test_fields_with_dots():
         (["smnist", "--smoke"], 2, "EGRU_DATA"),
     ],
 )
-def test_errors_are_one_line(arguments, code, words, capsys, monkeypatch, tmp_path):
+def test_errors_are_one_line(arguments, code, message, capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("EGRU_DATA", raising=False)
     (tmp_path / "space.py").write_text("ENDLESS = -1\n" + SPACE)
-    got = cli.main(["sweep", "--search", "space.py", *arguments])
+    actual = cli.main(["sweep", "--search", "space.py", *arguments])
     err = capsys.readouterr().err
-    assert got == code
-    assert words in err
+    assert actual == code
+    assert message in err
     assert err.startswith("egru: ")
     assert err.count("\n") == 1
 
 
-def test_optuna_that_is_not_there(capsys, monkeypatch, tmp_path):
+def test_missing_optuna_is_reported(capsys, monkeypatch, tmp_path):
     (tmp_path / "space.py").write_text(SPACE)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["sweep", "digits", "--search", "space.py"]) == 1
     assert "sweeps require Optuna: pip install 'egru[sweep]'" in capsys.readouterr().err
 
 
-def test_help_shows_a_space(capsys):
+def test_help_shows_an_example_of_a_search_space(capsys):
     with pytest.raises(SystemExit):
         cli.main(["sweep", "--help"])
     out = capsys.readouterr().out
@@ -380,7 +396,7 @@ def test_help_shows_a_space(capsys):
     assert "--objectives" in out
 
 
-def test_the_example_of_the_help_is_a_space(tmp_path):
+def test_example_in_the_help_is_a_valid_search_space(tmp_path):
     code = cli.SWEEP_EXAMPLE.split("SPACE.py:\n")[1].split("    egru sweep")[0]
     (tmp_path / "space.py").write_text("if True:\n" + code)
     trial = optuna.trial.FixedTrial({"hidden": 40, "learning_rate": 1e-3, "threshold": -2.0})

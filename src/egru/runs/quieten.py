@@ -1,4 +1,4 @@
-"""Fewer events from a trained run: higher thresholds, as far as validation lets them go. Nothing is trained again."""
+"""Raise the thresholds of a trained run for fewer events, as far as the validation loss allows. Nothing is trained."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from egru.training.records import Derivation, ThresholdTrial
 from egru.types import WeightFormat
 
 STEP = 0.05
-"""Between two floors that are tried."""
+"""Difference between two thresholds that the search tries."""
 
 
 def quieten(
@@ -28,60 +28,71 @@ def quieten(
     device: str | None = None,
     log: Callable[[str], None] = print,
 ) -> Result:
-    """Raise the thresholds of a run's best epoch, and write it like :func:`egru.recipes.export` does.
+    """Raise the thresholds of the best epoch of a run and export the network, as :func:`egru.runs.export` does.
 
-    The result is that of the network as written, on the test split, which is read once, at the end.
+    Thresholds below a floor are raised to it. Without ``floor``, a search on the validation split chooses one floor
+    per layer, below 1. It goes from the last layer to the first and raises a floor while the validation loss is at most
+    ``within`` above the lowest loss so far. The test split is scored once, at the end, with the exported network.
 
     Args:
-        folder: a run, an export, or a pretrained model's name.
-        out: a new folder.
-        floor: below which no threshold stays, one for all layers or one a layer; none: searched on validation, below 1,
-            layer by layer from the last to the first, while the loss is at most ``within`` above the lowest so far.
-        within: nats a sequence or a word.
-        weights: of the files: float32, bfloat16 or int8.
-        device: another one than the run's, in float32.
+        folder: The folder of a run or an export, or the name of a pretrained model.
+        out: The folder to write. It must be empty or not exist yet.
+        floor: One floor for all layers, or one per layer. If empty, search.
+        within: Accepted increase of the validation loss, in nats per sequence or word.
+        weights: Number format of the weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+        device: Device to run on, in float32. If None, the device and precision of the run.
+        log: Called with one line per trial.
+
+    Returns:
+        The test scores and the activity of the exported network.
+
+    Raises:
+        ValueError: If ``within`` is negative, ``floor`` does not fit the layers, or there are no event layers.
+        RunError: If ``folder`` is not a run, ``out`` is not empty, or the search finds nothing to save.
     """
-    begun, out = time.monotonic(), require_new_folder(out)
+    start_time, out = time.monotonic(), require_new_folder(out)
     if not within >= 0:
-        raise ValueError(f"quieten: within must not be negative, got {within!r}")
+        raise ValueError(f"quieten: within must be non-negative, got {within!r}")
     source, device = find_run(Path(folder), device)
-    found = load(source, device, log)
-    log(f"{folder} as trained, on validation:")
-    trials, chosen = _raise(found, floor, within, log)
+    trained = load(source, device, log)
+    log(f"{folder} before, on validation:")
+    trials, chosen = _raise(trained, floor, within, log)
 
     recipe, _ = read_config(Run.open(source).config())
     origin = resolve_source(str(folder))
-    run = Run.create(out, config_record(recipe, replace(found.config, threshold_floor=chosen, start_from=origin)), log)
-    save_shards(checkpoint.get_weights(found.model), out, weights)
-    written = load(out, log=log)
-    scores, activity = score(written.model, written.task, "test")
-    options = [f"--floor {_words(floor)}" if floor else f"--within {within:g}"]
+    config = replace(trained.config, threshold_floor=chosen, start_from=origin)
+    run = Run.create(out, config_record(recipe, config), log)
+    save_shards(checkpoint.get_weights(trained.model), out, weights)
+    exported = load(out, log=log)
+    scores, activity = score(exported.model, exported.task, "test")
+    options = [f"--floor {_join(floor)}" if floor else f"--within {within:g}"]
     options += [f"--weights {weights}"] * (weights != "bfloat16")
     options += [f"--device {device}"] * bool(device)
     derivation = Derivation(
         origin,
         f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
-        written.task.evaluate(written.model, "validation"),
+        exported.task.evaluate(exported.model, "validation"),
         tuple(trials),
     )
-    result = Result(found.epoch or 0, scores, activity, time.monotonic() - begun, derivation)
+    result = Result(trained.epoch or 0, scores, activity, time.monotonic() - start_time, derivation)
     run.write_result(result)
     return result
 
 
 def _raise(
-    found: TrainedRun, floor: Sequence[float], within: float, log: Callable[[str], None]
+    trained: TrainedRun, floor: Sequence[float], within: float, log: Callable[[str], None]
 ) -> tuple[list[ThresholdTrial], tuple[float, ...]]:
-    """Lift the thresholds of ``found.model`` to ``floor``, or to what a search finds: all trials, and the floors."""
-    model, task, original = found.model, found.task, checkpoint.get_weights(found.model)
-    if isinstance(found.config, LanguageConfig) and isinstance(found.data, Text):  # in columns as the test split
-        task = LanguageTask(found.data, replace(found.config, evaluation_batch=found.config.test_batch))
+    """Raise the thresholds of the model to ``floor``, or to what a search finds. Return all trials and the floors."""
+    model, task, original = trained.model, trained.task, checkpoint.get_weights(trained.model)
+    if isinstance(trained.config, LanguageConfig) and isinstance(trained.data, Text):
+        # Read the validation text in as many columns as the test text.
+        task = LanguageTask(trained.data, replace(trained.config, evaluation_batch=trained.config.test_batch))
     thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
     if not thresholds:
-        raise ValueError(f"quieten: this run has no event layers, its cell is {found.config.cell}")
+        raise ValueError(f"quieten: the run must have event layers, got cell {trained.config.cell}")
     trials: list[ThresholdTrial] = []
 
-    def lift(floor: Sequence[float]) -> None:
+    def apply(floor: Sequence[float]) -> None:
         checkpoint.set_weights(model, original)
         raise_thresholds(model, floor)
 
@@ -92,43 +103,50 @@ def _raise(
         return trials[-1]
 
     def attempt(floor: Sequence[float]) -> ThresholdTrial:
-        lift(floor)
+        apply(floor)
         return measure(floor)
 
     if floor:
-        lift(floor)  # refused here, if it is
+        apply(floor)  # raises if the floor does not fit, before anything is measured
         checkpoint.set_weights(model, original)
-    before = measure([round(STEP * int(max(0.0, t.min().item()) / STEP), 6) for t in thresholds])  # nothing lies below
+    lowest = [max(0.0, threshold.min().item()) for threshold in thresholds]
+    before = measure([round(STEP * int(value / STEP), 6) for value in lowest])  # these floors change nothing
     if floor:
         return trials, attempt(floor).floor
     after = search(attempt, before, within)
     if after.forward_macs >= before.forward_macs:
-        raise RunError(f"nothing is saved within {within:g} nats of the lowest validation loss; raise --within")
+        raise RunError(f"no floor saves MACs within {within:g} nats of the lowest validation loss; raise --within")
     log(f"chosen: {after}")
-    lift(after.floor)
+    apply(after.floor)
     return trials, after.floor
 
 
 def search(
     attempt: Callable[[Sequence[float]], ThresholdTrial], start: ThresholdTrial, within: float
 ) -> ThresholdTrial:
-    """Floors from ``start`` up, one layer at a time, the last one first, until nothing saves more.
+    """Raise floors by :data:`STEP`, one layer at a time from the last to the first, until nothing saves more MACs.
 
-    A step up is taken while the loss is at most ``within`` above the lowest so far: higher thresholds may lower it.
+    Args:
+        attempt: Measures floors, one per layer.
+        start: The trial to start from.
+        within: Accepted difference to the lowest loss so far, which higher thresholds may lower.
+
+    Returns:
+        The last accepted trial.
     """
     tried = {start.floor: start}
-    best, last, lowest = start, None, start.validation.loss
-    while best is not last:
-        last = best
+    best, previous, lowest = start, None, start.validation.loss
+    while best is not previous:
+        previous = best
         for layer in reversed(range(len(start.floor))):
             while (higher := round(best.floor[layer] + STEP, 6)) < 1:
                 floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
-                new = tried[floor] = tried.get(floor) or attempt(floor)
-                if not (new.validation.loss <= lowest + within and new.forward_macs <= best.forward_macs):
+                trial = tried[floor] = tried.get(floor) or attempt(floor)
+                if not (trial.validation.loss <= lowest + within and trial.forward_macs <= best.forward_macs):
                     break
-                best, lowest = new, min(lowest, new.validation.loss)
+                best, lowest = trial, min(lowest, trial.validation.loss)
     return best
 
 
-def _words(floor: Sequence[float]) -> str:
-    return " ".join(f"{each:g}" for each in floor)
+def _join(floor: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in floor)

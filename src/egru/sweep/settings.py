@@ -1,4 +1,4 @@
-"""What a sweep is told: a recipe, a search space, objectives, a place to remember."""
+"""The settings of a sweep: the recipe, the search space, the objectives and the study."""
 
 import dataclasses
 import importlib.util
@@ -12,93 +12,116 @@ from egru.report import format
 from egru.training import EpochMetrics
 
 Search = Callable[[Any], dict[str, Any]]
+"""Returns the fields of a trial, given an Optuna trial."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep's settings, as every worker gets them."""
+    """The settings of a sweep. Validated when they are created.
+
+    Attributes:
+        recipe: Name of the recipe.
+        config: The config that every trial starts from. The fields that ``search`` returns replace its fields.
+        search: Python file that defines ``search(trial)``.
+        folder: Folder for the runs, one per trial.
+        storage: Journal file, or URL of a database.
+        study: Name of the study in the storage.
+        objectives: One or more names from :func:`goals`.
+        trials: Number of trials in the study at the end, including those of earlier calls and other machines.
+        workers: Number of parallel trials on this machine.
+        pruner: Which trials to stop early. Must be ``"none"`` with several objectives.
+        devices: Devices that the workers use in turn. If empty, the device of the config.
+        heartbeat: Seconds between two heartbeats of a trial in a database. Two missed ones mean that it is lost.
+    """
 
     recipe: str
     config: Config
-    """The recipe's own fields; what ``search`` returns goes on top."""
     search: Path
-    """A Python file with a function ``search(trial)`` that returns fields."""
     folder: Path
-    """Where trials go, one run folder each."""
     storage: str
-    """A journal file, or the URL of a database."""
     study: str
     objectives: tuple[str, ...] = ("quality",)
     trials: int = 20
-    """Trials in the study when the sweep is done, those of earlier calls and of other machines included."""
     workers: int = 1
     pruner: Literal["median", "hyperband", "none"] = "median"
     devices: tuple[str, ...] = ()
-    """Workers take them in turn; none: the config's own."""
     heartbeat: int = 60
-    """Seconds between two signs of life of a trial in a database; two missed in a row, and it counts as lost."""
 
     def __post_init__(self) -> None:
         for name in ("trials", "workers", "heartbeat"):
             if getattr(self, name) < 1:
                 raise ValueError(f"sweep: {name} must be at least 1, got {getattr(self, name)}")
-        known = goals(self.config)
+        available = goals(self.config)
         for name in self.objectives:
-            if name not in known:
-                raise ValueError(f"sweep: objectives must be of {', '.join(known)}, got {name!r}")
+            if name not in available:
+                raise ValueError(f"sweep: objectives must be among {', '.join(available)}, got {name!r}")
         if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise ValueError(f"sweep: objectives must be one or more, none twice, got {', '.join(self.objectives)!r}")
+            raise ValueError(f"sweep: objectives must be non-empty and distinct, got {', '.join(self.objectives)!r}")
         if len(self.objectives) > 1 and self.pruner != "none":
             raise ValueError(f"sweep: pruner must be none with several objectives, got {self.pruner!r}")
 
     @property
     def home(self) -> str:
-        """Which machine and folder a trial belongs to."""
+        """The machine and folder of the sweep, which identify its trials in a shared study."""
         return f"{socket.gethostname()}:{self.folder.resolve()}"
 
     def trial_folder(self, number: int) -> Path:
+        """Return the run folder of a trial."""
         return self.folder / f"trial-{number:05d}"
 
     def goals(self) -> list["Goal"]:
-        known = goals(self.config)
-        return [known[name] for name in self.objectives]
+        """Return the objectives of the sweep."""
+        available = goals(self.config)
+        return [available[name] for name in self.objectives]
 
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """One objective: what an epoch's line of metrics says of it, and how people read it."""
+    """An objective.
+
+    Attributes:
+        label: Its name in tables.
+        direction: Whether a lower or a higher value is better.
+        value: Returns the value after an epoch.
+        show: Formats a value.
+    """
 
     label: str
     direction: Literal["minimize", "maximize"]
-    of: Callable[[EpochMetrics], float]
+    value: Callable[[EpochMetrics], float]
     show: Callable[[float], str]
 
 
 def goals(config: Config) -> dict[str, Goal]:
-    """Every objective there is, by name. All are read in validation."""
+    """Return the available objectives by name. All are measured on the validation split."""
     if isinstance(config, LanguageConfig):
-        quality = Goal("perplexity", "minimize", lambda line: _known(line.validation.perplexity), "{:.2f}".format)
+        quality = Goal("perplexity", "minimize", _perplexity, "{:.2f}".format)
     else:
-        quality = Goal("accuracy", "maximize", lambda line: line.validation.accuracy, format.percent)
+        quality = Goal("accuracy", "maximize", lambda metrics: metrics.validation.accuracy, format.percent)
     return {
         "quality": quality,
-        "macs": Goal("MACs a step", "minimize", lambda line: line.activity.forward_macs, format.count),
+        "macs": Goal("MACs/step", "minimize", lambda metrics: metrics.activity.forward_macs, format.count),
         "backward-macs": Goal(
-            "backward MACs a step", "minimize", lambda line: line.activity.backward_macs, format.count
+            "backward MACs/step", "minimize", lambda metrics: metrics.activity.backward_macs, format.count
         ),
     }
 
 
-def _known(perplexity: float | None) -> float:
-    """Return the perplexity of a language model, which is always measured."""
-    assert perplexity is not None
-    return perplexity
+def _perplexity(metrics: EpochMetrics) -> float:
+    assert metrics.validation.perplexity is not None
+    return metrics.validation.perplexity
 
 
 def read_search(path: Path) -> Search:
-    """The function ``search`` of a Python file; its errors, and those of calling it, are ValueErrors of one line."""
+    """Return the function ``search`` of a Python file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file cannot be run or defines no function ``search``. The returned function raises it too,
+            if ``search`` fails or does not return a dict.
+    """
     if not path.is_file():
-        raise FileNotFoundError(f"--search: there is no file {path}")
+        raise FileNotFoundError(f"--search: {path} does not exist")
     spec = importlib.util.spec_from_file_location("egru_search", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"--search: {path} is not a Python file")
@@ -109,9 +132,9 @@ def read_search(path: Path) -> Search:
         raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
     search = getattr(module, "search", None)
     if not callable(search):
-        raise ValueError(f"{path} has no function search(trial) that returns a dict of fields")
+        raise ValueError(f"{path} must define a function search(trial) that returns a dict of fields")
 
-    def called(trial: Any) -> dict[str, Any]:
+    def checked_search(trial: Any) -> dict[str, Any]:
         try:
             fields = search(trial)
         except Exception as error:
@@ -120,4 +143,4 @@ def read_search(path: Path) -> Search:
             raise ValueError(f"{path}: search must return a dict of fields, got {type(fields).__name__}")
         return fields
 
-    return called
+    return checked_search

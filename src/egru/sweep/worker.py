@@ -1,4 +1,4 @@
-"""One trial, in a process of its own: what it does to the machine ends with it."""
+"""Run one trial of a sweep in a separate process, which frees all resources when it ends."""
 
 import contextlib
 import dataclasses
@@ -18,37 +18,40 @@ from egru.sweep.study import open_study, optuna
 from egru.training import EpochMetrics, NoProgress, Run
 
 
-class Over(Exception):
-    """The last epoch is done. The test split is left for the trial that will be chosen."""
+class TrialFinished(Exception):
+    """Ends a trial after its last epoch, before the test split is scored."""
 
 
-class Reports(NoProgress):
-    """Progress for Optuna: the objective after every epoch, and the end of a trial that is not worth its time."""
+class OptunaProgress(NoProgress):
+    """Reports the objective to Optuna after every epoch, and stops trials that Optuna prunes."""
 
     def __init__(self, trial: Any, goals: list[Goal], epochs: int) -> None:
         self.trial, self.goals, self.epochs = trial, goals, epochs
 
     def epoch(self, metrics: EpochMetrics) -> None:
-        if len(self.goals) == 1:  # of several, Optuna prunes by none
-            self.trial.report(self.goals[0].of(metrics), metrics.epoch)
+        if len(self.goals) == 1:  # Optuna does not prune with several objectives
+            self.trial.report(self.goals[0].value(metrics), metrics.epoch)
             if self.trial.should_prune():
                 raise optuna().TrialPruned(f"after epoch {metrics.epoch}")
         if metrics.epoch == self.epochs:
-            raise Over
+            raise TrialFinished
 
 
 def work(sweep: Sweep, device: str | None, environment: dict[str, str], connection: Connection) -> None:
-    """Ask for a trial, run it, tell what it came to.
+    """Ask the study for a trial, run it and report its objectives to the study.
 
-    ``environment`` is the parent's as it is now; what this process inherits is that of the first sweep's start.
-
-    ``connection`` hears ("trial", number), then ("failed", why) where the trial went wrong by itself, or ("wrong",
-    missing, why) where every trial would.
+    Args:
+        sweep: The settings of the sweep.
+        device: Device of the trial. If None, that of the config.
+        environment: The current environment variables of the parent. The process inherits those of the time when the
+            first worker was started.
+        connection: Receives ``("trial", number)``, then ``("failed", reason)`` if the trial failed, or
+            ``("wrong", is_file_missing, reason)`` if every trial would fail.
     """
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, min(torch.get_num_threads(), cores // sweep.workers)))
     if device is not None:
@@ -70,23 +73,23 @@ def work(sweep: Sweep, device: str | None, environment: dict[str, str], connecti
 
 
 def run_trial(sweep: Sweep, trial: Any) -> list[float]:
-    """The objectives of the epoch that validation chose."""
+    """Train the config of a trial and return the objectives of its best epoch on validation."""
     config = with_fields(sweep.config, read_search(sweep.search)(trial))
     folder, goals = sweep.trial_folder(trial.number), sweep.goals()
     if folder.exists():
-        raise ValueError(f"{folder} is there already, from another study: name another --out or --study")
-    progress = Reports(trial, goals, config.epochs)
-    with contextlib.suppress(Over):
-        train(sweep.recipe, config, folder, lambda said: None, progress=progress, page=False)
+        raise ValueError(f"{folder} exists already, from another study; choose another --out or --study")
+    progress = OptunaProgress(trial, goals, config.epochs)
+    with contextlib.suppress(TrialFinished):
+        train(sweep.recipe, config, folder, lambda message: None, progress=progress, page=False)
     run = Run.open(folder)
     best = run.best_epoch()
-    line = next((line for line in run.metrics() if line.epoch == best), None)
-    if line is None:
-        raise RuntimeError(f"the line of epoch {best}, the best, is missing from the metrics of {folder}")
-    return [goal.of(line) for goal in goals]
+    metrics = next((metrics for metrics in run.metrics() if metrics.epoch == best), None)
+    if metrics is None:
+        raise RuntimeError(f"the metrics of {folder} have no line for epoch {best}, the best one")
+    return [goal.value(metrics) for goal in goals]
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
