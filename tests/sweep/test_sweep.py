@@ -258,7 +258,7 @@ def test_trial_without_metrics_of_its_best_epoch_fails(tmp_path, monkeypatch):
         worker.Run.create(tmp_path / "trial-00000", {})
 
     monkeypatch.setattr(worker, "train", train)
-    monkeypatch.setattr(worker.Run, "best", lambda run: 2)
+    monkeypatch.setattr(worker.Run, "best_epoch", lambda run: 2)
     with pytest.raises(RuntimeError, match=r"the metrics of .*00000 have no line for epoch 2, the best one"):
         worker.run_trial(settings(tmp_path), trial)
 
