@@ -103,8 +103,8 @@ def test_row_shows_the_recorded_numbers(tmp_path):
 
 def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
     _, metrics = train(tmp_path, "ptb-evnn", "first")
-    train(tmp_path, "ptb-evnn", "fine-tuned", start_from=str(tmp_path / "first"))
-    derived = tmp_path / "runs" / "derived"
+    train(tmp_path, "ptb-evnn", "second", start_from=str(tmp_path / "first"))
+    derived = tmp_path / "runs" / "third"
     runs.quieten(tmp_path / "first", derived, floor=(0.0, 0.1, 0.2), log=lambda _: None)
     result = Run.open(derived).result()
     assert result is not None
@@ -118,7 +118,7 @@ def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
     assert rows[2][6] == rows[0][6]  # measured in the training of the first run
     assert rows[2][8] == f"{len(metrics)} (best {result.best_epoch})"
     assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in page
-    assert "derived-sparsity.png" not in page
+    assert "third-sparsity.png" not in page
 
 
 def test_pruning_page_lists_every_stored_trial():
