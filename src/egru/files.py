@@ -1,6 +1,7 @@
 """Atomic file writing: a crash or a concurrent reader sees the old file or the new one, never a part."""
 
 import os
+import threading
 from pathlib import Path
 
 
@@ -16,7 +17,7 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises:
         OSError: If the file cannot be written. The temporary file is removed and ``path`` is unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")  # unique among threads and processes
     try:
         write_synced(temporary, data)
         temporary.replace(path)

@@ -15,7 +15,7 @@ from torch import nn
 
 from egru.environment import Environment
 from egru.files import replace_file
-from egru.records import FORMAT, FormatError, read_json, write_json
+from egru.records import read_json, without_format, write_json
 from egru.training import checkpoint
 from egru.training.records import EpochMetrics, Result
 
@@ -23,7 +23,7 @@ CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metri
 
 _FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
 _TEMPORARY = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
-"""Temporary names of :mod:`egru.files` and :mod:`egru.training.checkpoint`, which end with a process id."""
+"""Temporary names of :mod:`egru.files` and :mod:`egru.training.checkpoint`; they end with a process or thread id."""
 
 
 class RunError(RuntimeError):
@@ -274,10 +274,9 @@ class Run:
         path = self.folder / METRICS
         complete, _, incomplete = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
         lines = [_parse(line) for line in complete.split(b"\n") if line.strip()]
-        formats = {line["format"] for line in lines if line is not None and "format" in line}
-        if any(line is not None for line in lines) and formats != {FORMAT}:
-            other = ", ".join(str(number) for number in formats - {FORMAT}) or "no number"
-            raise FormatError(f"{path}: the lines have format {other}; this version of egru reads format {FORMAT}")
+        objects = [line for line in lines if line is not None]
+        for line in [line for line in objects if "format" in line] or objects[:1]:  # a damaged line may have no number
+            without_format(line, path)
         metrics = [_metrics(line) for line in lines]
         damaged = metrics.count(None)
         if damaged:

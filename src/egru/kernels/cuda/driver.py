@@ -10,10 +10,11 @@ import importlib.util
 import os
 import pathlib
 import struct
-import tempfile
 from collections.abc import Sequence
 
 import torch
+
+from egru.files import replace_file
 
 
 class CudaError(RuntimeError):
@@ -95,9 +96,7 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     try:  # without a writable cache, kernels are compiled again in the next process
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(code.raw)
-        os.replace(file.name, path)
+        replace_file(path, code.raw)
     except OSError:
         pass
     return code.raw
