@@ -1,4 +1,4 @@
-"""The layer under DistributedDataParallel on a GPU: the gradients are those of one process with the whole batch."""
+"""Under DistributedDataParallel on a GPU, gradients equal those of one process with the whole batch."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 BATCH = 12
-# By norm. float32: another order of summation. bfloat16: the error of either gradient, as tests/kernels/test_cuda.py.
+# Relative error of the norm. float32: order of summation. bfloat16: error of each gradient, as in test_cuda.py.
 TOLERANCE = {"float32": 2e-5, "bfloat16": 1.5e-2}
 
 
@@ -25,15 +25,15 @@ def batch() -> Tensor:
 
 
 def gradients(layer: nn.Module, x: Tensor, precision: str) -> dict[str, Tensor]:
-    """Of the mean over rows and steps, so that equal shares of a batch average to the whole."""
+    """Return the gradients of a mean over sequences and steps: equal parts of a batch average to the whole."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
         y, _ = layer(x)
     y.square().mean().backward()
-    found = {}
+    result = {}
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None, name
-        found[name.removeprefix("module.")] = parameter.grad.cpu()
-    return found
+        result[name.removeprefix("module.")] = parameter.grad.cpu()
+    return result
 
 
 def make_layer(device: str) -> egru.EGRU:
@@ -43,16 +43,16 @@ def make_layer(device: str) -> egru.EGRU:
 
 
 def worker(rank: int, world: int, backend: str, precision: str, device: str, folder: str) -> None:
-    """One process with its share of the batch; all of them on the same device."""
+    """Run one process with its part of the batch; all processes use the same device."""
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=world)
     try:
         layer = nn.parallel.DistributedDataParallel(make_layer(device))
         share = batch().chunk(world, 1)[rank].to(device)
-        found = gradients(layer, share, precision)
+        first = gradients(layer, share, precision)
         layer.zero_grad()
-        again = gradients(layer, share, precision)  # a second round: the reducer was left ready for it
-        torch.save((found, again), f"{folder}/{rank}")
+        second = gradients(layer, share, precision)  # the reducer must be ready for another round
+        torch.save((first, second), f"{folder}/{rank}")
     finally:
         torch.distributed.destroy_process_group()
 
@@ -62,9 +62,9 @@ def compare(backend: str, world: int, precision: str, device: str, folder: Path)
     spawn(worker, arguments, nprocs=world)
     alone = gradients(make_layer(device), batch().to(device), precision)
     for rank in range(world):
-        for found in torch.load(folder / str(rank)):
-            assert found.keys() == alone.keys()
-            for name, gradient in found.items():
+        for result in torch.load(folder / str(rank)):
+            assert result.keys() == alone.keys()
+            for name, gradient in result.items():
                 error = (gradient - alone[name]).norm() / alone[name].norm()
                 assert error < TOLERANCE[precision], (rank, name, error)  # NaN fails too
 
@@ -72,7 +72,7 @@ def compare(backend: str, world: int, precision: str, device: str, folder: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("backend", "world"), [("nccl", 1), ("gloo", 2)])
-def test_data_parallel(backend: str, world: int, precision: str, tmp_path: Path) -> None:
+def test_data_parallel_gradients_equal_one_process(backend: str, world: int, precision: str, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)
     torch.set_default_dtype(torch.float32)
     compare(backend, world, precision, "cuda", tmp_path)

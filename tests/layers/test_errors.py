@@ -1,4 +1,4 @@
-"""Bad input gets an error that names the argument, the value and what is accepted."""
+"""Errors name the argument, the value received and what is accepted."""
 
 import pytest
 import torch
@@ -29,17 +29,17 @@ import egru
         ({"dtype": torch.int64}, TypeError, "dtype must be a floating type, got torch.int64"),
     ],
 )
-def test_constructor(arguments, error, message):
+def test_invalid_constructor_arguments_raise(arguments, error, message):
     with pytest.raises(error, match=message):
         egru.EGRU(**{"input_size": 3, "hidden_size": 4, **arguments})
 
 
-def test_an_elman_cell_has_nothing_to_clear_hard():
+def test_ernn_rejects_resets_of_a_memory():
     with pytest.raises(ValueError, match="ERNN: reset must be one of output, none; got 'hard'"):
         egru.ERNN(3, 4, reset="hard")
 
 
-def test_dropout_without_a_place_to_act():
+def test_dropout_with_one_layer_warns():
     with pytest.warns(UserWarning, match="acts between layers and num_layers=1 has none"):
         egru.EGRU(3, 4, dropout=0.5)
 
@@ -73,9 +73,9 @@ STATE = egru.EventState(torch.zeros(1, 2, 4, dtype=torch.float64), torch.zeros(1
         (torch.zeros(5, 2, 3), (STATE.c, STATE.y / 0), ValueError, r"state.y contains nan"),
     ],
 )
-def test_call(x, state, error, message):
+def test_invalid_input_or_state_raises(x, state, error, message):
     if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and "float32" not in message:
-        x = x.double()  # made before the fixture set the default type
+        x = x.double()  # parameters are created before the fixture sets the default dtype
     if isinstance(state, torch.Tensor):
         state = state.double()
     with pytest.raises(error, match=message):
@@ -83,7 +83,7 @@ def test_call(x, state, error, message):
 
 
 @pytest.mark.parametrize("make", [egru.EGRU, egru.ELSTM, egru.ERNN])
-def test_no_layer_takes_nan_for_silence(make):
+def test_nan_in_input_or_weights_raises(make):
     layer = make(3, 4)
     with pytest.raises(ValueError, match="input contains nan; expected finite values"):
         layer(torch.full((5, 2, 3), float("nan")))
@@ -94,8 +94,8 @@ def test_no_layer_takes_nan_for_silence(make):
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "threshold_l0"])
-def test_broken_weights_are_not_silence(name):
-    """NaN compares false, so a broken unit would look silent; it must be an error instead."""
+def test_nan_in_a_parameter_raises(name):
+    """``NaN > theta`` is false, so without a check a broken unit would look inactive."""
     layer = egru.EGRU(3, 4)
     with torch.no_grad():
         layer.get_parameter(name).view(-1)[1] = float("nan")
@@ -103,7 +103,7 @@ def test_broken_weights_are_not_silence(name):
         layer(torch.ones(5, 2, 3), egru.EventState(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
 
 
-def test_cell_errors():
+def test_invalid_cell_input_raises():
     cell = egru.EGRUCell(3, 4)
     with pytest.raises(ValueError, match=r"shape \(batch, features\) or \(features,\), got \(1, 2, 3\)"):
         cell(torch.zeros(1, 2, 3))
@@ -113,7 +113,7 @@ def test_cell_errors():
         cell(torch.zeros(2, 3), nn.Parameter(torch.zeros(2, 4)))
 
 
-def test_double_backward_is_refused():
+def test_double_backward_raises():
     layer = egru.EGRU(3, 4)
     (grad,) = torch.autograd.grad(
         layer(torch.randn(3, 2, 3))[0].sum(), layer.get_parameter("weight_hh_l0"), create_graph=True

@@ -1,4 +1,4 @@
-"""The layer's gradients, through the operator, against autograd through the plain torch reference."""
+"""Outputs and gradients of the layer, compared with autograd through the plain torch reference."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.helpers import worst
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("reset_gate", RESET_GATES)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
+def test_layer_equals_reference(kind, reset, reset_gate, backend):
     threshold = egru.Threshold(kind)
     options = {"reset": reset, "reset_gate": reset_gate, "surrogate": egru.Surrogate(0.6, 0.8)}
     layer = egru.EGRU(3, 6, threshold=threshold, backend=backend, **options)
@@ -27,12 +27,12 @@ def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
     x = torch.randn(8, 4, 3, requires_grad=True)
     c0, y0 = torch.randn(1, 4, 6, requires_grad=True), torch.rand(1, 4, 6, requires_grad=True)
     parameters = dict(layer.named_parameters())
-    wanted = [x, c0, y0, *parameters.values()]
+    inputs = [x, c0, y0, *parameters.values()]
 
     def gradients(y, c, y_last):
         weights = [torch.sin(torch.arange(t.numel())).reshape(t.shape) for t in (y, c, y_last)]
         loss = torch.stack([(w * t).sum() for w, t in zip(weights, (y, c, y_last), strict=True)]).sum()
-        return torch.autograd.grad(loss, wanted)
+        return torch.autograd.grad(loss, inputs)
 
     y, (c, y_last) = layer(x, EventState(c0, y0))
     plain = functional.egru_sequence(
@@ -51,23 +51,22 @@ def test_every_reset_gate_and_parametrisation(kind, reset, reset_gate, backend):
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_lean_saves_memory_and_nothing_else(backend):
-    """Fewer bytes kept for the backward pass, the same gradients."""
+def test_lean_saves_memory_and_gives_the_same_gradients(backend):
     plain = egru.EGRU(3, 40, zoneout=0.2, threshold=egru.Threshold(mean=-2.0), backend=backend).eval()
     lean = egru.EGRU(3, 40, zoneout=0.2, threshold=egru.Threshold(mean=-2.0), backend=backend, lean=True).eval()
     lean.load_state_dict(plain.state_dict())
     x = torch.randn(12, 5, 3)
     grads, saved = [], []
     for layer in (plain, lean):
-        seen: dict[int, int] = {}
+        sizes: dict[int, int] = {}
 
-        def pack(tensor, seen=seen):
-            seen[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        def pack(tensor, sizes=sizes):
+            sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             y, _ = layer(x)
-        saved.append(sum(seen.values()))
+        saved.append(sum(sizes.values()))
         grads.append(torch.autograd.grad(y.square().sum(), list(layer.parameters())))
     assert worst(*grads) <= 1e-12
     assert saved[1] < 0.7 * saved[0]

@@ -1,4 +1,4 @@
-"""With events switched off, each event layer is torch's dense one: forward and every gradient."""
+"""With an event at every step and no reset, each event layer equals torch's dense layer, gradients included."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def pair(kind, **shape):
 
 
 def run(module, x, first, second):
-    """Output and the two halves of the state, whatever the module's convention."""
+    """Return the output and both halves of the state."""
     if isinstance(module, EventRNN):
         y, (c, last) = module(x, egru.EventState(second, first))
         return y, last, c
@@ -39,12 +39,12 @@ def run(module, x, first, second):
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("packed", ["padded", "packed", "packed unsorted", "batch first"])
-def test_is_the_dense_layer(kind, layers, bidirectional, bias, packed):
+def test_equals_the_dense_layer(kind, layers, bidirectional, bias, packed):
     shape = {"num_layers": layers, "bidirectional": bidirectional, "bias": bias, "batch_first": packed == "batch first"}
     dense, event = pair(kind, **shape)
     x = torch.randn(7, 3, 4, requires_grad=True)
     h = torch.randn(layers * (1 + bidirectional), 3, 5, requires_grad=True)
-    # in a GRU and an Elman network the state is the output; the event layer carries both halves
+    # The state of a GRU and of an Elman network is their output; the event layer takes both halves.
     second = torch.randn_like(h).requires_grad_() if kind == "LSTM" else h
     results = []
     for module in (dense, event):
@@ -52,9 +52,9 @@ def test_is_the_dense_layer(kind, layers, bidirectional, bias, packed):
             out = run(module, x.transpose(0, 1) if packed == "batch first" else x, h, second)
         else:
             lengths = torch.tensor([7, 4, 2] if packed == "packed" else [2, 7, 4])
-            given = pack_padded_sequence(x, lengths, enforce_sorted=packed == "packed")
-            out = run(module, given, h, second)
-            assert out[0].batch_sizes.tolist() == given.batch_sizes.tolist()
+            sequence = pack_padded_sequence(x, lengths, enforce_sorted=packed == "packed")
+            out = run(module, sequence, h, second)
+            assert out[0].batch_sizes.tolist() == sequence.batch_sizes.tolist()
             out = (out[0].data, pad_packed_sequence(out[0])[0], *out[1:])
         weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)) for i, o in enumerate(out)]
         loss = torch.stack([(w * o).sum() for w, o in zip(weights, out, strict=True)]).sum()
@@ -65,7 +65,7 @@ def test_is_the_dense_layer(kind, layers, bidirectional, bias, packed):
     assert worst(dense_grads, event_grads) <= 1e-12
 
 
-def test_there_and_back():
+def test_from_gru_and_to_gru_round_trip():
     gru = nn.GRU(3, 6, 2, bidirectional=True, batch_first=True)
     back = egru.EGRU.from_gru(gru).to_gru()
     assert back.batch_first
@@ -75,7 +75,7 @@ def test_there_and_back():
         egru.EGRU.from_gru(nn.LSTM(1, 1))  # pyright: ignore[reportArgumentType]
 
 
-def test_cell_loads_a_gru_cell():
+def test_cell_with_gru_cell_weights_equals_it():
     dense = nn.GRUCell(4, 5)
     cell = egru.EGRUCell(4, 5, reset="none", reset_gate="after", threshold=ALWAYS)
     cell.load_state_dict(dense.state_dict())

@@ -18,7 +18,7 @@ def unchanged(module, before):
     return all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
 
 
-def test_a_gru_state_dict_loads_and_leaves_thresholds_alone():
+def test_gru_state_dict_loads_and_keeps_the_thresholds():
     gru, layer = nn.GRU(3, 5, 2), egru.EGRU(3, 5, 2)
     before = snapshot(layer)
     result = layer.load_state_dict(gru.state_dict())
@@ -29,7 +29,7 @@ def test_a_gru_state_dict_loads_and_leaves_thresholds_alone():
     assert torch.equal(layer.get_parameter("threshold_l1"), before["threshold_l1"])
 
 
-def test_inside_a_model_too():
+def test_gru_state_dict_loads_inside_a_model():
     class Model(nn.Module):
         def __init__(self, rnn):
             super().__init__()
@@ -50,7 +50,7 @@ def test_inside_a_model_too():
         (nn.LSTM(3, 5), r"weight_ih_l0 has shape \(20, 3\)"),
     ],
 )
-def test_a_misfit_changes_nothing(source, message):
+def test_mismatched_state_dict_raises_and_changes_nothing(source, message):
     layer = egru.EGRU(3, 5)
     before = snapshot(layer)
     with pytest.raises(RuntimeError, match=message):
@@ -58,7 +58,7 @@ def test_a_misfit_changes_nothing(source, message):
     assert unchanged(layer, before)
 
 
-def test_a_lost_threshold_is_noticed():
+def test_missing_threshold_raises():
     layer = egru.EGRU(3, 5, 2)
     state = layer.state_dict()
     del state["threshold_l1"]
@@ -67,9 +67,9 @@ def test_a_lost_threshold_is_noticed():
     assert egru.EGRU(3, 5, 2).load_state_dict(state, strict=False).missing_keys == ["threshold_l1"]
 
 
-def test_round_trip_deepcopy_and_pickle():
+def test_state_dict_deepcopy_and_pickle_preserve_the_layer():
     layer = egru.EGRU(3, 5, 2, bidirectional=True, reset_scale=0.5, threshold=egru.Threshold(per_unit=False))
-    undo = layer.observe(lambda record: None)
+    remove = layer.observe(lambda record: None)
     x = torch.randn(6, 2, 3)
     expected = layer(x)[0]
     fresh = egru.EGRU(3, 5, 2, bidirectional=True, threshold=egru.Threshold(per_unit=False))
@@ -78,18 +78,18 @@ def test_round_trip_deepcopy_and_pickle():
     for other in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x)[0], expected)
         assert not other._observers
-    undo()
+    remove()
     assert not layer._observers
 
 
 @pytest.mark.parametrize("kind", [egru.EGRU, egru.ELSTM])
-def test_a_reset_scale_for_every_unit(kind):
+def test_reset_scale_per_unit(kind):
     layer = lively(kind(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0)), 3.0)
     x = torch.randn(12, 2, 3)
     plain = layer(x)[0]
     layer.reset_scale = torch.ones(20)
     assert torch.equal(layer(x)[0], plain)
-    layer.reset_scale[10:15] = 0.2  # of the second layer, forward
+    layer.reset_scale[10:15] = 0.2  # second layer, forward direction
     assert [scale.tolist() for scale in layer.reset_scales().values()] == [[1.0] * 5] * 2 + [[0.2] * 5] + [[1.0] * 5]
     expected = layer(x)[0]
     assert not torch.equal(expected, plain)
@@ -103,7 +103,7 @@ def test_a_reset_scale_for_every_unit(kind):
         fresh.load_state_dict(layer.state_dict() | {"reset_scale": torch.ones(5)})
 
 
-def test_a_reset_scale_of_another_type_and_of_a_wrong_size():
+def test_reset_scale_of_another_dtype_works_and_of_a_wrong_size_raises():
     layer = lively(egru.EGRU(3, 40, dtype=torch.float64), 3.0)
     x = torch.randn(6, 2, 3, dtype=torch.float64)
     expected = layer(x)[0]
@@ -115,7 +115,7 @@ def test_a_reset_scale_of_another_type_and_of_a_wrong_size():
             layer(x)
 
 
-def test_a_cell_and_a_compiled_layer_with_a_reset_scale_for_every_unit():
+def test_cell_and_compiled_layer_support_reset_scale_per_unit():
     layer = lively(egru.EGRU(3, 5, reset="threshold"), 3.0)
     cell = egru.EGRUCell(3, 5, reset="threshold")
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.named_parameters()})
@@ -142,19 +142,19 @@ def test_dtype_and_device_arguments():
 
 
 @pytest.mark.parametrize("assign", [False, True])
-def test_weights_for_a_layer_made_without_memory(assign):
+def test_loading_into_a_layer_built_on_the_meta_device(assign):
     trained = egru.EGRU(3, 5, 2, reset_scale=0.5)
     x = torch.randn(6, 2, 3)
     with torch.device("meta"):
         layer = egru.EGRU(3, 5, 2)
     if not assign:
         layer.to_empty(device="cpu")
-        layer._rest.fill_(7.0)  # whatever lies there
+        layer._rest.fill_(7.0)  # uninitialised memory
     layer.load_state_dict(trained.state_dict(), assign=assign)
     assert torch.equal(layer(x)[0], trained(x)[0])
 
 
-def test_a_layer_made_without_memory_starts_anew():
+def test_reset_parameters_after_skip_init():
     layer = nn.utils.skip_init(egru.EGRU, 3, 5, reset_scale=0.5)
     assert isinstance(layer, egru.EGRU)
     layer._rest.fill_(7.0)
@@ -164,8 +164,8 @@ def test_a_layer_made_without_memory_starts_anew():
     assert not layer._rest.any()
 
 
-def test_parametrised_layers():
-    """Their weights are in a submodule; they load as torch's layers do, and starting anew leaves them alone."""
+def test_parametrised_layer_loads_and_keeps_its_weights_on_reset():
+    """A parametrised weight is stored in a submodule."""
     layers = [egru.EGRU(3, 5, threshold=egru.Threshold(mean=-50.0)) for _ in range(2)]
     for layer in layers:
         weight_norm(layer, "weight_hh_l0")

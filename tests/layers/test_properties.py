@@ -1,4 +1,4 @@
-"""Hypothesis over shapes, types and options: what must hold for every layer and every input."""
+"""Properties that hold for all shapes, dtypes and options, tested with Hypothesis."""
 
 import torch
 from hypothesis import given
@@ -39,7 +39,7 @@ def make_input(layer, T, B):
 
 
 @given(layers(), sizes, sizes, st.booleans())
-def test_shapes_types_and_finite_gradients(layer, T, B, training):
+def test_shapes_dtypes_and_finite_gradients(layer, T, B, training):
     layer.train(training)
     x = make_input(layer, T, B).requires_grad_()
     y, state = layer(x)
@@ -53,19 +53,19 @@ def test_shapes_types_and_finite_gradients(layer, T, B, training):
 
 
 @given(layers(), sizes, sizes)
-def test_output_is_silent_or_above_threshold(layer, T, B):
+def test_output_is_zero_or_a_state_above_the_threshold(layer, T, B):
     layer.eval()
     records = []
     layer.observe(records.append)
     layer(make_input(layer, T, B))
     assert len(records) == layer.num_layers * layer.num_directions
     for record in records:
-        fired = record.c > record.theta
-        assert torch.equal(record.y, torch.where(fired, record.c, 0))
+        events = record.c > record.theta
+        assert torch.equal(record.y, torch.where(events, record.c, 0))
 
 
 @given(layers(dtypes=(torch.float64,)), st.integers(2, 7), sizes, st.data())
-def test_cutting_anywhere_changes_nothing(layer, T, B, data):
+def test_two_chunks_equal_one_call(layer, T, B, data):
     if layer.bidirectional:
         return
     layer.eval()
@@ -79,24 +79,24 @@ def test_cutting_anywhere_changes_nothing(layer, T, B, data):
 
 
 @given(layers(dtypes=(torch.float64,)), sizes, st.integers(2, 5))
-def test_rows_do_not_see_each_other(layer, T, B):
+def test_sequences_of_a_batch_are_independent(layer, T, B):
     layer.eval()
     x = make_input(layer, T, B)
     dim = 0 if layer.batch_first else 1
     whole, _ = layer(x)
-    row, _ = layer(x.narrow(dim, 1, 1))
-    assert worst([whole.narrow(dim, 1, 1)], [row]) <= 1e-12
+    single, _ = layer(x.narrow(dim, 1, 1))
+    assert worst([whole.narrow(dim, 1, 1)], [single]) <= 1e-12
 
 
 @given(layers(), sizes, sizes)
-def test_gradient_does_not_depend_on_who_else_needs_one(layer, T, B):
-    """Saving for backward, or not needing the input's gradient, must not change the numbers."""
+def test_results_do_not_depend_on_which_gradients_are_needed(layer, T, B):
+    """Neither saving for the backward pass nor the input's gradient may change the numbers."""
     layer.eval()
     x = make_input(layer, T, B)
     with torch.no_grad():
-        quiet, _ = layer(x)
+        without_grad, _ = layer(x)
     y, _ = layer(x)
-    assert torch.equal(quiet, y)
+    assert torch.equal(without_grad, y)
     y.sum().backward()
     grads = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
     layer.zero_grad()

@@ -1,4 +1,4 @@
-"""State in, state out: one call, chunks, or single steps are the same computation."""
+"""One call, several chunks and single steps are the same computation."""
 
 import itertools
 
@@ -21,20 +21,20 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("make", LAYERS)
-def test_chunks_give_the_same_events_and_gradients(make):
+def test_chunks_have_the_same_events_and_gradients(make):
     layer = make()
     x = torch.randn(12, 4, 3)
     whole, end = layer(x)
     assert 0 < (whole != 0).double().mean() < 1
-    pieces, state = [], None
+    outputs, state = [], None
     for chunk in x.split([1, 4, 5, 2]):
         y, state = layer(chunk, state)
-        pieces.append(y)
+        outputs.append(y)
     assert state is not None
-    chunked = torch.cat(pieces)
+    chunked = torch.cat(outputs)
     assert torch.equal(whole != 0, chunked != 0)
     assert worst([whole, *end], [chunked, *state]) <= 1e-13
-    # the seam passes gradients as data: only "hard" loses the surrogate of the event there, as specified
+    # Between calls "hard" treats the last events as data, so their surrogate gradient is missing by definition.
     if layer.reset != "hard":
         weight = torch.randn_like(whole)
         parameters = list(layer.parameters())
@@ -44,7 +44,7 @@ def test_chunks_give_the_same_events_and_gradients(make):
 
 @pytest.mark.parametrize(("reset", "reset_gate"), [*itertools.product(RESETS, ("before", "after"))])
 @pytest.mark.parametrize("per_unit", [True, False])
-def test_cell_steps_are_the_sequence(reset, reset_gate, per_unit):
+def test_cell_steps_equal_the_sequence(reset, reset_gate, per_unit):
     options = {"reset": reset, "reset_gate": reset_gate, "threshold": egru.Threshold(mean=-2.0, per_unit=per_unit)}
     layer = lively(egru.EGRU(3, 6, **options))
     cell = egru.EGRUCell(3, 6, **options)
@@ -63,15 +63,15 @@ def test_cell_steps_are_the_sequence(reset, reset_gate, per_unit):
     torch.testing.assert_close(cell(x[1, 0], single).y, whole[1, 0])
 
 
-def test_unbatched_is_a_batch_of_one():
+def test_unbatched_input_equals_a_batch_of_one():
     layer = lively(egru.EGRU(3, 6, 2, bidirectional=True))
     x = torch.randn(9, 3)
     y, state = layer(x)
     batched, batched_state = layer(x[:, None])
     assert torch.equal(y, batched[:, 0])
     assert torch.equal(state.c, batched_state.c[:, 0])
-    again, _ = layer(x, state)
-    assert torch.equal(again, layer(x[:, None], batched_state)[0][:, 0])
+    continued, _ = layer(x, state)
+    assert torch.equal(continued, layer(x[:, None], batched_state)[0][:, 0])
     assert layer.zero_state().c.shape == state.c.shape
 
 
@@ -80,12 +80,12 @@ def test_unbatched_is_a_batch_of_one():
     [lively(egru.EGRU(3, 6, 2, bidirectional=True, dtype=torch.float64)), egru.ELSTM(3, 6, dtype=torch.float64)],
     ids=["EGRU", "ELSTM"],
 )
-def test_padding_never_changes_a_real_step(layer):
+def test_padding_does_not_change_valid_steps(layer):
     lengths = torch.tensor([5, 9, 1])
     x = torch.randn(9, 3, 3)
     outputs = []
-    for filler in (0.0, 1e3):
-        padded = torch.where((torch.arange(9)[:, None] < lengths)[..., None], x, filler)
+    for padding in (0.0, 1e3):
+        padded = torch.where((torch.arange(9)[:, None] < lengths)[..., None], x, padding)
         y, state = layer(pack_padded_sequence(padded, lengths, enforce_sorted=False))
         outputs.append((pad_packed_sequence(y)[0], *state))
     assert all(torch.equal(a, b) for a, b in zip(*outputs, strict=True))
@@ -97,18 +97,18 @@ def test_padding_never_changes_a_real_step(layer):
         torch.testing.assert_close(outputs[0][2][:, i], alone_state.y[:, 0])
 
 
-def test_detach_is_the_seam_of_truncated_backpropagation():
+def test_detach_removes_the_state_from_the_graph():
     layer = egru.EGRU(3, 6)
     _, state = layer(torch.randn(4, 2, 3))
-    cut = state.detach()
-    assert isinstance(cut, egru.EventState)
+    detached = state.detach()
+    assert isinstance(detached, egru.EventState)
     assert state.c.requires_grad
-    assert not cut.c.requires_grad
-    assert not cut.y.requires_grad
+    assert not detached.c.requires_grad
+    assert not detached.y.requires_grad
 
 
 @pytest.mark.parametrize("make", [egru.EGRU, egru.ELSTM, egru.ERNN])
-def test_autocast_leaves_the_state_alone(make):
+def test_autocast_keeps_the_dtype_of_the_state(make):
     layer = make(3, 6, reset="none", dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         y, state = layer(torch.randn(4, 2, 3, dtype=torch.float32))

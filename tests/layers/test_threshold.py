@@ -16,7 +16,7 @@ import egru
         (egru.Threshold("identity", mean=0.3), 0.3, 0),
     ],
 )
-def test_initialisations(threshold, mean, std):
+def test_initial_distribution(threshold, mean, std):
     tau = torch.empty(200_000)
     threshold.initialise_(tau)
     assert abs(tau.mean() - mean) < 0.02
@@ -28,8 +28,7 @@ def test_initialisations(threshold, mean, std):
     [("sigmoid", torch.sigmoid), ("abs", torch.abs), ("clamp", lambda t: t.clamp(0, 1)), ("identity", lambda t: t)],
 )
 @pytest.mark.parametrize("per_unit", [True, False])
-def test_parametrisation_and_its_gradient(kind, function, per_unit):
-    """The layer's gradient is the chain rule through the parametrisation, per unit or summed into a scalar."""
+def test_gradient_follows_the_chain_rule_of_the_parametrisation(kind, function, per_unit):
     layer = egru.EGRU(3, 6, threshold=egru.Threshold(kind, per_unit=per_unit))
     tau = layer.get_parameter("threshold_l0")
     with torch.no_grad():
@@ -49,7 +48,7 @@ def test_parametrisation_and_its_gradient(kind, function, per_unit):
     torch.testing.assert_close(tau.grad, chain)
 
 
-def test_fixed_thresholds_stay():
+def test_constant_thresholds_are_not_trained():
     layer = egru.EGRU(3, 6, threshold=egru.Threshold.constant(0.2))
     assert not layer.get_parameter("threshold_l0").requires_grad
     assert layer.thresholds()["l0"].tolist() == [0.2] * 6
@@ -67,6 +66,6 @@ def test_fixed_thresholds_stay():
         ({"kind": "clamp", "mean": 1.0}, "requires 0 < mean < 1, got 1.0"),
     ],
 )
-def test_bad_thresholds(arguments, message):
+def test_invalid_arguments_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         egru.Threshold(**arguments)

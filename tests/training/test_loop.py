@@ -382,13 +382,13 @@ def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
     Stability = egru.activity.Stability
     bad = [Stability("layer0", 784, 0.25, -0.05, 70.6), Stability("layer1", 784, 0.0, math.inf, math.inf)]
     said = []
-    monkeypatch.setattr(loop_module, "stability", lambda *_: bad[:1])
+    monkeypatch.setattr(loop_module, "measure_stability", lambda *_: bad[:1])
     classifier_run(tmp_path / "run", epochs=3, log=said.append)
     (warning,) = said
     assert "gradients explode in epoch 1" in warning
     assert "In layer0 a gradient grows e^70.6-fold on its way back through time; 25.0 %" in warning
     assert "surrogate.height 0.3" in warning
-    monkeypatch.setattr(loop_module, "stability", lambda *_: bad)
+    monkeypatch.setattr(loop_module, "measure_stability", lambda *_: bad)
     classifier_run(tmp_path / "infinite", epochs=1, log=said.append)
     assert "In layer1 a gradient grows beyond float32" in said[1]
     assert Run.open(tmp_path / "infinite").metrics()[0].stability[1].adjoint_growth is None
