@@ -1,13 +1,16 @@
-"""Cost of the compiled continuous-time engine, one core, float64: per event, against network size, against others.
+"""Measure the cost of the compiled continuous-time engine on one core in float64.
 
-    python benchmarks/continuous.py                     # everything, with the rivals that are installed
-    python benchmarks/continuous.py --only events fan   # some of it; the file keeps the rest
+    python benchmarks/continuous.py                     # all sections, with the other solvers that are installed
+    python benchmarks/continuous.py --only events fan   # some sections; the results file keeps the others
     python benchmarks/continuous.py --rounds 3 --no-save
 
-The rivals are optional: pip install 'egru[bench-continuous]'. Contestants run by turns in one process; times are
-medians over rounds of the processor time used, so that what else the machine does counts little. Before anything is
-timed the engine must agree with the float64 reference to 1e-11, outputs and gradients; the rivals' errors are measured
-in the same run as their times. Compilation by JAX is not counted.
+The sections are the cost per event ("events"), its dependence on the network size with a fixed fan-out ("fan") and with
+dense connections ("dense"), and a comparison with other solvers ("rivals"). The other solvers are optional:
+pip install 'egru[bench-continuous]'.
+
+All contestants run in turn in one process. Times are medians over rounds of the processor time, so that other load on
+the machine has little effect. Before anything is timed, outputs and gradients of the engine must agree with the float64
+reference to 1e-11. The errors of the other solvers are measured in the same run. Compilation by JAX is not included.
 """
 
 import argparse
@@ -33,7 +36,7 @@ from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradient
 RESULTS = Path(__file__).parent / "results"
 SECTIONS = ("events", "fan", "dense", "rivals")
 FAN = 16
-RATE = 0.42  # events of one unit per unit of time, in these networks
+RATE = 0.42  # events per unit and unit of time in these networks
 ENGINE = CompiledEngine()
 EXACT = Options(nodes=12, panel=1.0)
 
@@ -41,9 +44,16 @@ EXACT = Options(nodes=12, panel=1.0)
 def network(
     hidden: int, horizon: float, fan: int | None = None, *, inputs: float = 2.0, gain: float = 1.0, seed: int = 0
 ) -> Problem:
-    """Unit time constants; every unit fires now and then by its bias. ``inputs`` events per unit of time.
+    """Return a random problem. All time constants are 1, and the biases let every unit emit events.
 
-    With ``fan``, every source reaches that many units; there are then more channels the more units there are.
+    Args:
+        hidden: The number of units.
+        horizon: The end of the run.
+        fan: The number of units that each unit and channel reaches. If None, the network is dense. With a fan-out, the
+            number of channels grows with the number of units.
+        inputs: Input events per unit of time.
+        gain: A factor on the recurrent weights.
+        seed: The seed of the random numbers.
     """
     g = torch.Generator().manual_seed(seed)
     channels, count = 8 if fan is None else hidden // 8, int(inputs * horizon)
@@ -72,30 +82,31 @@ def network(
 
 
 def ones(events: Events, *, times_only: bool = False) -> Cotangents:
-    rest = 0.0 if times_only else 1.0
+    """Return the cotangents of the sum of all outputs, or of all event times."""
+    other = 0.0 if times_only else 1.0
     return Cotangents(
         torch.ones_like(events.times),
-        torch.full_like(events.times, rest),
-        torch.full_like(events.c_read, rest),
-        torch.full_like(events.o_read, rest),
+        torch.full_like(events.times, other),
+        torch.full_like(events.c_read, other),
+        torch.full_like(events.o_read, other),
     )
 
 
-def agree() -> dict[str, float]:
-    """Distance from the reference engine, dense and sparse; an error if it is too large to time anything."""
+def check_agreement() -> dict[str, float]:
+    """Return the difference from the reference engine, dense and sparse; fail if it is 1e-11 or more."""
     worst = {}
     for name, problem in (("dense", network(24, 4.0)), ("sparse", network(288, 2.0, FAN, inputs=10.0))):
         problem = dataclasses.replace(problem, options=EXACT)
         plain = dataclasses.replace(problem, mask=None, input_mask=None)
         events, exact = ENGINE.forward(problem), engines.get("reference").forward(plain)
         assert torch.equal(events.units, exact.units), "events differ"
-        found = ENGINE.backward(problem, events, ones(events))
-        right = engines.get("reference").backward(plain, exact, ones(exact))
+        gradients = ENGINE.backward(problem, events, ones(events))
+        expected = engines.get("reference").backward(plain, exact, ones(exact))
         if problem.mask is not None and problem.input_mask is not None:
-            right = right._replace(V=right.V * problem.mask, U=right.U * problem.input_mask)
+            expected = expected._replace(V=expected.V * problem.mask, U=expected.U * problem.input_mask)
         errors = {"times": float((events.times - exact.times).abs().max())}
         for field in DIFFERENTIABLE:
-            a, b = getattr(found, field), getattr(right, field)
+            a, b = getattr(gradients, field), getattr(expected, field)
             errors[field] = float((a - b).abs().max() / b.abs().max().clamp(min=1)) if a.numel() else 0.0
         worst[name] = max(errors.values())
         assert worst[name] < 1e-11, errors
@@ -103,149 +114,155 @@ def agree() -> dict[str, float]:
     return worst
 
 
-# ---- timing ----------------------------------------------------------------------------------------------------------
+# Timing
 
 
-def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
+def time_call(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the processor time of a call in seconds, and its result."""
     start = time.process_time()
     result = work()
     return time.process_time() - start, result
 
 
 def measure(problems: Sequence[Problem], rounds: int) -> list[dict[str, float]]:
-    """Median seconds of the passes of each problem, by turns."""
+    """Return the median seconds of both passes of each problem. The problems are run in turn."""
     forward, backward = ([[] for _ in problems] for _ in range(2))
     counts = [0] * len(problems)
     for _ in range(rounds + 1):
         for k, problem in enumerate(problems):
-            took, events = seconds(lambda problem=problem: ENGINE.forward(problem))
+            forward_time, events = time_call(lambda problem=problem: ENGINE.forward(problem))
             weights = ones(events)
-            back, _ = seconds(lambda p=problem, e=events, w=weights: ENGINE.backward(p, e, w))
+            backward_time, _ = time_call(lambda p=problem, e=events, w=weights: ENGINE.backward(p, e, w))
             counts[k] = len(events.times)
-            forward[k].append(took)
-            backward[k].append(back)
+            forward[k].append(forward_time)
+            backward[k].append(backward_time)
+
+    def median(times: list[float]) -> float:
+        return float(np.median(times[1:]))  # the first round is a warm-up
+
     return [
-        {"events": n, "forward_s": float(np.median(f[1:])), "backward_s": float(np.median(b[1:]))}  # the first warms up
+        {"events": n, "forward_s": median(f), "backward_s": median(b)}
         for n, f, b in zip(counts, forward, backward, strict=True)
     ]
 
 
-def line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    """Least squares: y = slope x + offset, in microseconds."""
+def fit_line(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
+    """Fit y = slope x + offset by least squares, in microseconds."""
     slope, offset = np.polyfit(x, y, 1)
     residue = np.asarray(y) - (slope * np.asarray(x) + offset)
     return {
         "us_per_event": 1e6 * float(slope),
         "offset_us": 1e6 * float(offset),
-        "r2": 1 - float((residue**2).sum() / ((y - np.mean(y)) ** 2).sum()),
+        "r2": 1 - float((residue**2).sum() / ((np.asarray(y) - np.mean(y)) ** 2).sum()),
     }
 
 
-def lines(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+def fit_lines(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
     events = [row["events"] for row in rows]
-    return {side: line(events, [row[f"{side}_s"] for row in rows]) for side in ("forward", "backward")}
+    return {side: fit_line(events, [row[f"{side}_s"] for row in rows]) for side in ("forward", "backward")}
 
 
-def describe(title: str, fits: dict[str, dict[str, float]]) -> None:
-    parts = [f"{side} {fit['us_per_event']:.2f} us an event (R2 {fit['r2']:.5f})" for side, fit in fits.items()]
+def print_fits(title: str, fits: dict[str, dict[str, float]]) -> None:
+    parts = [f"{side} {fit['us_per_event']:.2f} us per event (R2 {fit['r2']:.5f})" for side, fit in fits.items()]
     print(f"{title}: {', '.join(parts)}")
 
 
 def by_events(rounds: int) -> dict[str, Any]:
-    """Dense, 64 units: time against the number of events."""
+    """Measure time against the number of events: 64 units, dense."""
     rows = measure([network(64, horizon) for horizon in (2.5, 5.0, 10.0, 20.0, 40.0, 80.0)], rounds)
     for row in rows:
         row |= {f"{side}_us": 1e6 * row[f"{side}_s"] / row["events"] for side in ("forward", "backward")}
-    fits = lines(rows)
-    describe("64 units, dense", fits)
+    fits = fit_lines(rows)
+    print_fits("64 units, dense", fits)
     return {"rows": rows, "fits": fits}
 
 
 def by_size(rounds: int, fan: int | None, sizes: Sequence[int], events: Sequence[int]) -> list[dict[str, Any]]:
-    """Cost of one more event: two or more horizons for each size, so that what a run costs once is left out."""
+    """Measure the cost per event for each size, from several horizons, so that the overhead per call is excluded."""
     problems = [
         network(H, count / (RATE * H), fan, inputs=2.0 if fan is None else H / 32) for H in sizes for count in events
     ]
     rows, result = measure(problems, rounds), []
     for k, H in enumerate(sizes):
-        fits = lines(rows[k * len(events) : (k + 1) * len(events)])
-        describe(f"{H} units, {'dense' if fan is None else f'fan-out {fan}'}", fits)
+        fits = fit_lines(rows[k * len(events) : (k + 1) * len(events)])
+        print_fits(f"{H} units, {'dense' if fan is None else f'fan-out {fan}'}", fits)
         result.append({"units": H, "fan": fan, "fits": fits})
     return result
 
 
-# ---- others ----------------------------------------------------------------------------------------------------------
+# Comparison with other solvers
 
 
-def ours(problem: Problem) -> tuple[Callable[[], Events], Callable[[], Gradients]]:
+def compiled_calls(problem: Problem) -> tuple[Callable[[], Events], Callable[[], Gradients]]:
+    """Return functions that run the compiled engine forward, and forward and backward."""
     return (
         lambda: ENGINE.forward(problem),
         lambda: ENGINE.backward(problem, events := ENGINE.forward(problem), ones(events, times_only=True)),
     )
 
 
-def against(rounds: int) -> dict[str, Any]:
-    """The model all share, 64 units, dense. Loss: the sum of all event times. A gradient takes both passes."""
-    if hasattr(os, "sched_setaffinity"):  # one core, whatever JAX would like, before it counts them
+def compare(rounds: int) -> dict[str, Any]:
+    """Compare all solvers on the model they share: 64 units, dense, the loss is the sum of all event times."""
+    if hasattr(os, "sched_setaffinity"):  # restrict JAX to one core; it counts them when it is imported
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     problem = network(64, 8.0, gain=0.3)
     U = problem.U.clone()
-    U[2] = 0  # eventax gates inputs
+    U[2] = 0  # eventax also gates inputs
     problem = dataclasses.replace(problem, U=U, options=continuous_rivals.OPTIONS)
     exact = dataclasses.replace(
         problem, options=dataclasses.replace(continuous_rivals.OPTIONS, nodes=16, panel=0.5, grazing_floor=0.0)
     )
     events = ENGINE.forward(exact)
-    right = ENGINE.backward(exact, events, ones(events, times_only=True)).V.numpy()
+    expected = ENGINE.backward(exact, events, ones(events, times_only=True)).V.numpy()
     times, count = events.times.numpy(), len(events.times)
     contestants: list[tuple[str, Callable[[], Any], Callable[[], Any], Any]] = []
     for nodes in (4, 6):
-        mine = dataclasses.replace(problem, options=dataclasses.replace(continuous_rivals.OPTIONS, nodes=nodes))
-        forward, backward = ours(mine)
+        variant = dataclasses.replace(problem, options=dataclasses.replace(continuous_rivals.OPTIONS, nodes=nodes))
+        forward, backward = compiled_calls(variant)
         contestants.append((f"egru compiled, {nodes} nodes", forward, backward, None))
     rivals = continuous_rivals.all_rivals(problem, count)
-    theirs = {rival.name for rival in rivals}
+    rival_names = {rival.name for rival in rivals}
     for rival in rivals:
         run = rival.run
         contestants.append((rival.name, lambda run=run: run(False), lambda run=run: run(True), rival))
     rows, failed = [], {}
-    for name, forward, backward, rival in list(contestants):  # the first run of each: its errors, and compilation
+    for name, forward, backward, rival in list(contestants):  # the first run: errors, and compilation by JAX
         try:
             forward()
             result = backward()
-        except Exception as error:  # a solver of others that gives up is a result, too
+        except Exception as error:  # a failing solver is a result
             failed[name] = str(error).strip().splitlines()[-1]
             contestants = [c for c in contestants if c[0] != name]
-            print(f"{name}: fails: {failed[name]}")
+            print(f"{name}: failed: {failed[name]}")
             continue
-        found, by_V = result if rival is not None else (forward().times.numpy(), result.V.numpy())
-        same = len(found) == count
+        event_times, by_V = result if rival is not None else (forward().times.numpy(), result.V.numpy())
+        same = len(event_times) == count
         rows.append({
             "name": name,
-            "time_error": float(abs(found - times).max()) if same else None,
-            "gradient_error": float(abs(by_V - right).max() / abs(right).max()) if same else None,
+            "time_error": float(abs(event_times - times).max()) if same else None,
+            "gradient_error": float(abs(by_V - expected).max() / abs(expected).max()) if same else None,
             "forward": [], "gradient": [],
         })  # fmt: skip
     for _ in range(rounds):
         for row, (_, forward, backward, _) in zip(rows, contestants, strict=True):
-            for _ in range(1 if row["name"] in theirs else 10):  # ours takes a millisecond
-                row["forward"].append(seconds(forward)[0])
-                row["gradient"].append(seconds(backward)[0])
+            for _ in range(1 if row["name"] in rival_names else 10):  # the compiled engine takes a millisecond
+                row["forward"].append(time_call(forward)[0])
+                row["gradient"].append(time_call(backward)[0])
     base = 1e6 * float(np.median(rows[1]["gradient"])) / count
     for row in rows:
         for side in ("forward", "gradient"):
             row[f"{side}_us"] = 1e6 * float(np.median(row.pop(side))) / count
         row["slower"] = row["gradient_us"] / base
-        error = "another number of events" if row["time_error"] is None else f"time {row['time_error']:.1e}, gradient "
+        error = "wrong number of events" if row["time_error"] is None else f"time {row['time_error']:.1e}, gradient "
         error += "" if row["gradient_error"] is None else f"{row['gradient_error']:.1e}"
         print(
-            f"{row['name']}: forward {row['forward_us']:.1f}, with gradient {row['gradient_us']:.1f} us an event "
+            f"{row['name']}: forward {row['forward_us']:.1f}, with gradient {row['gradient_us']:.1f} us per event "
             f"({row['slower']:.1f} times egru with 6 nodes); errors: {error}"
         )
     return {"events": count, "units": 64, "missing": continuous_rivals.missing(), "failed": failed, "rows": rows}
 
 
-# ---- the picture -----------------------------------------------------------------------------------------------------
+# Figure and command line
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -261,20 +278,20 @@ def plot(results: dict[str, Any], path: Path) -> None:
         fit = results["events"]["fits"][side]
         axes[0].plot([r["events"] for r in rows], [1e3 * r[f"{side}_s"] for r in rows], "o", color=colour)
         x = np.array([0, rows[-1]["events"]])
-        label = f"{side}: {fit['us_per_event']:.2f} µs an event, R² {fit['r2']:.5f}"
+        label = f"{side}: {fit['us_per_event']:.2f} µs per event, R² {fit['r2']:.5f}"
         axes[0].plot(x, (x * fit["us_per_event"] + fit["offset_us"]) / 1e3, color=colour, label=label)
         for axis, key in ((axes[1], "fan"), (axes[2], "dense")):
             y = [r["fits"][side]["us_per_event"] for r in results[key]]
             axis.plot([r["units"] for r in results[key]], y, "o-", color=colour, label=side)
     axes[0].set(xlabel="events", ylabel="ms", title="64 units, dense")
     for axis, title in ((axes[1], f"fan-out {FAN}"), (axes[2], "dense")):
-        axis.set(xlabel="units", ylabel="µs an event", title=title, xscale="log", ylim=(0, None))
+        axis.set(xlabel="units", ylabel="µs per event", title=title, xscale="log", ylim=(0, None))
     axes[2].set(yscale="log", ylim=(None, None))
     for row in results["rivals"]["rows"]:
         if row["time_error"] is not None:
             mark = "*" if row["name"].startswith("egru") else "o"
             axes[3].loglog(row["time_error"], row["gradient_us"], mark, label=row["name"], markersize=8)
-    axes[3].set(xlabel="largest error of an event time", ylabel="µs an event, with gradient", title="64 units, dense")
+    axes[3].set(xlabel="largest error of an event time", ylabel="µs per event, with gradient", title="64 units, dense")
     for axis in axes:
         axis.legend(fontsize=7, **({"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if axis is axes[3] else {}))
         axis.grid(alpha=0.3)
@@ -291,9 +308,9 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--no-save", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections to measure")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds per measurement")
+    parser.add_argument("--no-save", action="store_true", help="do not write the results file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     path = RESULTS / "continuous.json"
@@ -304,7 +321,7 @@ def main() -> None:
         "cores_used": 1,
         "torch": torch.__version__,
     }
-    results["agreement"] = agree()
+    results["agreement"] = check_agreement()
     rounds = arguments.rounds
     if "events" in arguments.only:
         results["events"] = by_events(rounds)
@@ -313,7 +330,7 @@ def main() -> None:
     if "dense" in arguments.only:
         results["dense"] = by_size(rounds, None, (64, 128, 256, 512, 1024), (1000, 2000, 3000))
     if "rivals" in arguments.only:
-        results["rivals"] = against(min(rounds, 3))
+        results["rivals"] = compare(min(rounds, 3))
     if not arguments.no_save:
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""What each printed formula of the paper's continuous-time adjoint does to the gradient.
+"""Measure the effect of the errors in the paper's printed continuous-time adjoint on the gradient.
 
     python benchmarks/continuous_errata.py
 
-The adjoint is written here in the paper's own scaling, ``lambda_c = -p_c / tau_m`` and ``lambda_a = -p_a / tau_s``, and
-integrated backward by Runge and Kutta's method along the exact forward run. With one formula at a time replaced by the
-printed one, the table gives the relative error and the cosine of the gradient, medians over five random networks.
+The adjoint is written in the scaling of the paper, ``lambda_c = -p_c / tau_m`` and ``lambda_a = -p_a / tau_s``, and
+integrated backward by a Runge-Kutta method along the exact forward run. One formula at a time is replaced by the
+printed one. The table lists the relative error and the cosine of the gradient, as medians over five random networks.
 """
 
 import argparse
@@ -24,17 +24,17 @@ from egru.continuous.reference.running_loss import evaluate, state_gradient
 
 PRINTED = {
     "E1": "the reset gate scales V_r instead of V_z",
-    "E2": "as E1, and V_u, V_z scaled with 0",
-    "E3": "V_u, V_r scaled with 0",
+    "E2": "as E1, and V_u, V_z scaled by 0",
+    "E3": "V_u, V_r scaled by 0",
     "E4": "the emitter's lambda_r receives from V_r instead of V_z",
-    "E5": "the bias gradient with the other sign (b)",
-    "E7": "both adjoint equations with the other sign of dF",
-    "E7c": "that of lambda_c alone",
-    "E7a": "those of lambda_a alone",
-    "E8": "no source of the integral loss",
-    "E9": "dF without tau_m: dF/tau_m in its place",
-    "E11": "the jump of the integral loss with the other sign",
-    "E14": "weight gradient with all of c, not the emitter alone",
+    "E5": "opposite sign of the bias gradient (gradient of b)",
+    "E7": "opposite sign of dF in both adjoint equations",
+    "E7c": "opposite sign of dF for lambda_c only",
+    "E7a": "opposite sign of dF for lambda_a only",
+    "E8": "no source term of the integral loss",
+    "E9": "dF / tau_m in place of dF",
+    "E11": "opposite sign of the jump of the integral loss",
+    "E14": "weight gradient with the whole vector c, not only the emitter",
     "E15": "weight gradient transposed",
 }
 
@@ -47,7 +47,16 @@ def gradient(
     erratum: str | None = None,
     step: float = 2e-3,
 ) -> dict[str, np.ndarray]:
-    """Gradients of V, U and b of one sample, from the reference engine's record, with the formula ``erratum`` names."""
+    """Return the gradients of V, U and b of one sample.
+
+    Args:
+        problem: A problem with one sample and default options.
+        events: The forward result of the reference engine.
+        weights: The cotangents of the outputs.
+        loss: The running loss, if any.
+        erratum: The key in :data:`PRINTED` of the printed formula to use. If None, all formulas are correct.
+        step: The step of the Runge-Kutta method.
+    """
     V, U, b = problem.V.numpy() * (1 - np.eye(len(problem.theta))), problem.U.numpy(), problem.b.numpy()
     theta, tau_s, tau_m = problem.theta.numpy(), float(problem.tau_s), float(problem.tau_m)
     settings = FlowSettings(tau_s, tau_m, gauss_legendre(12), 1.0)
@@ -72,7 +81,7 @@ def gradient(
         F_a = np.stack([u * (1 - u) * (z - c), np.zeros(H), u * (1 - z * z)]) * scale
         d_c = (source + sign_c * scale * u * lam[3]) / tau_m
         d_a = (lam[:3] - sign_a * F_a * lam[3]) / tau_s
-        return np.concatenate([d_a, d_c[None], -lam[:3]])  # the last rows gather the integral of lambda_a
+        return np.concatenate([d_a, d_c[None], -lam[:3]])  # the last three rows integrate lambda_a
 
     steps, event = events.tape[0], int(events.offsets[-1])
     for k in reversed(range(len(steps))):
@@ -90,8 +99,8 @@ def gradient(
             one, zero = np.ones(H), np.zeros(H)
             rho, rhodot = np.stack([one, one, r]), np.stack([zero, zero, rdot])
             if erratum in ("E1", "E2"):
-                rest = one if erratum == "E1" else zero
-                rho, rhodot = np.stack([rest, r, rest]), np.stack([zero, rdot, zero])
+                neutral = one if erratum == "E1" else zero
+                rho, rhodot = np.stack([neutral, r, neutral]), np.stack([zero, rdot, zero])
             elif erratum == "E3":
                 rho = np.stack([zero, zero, r])
             if erratum == "E14":
@@ -141,7 +150,7 @@ def gradient(
 
 
 def network(seed: int) -> Problem:
-    """Five units that fire a few dozen times in 8 time constants."""
+    """Return a random network of five units that emit a few dozen events."""
     g = torch.Generator().manual_seed(seed)
     H, K, T = 5, 8, 8.0
     theta = 0.15 + 0.45 * torch.rand(H, generator=g)
@@ -188,30 +197,33 @@ class Row:
     cosine: float
 
 
-def measure(seeds: range, step: float = 2e-3, report: Callable[[str], None] = print) -> list[Row]:
+def measure(seeds: range, step: float = 2e-3, log: Callable[[str], None] = print) -> list[Row]:
+    """Return the median effect of each erratum over the networks with the given seeds."""
     engine = engines.get("reference")
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in PRINTED}
+    effects: dict[str, list[tuple[float, float]]] = {name: [] for name in PRINTED}
     for seed in seeds:
         problem = network(seed)
         events = engine.forward(problem, density)
         weights = weights_for(events, seed)
         exact = engine.backward(problem, events, weights, density)
-        own = gradient(problem, events, weights, density, step=step)
-        distance = max(float(np.abs(own[k] - getattr(exact, k).numpy()).max() / np.abs(own[k]).max()) for k in own)
-        report(f"network {seed}: {len(events.times)} events; without errata {distance:.0e} from the engine's gradient")
+        correct = gradient(problem, events, weights, density, step=step)
+        distance = max(
+            float(np.abs(correct[k] - getattr(exact, k).numpy()).max() / np.abs(correct[k]).max()) for k in correct
+        )
+        log(f"network {seed}: {len(events.times)} events; without errata, {distance:.0e} from the engine's gradient")
         for name in PRINTED:
             key = "b" if name == "E5" else "V"
             printed = gradient(problem, events, weights, density, name, step)[key].ravel()
-            right = own[key].ravel()
-            size = np.linalg.norm(right)
-            error = float(np.linalg.norm(printed - right) / size)
-            found[name].append((error, float(printed @ right / size / max(np.linalg.norm(printed), 1e-300))))
-    return [Row(name, *(float(m) for m in np.median(found[name], axis=0))) for name in PRINTED]
+            expected = correct[key].ravel()
+            size = np.linalg.norm(expected)
+            error = float(np.linalg.norm(printed - expected) / size)
+            effects[name].append((error, float(printed @ expected / size / max(np.linalg.norm(printed), 1e-300))))
+    return [Row(name, *(float(m) for m in np.median(effects[name], axis=0))) for name in PRINTED]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", type=int, default=5)
+    parser.add_argument("--networks", type=int, default=5, help="the number of random networks")
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     rows = measure(range(parser.parse_args().networks))

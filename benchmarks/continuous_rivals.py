@@ -1,8 +1,8 @@
-"""Other people's solvers on the continuous-time model, called as their documentation says; absent ones are left out.
+"""Other solvers on the continuous-time model, for benchmarks/continuous.py. Solvers that are not installed are skipped.
 
-Each rival runs one sample of a :class:`~egru.continuous.problem.Problem` and gives the event times in order; with
-``gradient=True`` also the derivative of their sum by ``V``. eventax has receiver-side reset gates (on inputs too), unit
-amplitudes and self connections, so these are the options to compare with, and ``U_z`` must be zero.
+Each solver runs one sample of a :class:`~egru.continuous.problem.Problem` and returns the event times in order. With
+``gradient=True`` it also returns the derivative of their sum by ``V``. eventax has receiver-side reset gates (also for inputs), unit
+amplitudes and self connections. So these are the options of the comparison, and ``U_z`` must be zero.
 """
 
 import dataclasses
@@ -18,24 +18,24 @@ from egru.continuous.options import Options
 from egru.continuous.problem import Problem
 
 OPTIONS = Options(self_connections=True, reset_side="post", amplitude="one")
-"""The model that all contestants share."""
+"""Options of the model that all solvers share."""
 
 
 @dataclasses.dataclass
 class Rival:
-    """``run(gradient)`` gives event times, ``(N,)``, and the derivative of their sum by ``V`` or None."""
+    """A solver. ``run(gradient)`` returns the event times ``(N,)`` and the derivative of their sum by ``V`` or None."""
 
     name: str
     run: Callable[[bool], tuple[np.ndarray, np.ndarray | None]]
 
 
 def missing() -> list[str]:
-    """Rivals that are not installed."""
+    """Return the names of solvers that are not installed."""
     return [name for name in ("torchdiffeq", "eventax") if importlib.util.find_spec(name) is None]
 
 
 def all_rivals(problem: Problem, events: int) -> list[Rival]:
-    """Every installed rival at several accuracies; ``events`` is how many there are, which eventax must be told."""
+    """Return all installed solvers at several accuracies. eventax requires the number of events, ``events``."""
     assert problem.options.self_connections
     assert (problem.options.reset_side, problem.options.amplitude) == ("post", "one")
     assert not problem.U[2].any()
@@ -51,10 +51,8 @@ def all_rivals(problem: Problem, events: int) -> list[Rival]:
     return rivals
 
 
-# ---- torchdiffeq: the whole state to the next event, again and again ------------------------------------------------
-
-
 def torchdiffeq(problem: Problem, tolerance: float) -> Rival:
+    """Return torchdiffeq's ``odeint_event``, restarted with the whole state after every event."""
     from torchdiffeq import odeint, odeint_event  # pyright: ignore[reportMissingImports]
 
     b, theta, tau_s, tau_m = problem.b, problem.theta, problem.tau_s, problem.tau_m
@@ -105,10 +103,8 @@ def torchdiffeq(problem: Problem, tolerance: float) -> Rival:
     return Rival(f"torchdiffeq dopri5 {tolerance:g}", run)
 
 
-# ---- eventax: the same in JAX, compiled ------------------------------------------------------------------------------
-
-
 def eventax(problem: Problem, events: int, solver: Any, step: float, tolerance: float, name: str) -> Rival:
+    """Return eventax, compiled by JAX."""
     import equinox
     import jax
     import optimistix
@@ -146,18 +142,18 @@ def eventax(problem: Problem, events: int, solver: Any, step: float, tolerance: 
     @equinox.filter_jit
     def backward(net: Any) -> Any:
         def total(net: Any) -> Any:
-            found = spikes(net)
-            return numpy.where(numpy.isfinite(found), found, 0).sum(), found
+            spike_times = spikes(net)
+            return numpy.where(numpy.isfinite(spike_times), spike_times, 0).sum(), spike_times
 
         return equinox.filter_value_and_grad(total, has_aux=True)(net)
 
     def run(gradient: bool) -> tuple[np.ndarray, np.ndarray | None]:
         if not gradient:
-            found, by_V = np.asarray(forward(network)), None
+            spike_times, by_V = np.asarray(forward(network)), None
         else:
-            (_, found), by = backward(network)
+            (_, spike_times), by = backward(network)
             by_V = np.stack([np.asarray(w)[:H].T for w in parameters(by)[:3]])
-            found = np.asarray(found)
-        return np.sort(found[np.isfinite(found)]), by_V
+            spike_times = np.asarray(spike_times)
+        return np.sort(spike_times[np.isfinite(spike_times)]), by_V
 
     return Rival(f"eventax {name} {step:g}, root {tolerance:g}", run)
