@@ -1,8 +1,8 @@
 """Other solvers on the continuous-time model, for benchmarks/continuous.py. Solvers that are not installed are skipped.
 
 Each solver runs one sample of a :class:`~egru.continuous.problem.Problem` and returns the event times in order. With
-``gradient=True`` it also returns the derivative of their sum by ``V``. eventax has receiver-side reset gates (also for inputs), unit
-amplitudes and self connections. So these are the options of the comparison, and ``U_z`` must be zero.
+``gradient=True`` it also returns the derivative of their sum by ``V``. The comparison uses the options of
+eventax: receiver-side reset gates (also for inputs, so ``U_z`` must be zero), unit amplitudes and self connections.
 """
 
 import dataclasses
