@@ -165,19 +165,25 @@ private:
 
 }  // namespace
 
+// Signatures name the arguments for the type stub. nb::arg would too, but it makes every call slower.
 void bind_engine(nb::module_& m) {
     using Vector = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
-    nb::class_<EngineCore>(m, "EngineCore")
-        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, float, size_t>())
+    nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
+        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, float, size_t>(),
+             nb::sig("def __init__(self, "
+                     "layers: list[tuple[int, int, int, int, int, int, int, int, str, bool, float]], weights: str, "
+                     "threads: int, streams: int, trace: float, token_table_bytes: int, /) -> None"))
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
                  core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });
-             })
+             },
+             nb::sig("def set_embedding(self, table: int, tokens: int, width: int, /) -> None"))
         .def("set_readout",
              [](EngineCore& core, uintptr_t weight, uintptr_t bias, int inputs, int outputs) {
                  const engine::ReadoutSource source{inputs, outputs, input<float>(weight), input<float>(bias)};
                  core.use([&](Engine& e) { e.set_readout(source); });
-             })
+             },
+             nb::sig("def set_readout(self, weight: int, bias: int, inputs: int, outputs: int, /) -> None"))
         // Returns false if the shape does not fit; Python then reports the error.
         .def("step_array",
              [](EngineCore& core, Vector x, uintptr_t out) {
@@ -192,10 +198,13 @@ void bind_engine(nb::module_& m) {
         .def("step_address",
              [](EngineCore& core, uintptr_t x, uintptr_t out) {
                  core.step(input<float>(x), static_cast<size_t>(core.engine().inputs() * core.engine().streams()), out);
-             })
-        .def("step_sparse", &EngineCore::step_sparse)
-        .def("step_token", &EngineCore::step_token)
-        .def("run", &EngineCore::run)
+             },
+             nb::sig("def step_address(self, x: int, out: int, /) -> None"))
+        .def("step_sparse", &EngineCore::step_sparse,
+             nb::sig("def step_sparse(self, index: int, value: int, count: int, out: int, /) -> None"))
+        .def("step_token", &EngineCore::step_token, nb::sig("def step_token(self, id: int, out: int, /) -> None"))
+        .def("run", &EngineCore::run,
+             nb::sig("def run(self, x: int, ids: int, steps: int, last: bool, out: int, /) -> None"))
         .def("reset", [](EngineCore& core) { core.use([](Engine& e) { e.reset(); }); })
         .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
         .def("counters",
@@ -206,15 +215,19 @@ void bind_engine(nb::module_& m) {
         .def("get_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
                  core.use([&](Engine& e) { e.get_state(layer, output<float>(c), output<float>(y)); });
-             })
+             },
+             nb::sig("def get_state(self, layer: int, c: int, y: int, /) -> None"))
         .def("set_state",
              [](EngineCore& core, int layer, uintptr_t c, uintptr_t y) {
                  core.use([&](Engine& e) { e.set_state(layer, input<float>(c), input<float>(y)); });
-             })
+             },
+             nb::sig("def set_state(self, layer: int, c: int, y: int, /) -> None"))
         .def("get_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(output<float>(trace)); }); })
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(output<float>(trace)); }); },
+             nb::sig("def get_trace(self, trace: int, /) -> None"))
         .def("set_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(input<float>(trace)); }); })
+             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(input<float>(trace)); }); },
+             nb::sig("def set_trace(self, trace: int, /) -> None"))
         .def_prop_ro("level", [](EngineCore& core) { return std::string(core.engine().level()); })
         .def_prop_ro("weight_bytes", [](EngineCore& core) { return core.engine().weight_bytes(); });
 }

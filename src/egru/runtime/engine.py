@@ -1,7 +1,7 @@
 """The streaming engine: run a trained event-based network one step at a time, at a cost proportional to its events."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from egru.runtime.network import check_state, extract_network
 from egru.runtime.reference import ReferenceRunner
 from egru.runtime.runners import CompiledRunner, Runner
 from egru.types import WEIGHT_FORMATS, WeightFormat
+
+if TYPE_CHECKING:
+    from egru._core import EngineCore
 
 _DEFAULT_TOKEN_TABLE = 256 << 20
 
@@ -109,14 +112,13 @@ class EventEngine:
         if isinstance(token_table, bool) or not isinstance(token_table, int) or token_table < 0:
             raise ValueError(f"EventEngine: token_table must be a number of bytes, at least 0; got {token_table!r}")
         self._network = extract_network(module, embedding, readout, trace)
-        core = compiled.core
-        self._core: Any = None
+        self._core: EngineCore | None = None
         self._runner: Runner
-        if core is None:
+        if compiled.core is None:
             compiled.warn_missing()
             self._runner = ReferenceRunner(self._network, weights, streams)
         else:
-            self._runner = CompiledRunner(core, self._network, weights, threads, streams, token_table)
+            self._runner = CompiledRunner(self._network, weights, threads, streams, token_table)
             self._core = self._runner.core
         rows = () if streams == 1 else (streams,)
         self._in_shape = torch.Size((*rows, self._network.inputs))
@@ -182,16 +184,16 @@ class EventEngine:
                     self._core.step_address(x.data_ptr(), self._out_address)
                     return self._out
             elif input_type is np.ndarray:
-                if self._step_array(x):
+                if self._step_array(self._core, x):
                     return self._out_array
             elif input_type is int and self.streams == 1 and self._network.embedding is not None:
                 self._core.step_token(x, self._out_address)
                 return self._out
         return self._step_checked(x, out)
 
-    def _step_array(self, x: Array) -> bool:
+    def _step_array(self, core: "EngineCore", x: Array) -> bool:
         try:
-            return self._core.step_array(x, self._out_address)
+            return core.step_array(x, self._out_address)
         except TypeError:  # not contiguous float32: _step_checked converts it or raises
             return False
 

@@ -1,10 +1,11 @@
 """The compiled runner behind :class:`egru.EventEngine`, and the interface it shares with the reference runner."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from egru import compiled
 from egru.events import EventState
 from egru.runtime.inputs import Array
 from egru.runtime.network import Network
@@ -38,14 +39,12 @@ class CompiledRunner:
     :class:`egru.EventEngine` calls ``core`` directly for the most common inputs, to save a Python call per step.
     """
 
-    def __init__(
-        self, module: Any, network: Network, weights: WeightFormat, threads: int, streams: int, token_table: int
-    ) -> None:
+    def __init__(self, network: Network, weights: WeightFormat, threads: int, streams: int, token_table: int) -> None:
         def address(tensor: Tensor | None) -> int:
             return 0 if tensor is None else tensor.data_ptr()
 
         self._network, self._streams = network, streams
-        self.core = module.EngineCore(
+        self.core = compiled.require().EngineCore(
             [
                 (
                     layer.inputs,
