@@ -1,4 +1,4 @@
-"""The screen of sequential MNIST, on a few made-up images."""
+"""Tests of the comparison of settings on sequential MNIST, with a few random images."""
 
 import dataclasses
 import json
@@ -10,6 +10,7 @@ import torch
 
 from egru import experiments, runs
 from egru.data import Classification, Split
+from egru.report import LIGHT
 from egru.training import RunError
 from tests.training.tiny import sequences
 
@@ -18,19 +19,19 @@ import smnist_screen  # pyright: ignore[reportMissingImports]
 
 
 @pytest.fixture(autouse=True)
-def few_images(defaults, monkeypatch):
+def random_images(defaults, monkeypatch):
     torch.set_default_dtype(torch.float32)
     split = Split(torch.rand(40, 12, 1), torch.arange(40) % 10)
-    monkeypatch.setattr(smnist_screen, "data_for", lambda *_: Classification("few", 10, split, split, split))
-    monkeypatch.setattr(smnist_screen, "TRAINED", 40)
+    monkeypatch.setattr(smnist_screen, "data_for", lambda *_: Classification("random", 10, split, split, split))
+    monkeypatch.setattr(smnist_screen, "TRAINING_IMAGES", 40)
     monkeypatch.setitem(smnist_screen.BASE, "batch", 10)
 
 
-def test_a_line_a_variant_and_none_twice(tmp_path, capsys):
+def test_each_variant_is_stored_once(tmp_path, capsys):
     path = tmp_path / "lines.jsonl"
-    given = ["--variants", "base", "gru", "--updates", "8", "--out", str(path)]
-    smnist_screen.main(given)
-    smnist_screen.main(given)
+    arguments = ["--variants", "base", "gru", "--updates", "8", "--out", str(path)]
+    smnist_screen.main(arguments)
+    smnist_screen.main(arguments)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["variant"] for line in lines] == ["base", "gru"]
     assert [line["updates"] for line in lines] == [8, 8]
@@ -42,7 +43,7 @@ def test_a_line_a_variant_and_none_twice(tmp_path, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
-def test_a_variant_that_diverges_is_a_line_too(tmp_path, monkeypatch):
+def test_diverged_variant_is_stored(tmp_path, monkeypatch):
     monkeypatch.setitem(smnist_screen.VARIANTS, "base", {"learning_rate": 1e30, "clip": None, "schedule": "constant"})
     path = tmp_path / "lines.jsonl"
     smnist_screen.main(["--variants", "base", "--updates", "8", "--out", str(path)])
@@ -51,51 +52,61 @@ def test_a_variant_that_diverges_is_a_line_too(tmp_path, monkeypatch):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """The folder of a finished run that `egru train` made."""
+    """The folder of a finished run of `egru train`."""
     monkeypatch.setattr(sys.modules["egru.runs.train"], "load_data", lambda config: sequences())
     config = dataclasses.replace(experiments.smoke(experiments.find("smnist-stable").make()), seed=4)
     runs.train("smnist-stable", config, tmp_path / "run", log=lambda _: None, page=False)
     return tmp_path / "run"
 
 
-def test_a_finished_run_is_a_line_once(tmp_path, trained):
+def test_finished_run_is_added_once(tmp_path, trained):
     path = tmp_path / "lines.jsonl"
     for _ in range(2):
         smnist_screen.main(["--add", str(trained), "on a GPU", "--out", str(path)])
     (line,) = map(json.loads, path.read_text().splitlines())
     metrics = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
     assert (line["variant"], line["seed"]) == ("on a GPU", 4)
-    assert line["updates"] == line["asked"] == sum(epoch["train"]["steps"] for epoch in metrics)
+    assert line["updates"] == line["requested_updates"] == sum(epoch["train"]["steps"] for epoch in metrics)
     assert line["accuracy"] == metrics[-1]["validation"]["accuracy"]
     assert [point[2] for point in line["curve"]] == [
         pytest.approx(epoch["train"]["gradient_norm_p99"], rel=1e-2) for epoch in metrics
     ]
     assert line["changes"]["hidden"] == 48
     assert line["changes"]["rate_loss"] == 1.0
-    assert not {"seed", "root", "reset"} & set(line["changes"])  # not a setting, and as in the base
+    assert not {"seed", "root", "reset"} & set(line["changes"])  # not settings, or equal to the base
     (trained / "result.json").unlink()
-    with pytest.raises(RunError, match="not finished"):
+    with pytest.raises(RunError, match="--add requires a finished run"):
         smnist_screen.main(["--add", str(trained), "on a GPU", "--out", str(path)])
 
 
-def test_a_panel_a_variant_with_every_curve(tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    records = smnist_screen.found(smnist_screen.RESULTS)
-    drawing = smnist_screen.figure([*records, {"variant": "stopped", "seed": 0, "updates": 0, "stopped": "NaN"}])
-    panels = {axes.get_title("left").replace("\n", " "): axes for axes in drawing.axes if axes.lines}
-    assert set(panels) == {r["variant"] for r in records}
-    assert sum(len(axes.lines) for axes in panels.values()) == 2 * len(records)
+def test_figure_has_one_panel_per_variant(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures require matplotlib")
+    entries = smnist_screen.read_entries(smnist_screen.RESULTS)
+    figure = smnist_screen.draw_figure([*entries, {"variant": "stopped", "seed": 0, "updates": 0, "stopped": "NaN"}])
+    panels = {axes.get_title("left").replace("\n", " "): axes for axes in figure.axes if axes.lines}
+    assert set(panels) == {entry["variant"] for entry in entries}
+    assert sum(len(axes.lines) for axes in panels.values()) == 2 * len(entries)
     (median, p99) = panels["base"].lines
-    (base,) = (r for r in records if r["variant"] == "base")
+    (base,) = (entry for entry in entries if entry["variant"] == "base")
     assert [list(median.get_ydata()), list(p99.get_ydata())] == [
         [p[1] for p in base["curve"]],
         [p[2] for p in base["curve"]],
     ]
     assert panels["fast"].get_ylim() == panels["base"].get_ylim() != panels["paper"].get_ylim()
-    smnist_screen.main(["--figure", str(tmp_path / "norms.png")])
-    assert (tmp_path / "norms.png").stat().st_size < 300_000
 
 
-def test_the_study_has_the_table():
+def test_stored_figure_is_small_and_keeps_the_colours_of_all_seeds(tmp_path):
+    pytest.importorskip("matplotlib", reason="figures require matplotlib")
+    image = pytest.importorskip("PIL.Image", reason="the figure is compressed with Pillow")
+    path = tmp_path / "norms.png"
+    smnist_screen.main(["--figure", str(path)])
+    assert path.stat().st_size < 300_000
+    colours = [colour for _, colour in image.open(path).convert("RGB").getcolors()]
+    for seed_colour in LIGHT.event[:3]:
+        expected = [int(seed_colour[i : i + 2], 16) for i in (1, 3, 5)]
+        assert min(max(abs(a - b) for a, b in zip(colour, expected, strict=True)) for colour in colours) < 10
+
+
+def test_study_contains_the_table():
     study = Path(__file__).parents[2] / "docs" / "smnist-study.md"
-    assert smnist_screen.table(smnist_screen.found(smnist_screen.RESULTS)) in study.read_text()
+    assert smnist_screen.format_table(smnist_screen.read_entries(smnist_screen.RESULTS)) in study.read_text()
