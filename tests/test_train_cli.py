@@ -14,6 +14,7 @@ import torch
 from egru import cli, doctor
 from egru.data import Classification, Split
 from egru.experiments import RECIPES
+from egru.records import FORMAT
 from egru.training import Run
 from egru.training.tasks import ClassifierTask
 from tests.helpers import mnist_sample
@@ -214,7 +215,7 @@ def test_errors_are_one_line(arguments, code, message, capsys):
 
 
 def test_damaged_config_is_reported_in_one_line(capsys, tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(f'{{"format": {FORMAT}}}')
     code, _, err = egru(capsys, "evaluate", str(tmp_path))
     assert code == 1
     assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, see --verbose\n"

@@ -1,4 +1,4 @@
-"""``python -m egru`` is ``egru``."""
+"""Run the ``egru`` command with ``python -m egru``."""
 
 import sys
 

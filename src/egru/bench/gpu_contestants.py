@@ -104,7 +104,7 @@ def make_egru(inputs: int, H: int, reset_gate: ResetGate, lean: bool = False) ->
 
 
 def cudnn(
-    kind: str, precision: str, T: int, B: int, inputs: int, H: int, train: bool, input_gradient: bool
+    cell: str, precision: str, T: int, B: int, inputs: int, H: int, train: bool, input_gradient: bool
 ) -> Iterator[tuple[str, Contestant]]:
     """Yield cuDNN's layer at the exact size, at the aligned size if it differs, and under autocast."""
     sizes = {"exact": (inputs, H), "aligned": (aligned(inputs), aligned(H))}
@@ -113,8 +113,8 @@ def cudnn(
     if gpu_check.low_type(precision) != torch.float32:
         sizes["autocast"] = sizes["exact"]
     for name, (features, units) in sizes.items():
-        layer = CUDNN[kind](features, units)
+        layer = CUDNN[cell](features, units)
         yield (
-            f"cudnn {kind} {precision} {name}",
+            f"cudnn {cell} {precision} {name}",
             Contestant(layer, (T, B, features), precision, train, input_gradient, native=name != "autocast"),
         )

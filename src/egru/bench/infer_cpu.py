@@ -7,8 +7,8 @@ Contestants take turns in one process. Times are medians over rounds, in microse
 the same run. Outputs are checked first: a contestant whose output is wrong gets no ratio.
 
 Activity comes from the dynamics of the network: the threshold of each unit is a quantile of its states. A layer with
-one input reads random numbers. A layer with as many inputs as units reads the events of another layer, as in a stack,
-and once more random numbers ("dense input").
+one input reads random numbers. A layer with as many inputs as units reads the events of another layer, as in a stack;
+a second set of engines reads random numbers ("dense input").
 """
 
 import datetime
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         default=Path("infer_cpu.json"),
         metavar="FILE",
-        help="JSON file to write, with a plot beside it (default: %(default)s)",
+        help="JSON file to write, and the plot as PNG (default: %(default)s)",
     )
     args = parser.parse_args(arguments)
     sizes = [(int(h), int(i)) for h, i in (size.split("x") for size in args.sizes)]

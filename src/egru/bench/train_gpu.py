@@ -58,8 +58,8 @@ def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contes
     left_out: dict[str, str] = {}
     input_gradient = row.inputs > 1 and not options.no_input_gradient
     shape, run = (row.T, row.B, row.inputs), (row.train, input_gradient)
-    for kind in options.rivals:
-        if kind == "evnn":
+    for rival in options.rivals:
+        if rival == "evnn":
             make = find_evnn(cuda=True)
             if isinstance(make, str):
                 left_out["evnn"] = make
@@ -67,7 +67,7 @@ def contestants(row: Row, options: argparse.Namespace) -> tuple[dict[str, Contes
                 entries["evnn float32"] = Contestant(make(row.inputs, row.H), shape, "float32", *run)
             continue
         for precision in options.precisions:
-            entries.update(cudnn(kind, precision, *shape, row.H, *run))
+            entries.update(cudnn(rival, precision, *shape, row.H, *run))
     x = torch.randn(min(row.T, 6), row.B, row.inputs, device="cuda")
     for reset_gate in options.gates:
         for precision in options.precisions:

@@ -105,7 +105,7 @@ def scalar_threshold() -> ClassifierConfig:
 
 _512 = Paper(88.0, None, 83.8, 46.8, "5.5M", "0.98M", "over 5 runs: accuracy 86.0 ± 1.2 %, activity sparsity 76.1 %")
 add("dvs", frames, Paper(), "EGRU 512, two layers, minutes on a CPU")
-add("dvs-gru", partial(frames, "gru"), Paper(), "GRU 512, two layers, with its own tuning")
+add("dvs-gru", partial(frames, "gru"), Paper(), "GRU 512, two layers, tuned separately")
 add("dvs-egru-512", dvs, _512, "EGRU 512, two layers")
 add("dvs-gru-512", partial(dvs, 512, "gru"), Paper(), "GRU 512, two layers")
 add(

@@ -1,4 +1,4 @@
-"""Print the paper's tables with our results beside them, and add runs to our results.
+"""Print the paper's tables with our results, and add runs to our results.
 
 The records of our runs are in the repository, in ``benchmarks/results/runs``, one folder per run: what
 `egru reproduce --keep RUN` copied, without the checkpoints. `egru report` can read each of them. The numbers that the
