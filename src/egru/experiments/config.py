@@ -35,7 +35,7 @@ class Network:
     zoneout: float = 0.0
     """Zoneout on the states (event cells)."""
     recurrent_clip: float | None = None
-    """Bound on each element of the gradient from a state to the one before it (event cells; slow). If None, unbounded."""
+    """Bound on each element of the gradient from a state to the one before (event cells; slow). If None, unbounded."""
     reset: Reset = "output"
     """How an event resets the state (event cells)."""
     reset_gate: ResetGate = "before"
