@@ -1,4 +1,4 @@
-"""Two processes under `torchrun` are one with the doubled batch, and come back when one of them is killed."""
+"""Data-parallel training with `torchrun`: two processes equal one with the doubled batch, and killed ranks resume."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from egru import ActivityMonitor, cli
 from egru.data import Batches, Split
 from egru.models import LanguageModel
 from egru.training import ClassifierTraining, NoProgress, Run, Scores, distributed, loop, to_plain
-from tests.training import together
-from tests.training.tiny import reader, speaker
+from tests.training import distributed_runs
+from tests.training.tiny import make_classifier, make_language_model
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
 HERE = Path(__file__).parents[2]
@@ -40,17 +40,17 @@ def torchrun(*arguments: str, restarts: int = 0, folder: Path) -> subprocess.Pop
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """The same runs by one process and by two."""
+    """Folders with the same runs, trained by one process and by two."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
-    process = torchrun("-m", "tests.training.together", str(two), folder=two)
+    process = torchrun("-m", "tests.training.distributed_runs", str(two), folder=two)
     watch, default = loop.EpochStatistics, torch.get_default_dtype()
     try:
-        together.main(one, 1)
+        distributed_runs.main(one, 1)
     finally:
         loop.EpochStatistics = watch
         torch.set_default_dtype(default)
-    said, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
     return one, two
 
 
@@ -63,7 +63,7 @@ def scores(of: Scores) -> dict:
 
 
 @pytest.mark.parametrize("name", ["classifier", "language"])
-def test_two_processes_are_one_with_the_doubled_batch(name, both):
+def test_two_processes_equal_one_with_the_doubled_batch(name, both):
     one, two = (folder / name for folder in both)
     assert len(curve(one)) >= 20
     assert curve(two) == pytest.approx(curve(one), rel=1e-9)
@@ -72,8 +72,8 @@ def test_two_processes_are_one_with_the_doubled_batch(name, both):
         assert b.train.loss == pytest.approx(a.train.loss, rel=1e-9)
         assert b.train.gradient_norm == pytest.approx(a.train.gradient_norm, rel=1e-9)
         assert b.train.steps == a.train.steps
-        assert scores(b.validation) == pytest.approx(scores(a.validation), rel=1e-6)  # text: a float32 loss
-        assert b.activity == a.activity  # counts: exactly
+        assert scores(b.validation) == pytest.approx(scores(a.validation), rel=1e-6)  # the loss of a text is in float32
+        assert b.activity == a.activity  # counts are exact
     a, b = Run.open(one).result(), Run.open(two).result()
     assert a is not None
     assert b is not None
@@ -86,25 +86,25 @@ def test_two_processes_are_one_with_the_doubled_batch(name, both):
         torch.testing.assert_close(weights[1][key], value, rtol=1e-8, atol=1e-10)
 
 
-def test_gradients_in_bfloat16(both):
+def test_bfloat16_exchange_rounds_gradients(both):
     one, two = (folder / "bfloat16" for folder in both)
     error = [abs(b / a - 1) for a, b in zip(curve(one), curve(two), strict=True)]
     assert 1e-8 < max(error) < 1e-2
-    assert error[0] < 1e-12  # before the first step there is nothing to round
+    assert error[0] < 1e-12  # no gradient is rounded before the first step
 
 
 def ranks(launcher: subprocess.Popen) -> dict[int, int]:
-    """The processes by rank."""
-    found = {}
+    """Return the process ids by rank."""
+    processes = {}
     for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        found |= {int(v[5:]): int(pid) for v in variables if v.startswith(b"RANK=")}
-    return found
+        processes |= {int(v[5:]): int(pid) for v in variables if v.startswith(b"RANK=")}
+    return processes
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes")
-def test_killed_ranks_come_back_and_finish(tmp_path):
-    """kill -9 of the second process, then of the first; the run ends as if nothing had been, dropout included."""
+def test_killed_ranks_resume_bit_identically(tmp_path):
+    """Kill rank 1, then rank 0, with SIGKILL. The result equals that of an uninterrupted run, including dropout."""
     epochs = 30
     options = ["digits", "--smoke", "--hidden", "8", "--limit", "60", "--epochs", str(epochs), "--zoneout", "0.1"]
     command = ["-m", "egru", "train", *options, "--out"]
@@ -118,15 +118,15 @@ def test_killed_ranks_come_back_and_finish(tmp_path):
             time.sleep(0.02)
         logged = len(run.metrics())
         os.kill(ranks(launcher)[victim], signal.SIGKILL)
-    said, _ = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, said
+    output, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, output
     whole = torchrun(*command, "whole", folder=tmp_path)
-    assert whole.communicate(timeout=240)[0].count("test, epoch") == 1  # only the first process speaks
+    assert whole.communicate(timeout=240)[0].count("test, epoch") == 1  # only rank 0 prints
     assert whole.returncode == 0
     lines = run.metrics()
     assert [line.epoch for line in lines] == list(range(1, epochs + 1))
-    assert said.count("epoch 1: loss") == 1  # it went on, it did not start again
-    assert logged < epochs  # there was something left to do
+    assert output.count("epoch 1: loss") == 1  # it was resumed, not restarted
+    assert logged < epochs  # the kills came before the end
     other = Run(tmp_path / "whole")
     assert [line.train.loss for line in lines] == [line.train.loss for line in other.metrics()]
     results = run.result(), other.result()
@@ -137,11 +137,11 @@ def test_killed_ranks_come_back_and_finish(tmp_path):
 
 @pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.cuda)])
-def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
-    """Every exchange there is, with the one process that NCCL takes on a GPU: the run is that without a group."""
+def test_group_with_one_process_trains_like_no_group(backend, exchange, tmp_path, monkeypatch):
+    """Covers NCCL on a machine with one GPU."""
     torch.set_default_dtype(torch.float32)
     device = "cuda" if backend == "nccl" else "cpu"
-    make_model, make_task, training = together.classifier(1, exchange=exchange, device=device)
+    make_model, make_task, training = distributed_runs.classifier(1, exchange=exchange, device=device)
 
     def losses(folder: Path) -> list[float]:
         torch.manual_seed(0)
@@ -155,19 +155,18 @@ def test_a_group_of_one(backend, exchange, tmp_path, monkeypatch):
     try:
         with monkeypatch.context() as patch:
             patch.setattr(distributed, "_is_distributed", lambda: True)
-            found = losses(tmp_path / "group")
+            grouped = losses(tmp_path / "group")
     finally:
         torch.distributed.destroy_process_group()
-    assert found == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
-    assert exchange == "float32" or found[1:] != alone[1:]  # gradients were rounded
+    assert grouped == pytest.approx(alone, rel=1e-6 if exchange == "float32" else 1e-2)
+    assert exchange == "float32" or grouped[1:] != alone[1:]  # gradients were rounded
 
 
 @pytest.mark.parametrize(
     ("device", "expected"),
     [("cpu", {"backend": "gloo"}), ("cuda", {"backend": "nccl", "device_id": torch.device("cuda", 1)})],
 )
-def test_a_process_has_its_device(device, expected, monkeypatch):
-    """By its number on the machine; NCCL is told, too."""
+def test_process_group_sets_the_local_device(device, expected, monkeypatch):
     asked, current = [], []
     for name, value in {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
@@ -175,22 +174,22 @@ def test_a_process_has_its_device(device, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda **options: asked.append(options))
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
-    with distributed.process_group(device) as mine:
-        assert mine == ("cuda:1" if device == "cuda" else "cpu")
+    with distributed.process_group(device) as local:
+        assert local == ("cuda:1" if device == "cuda" else "cpu")
     assert asked == [expected]
     assert current == (["cuda:1"] if device == "cuda" else [])
 
 
-def test_parts_of_batches():
-    """Every row once, in the order of one process; the last part of a short batch is there, for its weight of zero."""
+def test_ranks_split_each_batch():
+    """Every row appears once, in the order of a single process. A rank without rows gets a placeholder of weight 0."""
     split = Split(torch.arange(9.0)[:, None], torch.arange(9))
     batches = [Batches(split, 4, shuffle=True, part=(i, 2), order=lambda n: torch.arange(n).flip(0)) for i in (0, 1)]
     assert [y.tolist() for _, y in batches[0]] == [[8, 7], [4, 3], [0]]
     assert [y.tolist() for _, y in batches[1]] == [[6, 5], [2, 1], [0]]
 
 
-@pytest.mark.parametrize("model", [reader(), speaker(), speaker("gru")])
-def test_counts_of_several_monitors_add_up(model):
+@pytest.mark.parametrize("model", [make_classifier(), make_language_model(), make_language_model("gru")])
+def test_monitor_counts_add_up_over_processes(model):
     text = isinstance(model, LanguageModel)
     torch.set_default_dtype(torch.float32)
     inputs = [torch.randint(7, (5, 2)) if text else torch.randn(3, 5, 1) for _ in range(2)]
@@ -203,13 +202,13 @@ def test_counts_of_several_monitors_add_up(model):
         with torch.no_grad(), ActivityMonitor(model) as part:
             model(x)
         parts.append(part)
-    idle = ActivityMonitor(model)  # a process without a share of the split
+    idle = ActivityMonitor(model)  # a process without rows
     for part in parts:
         idle.add(part.counts())
     assert idle.summary() == whole.summary()
 
 
-def test_nothing_happens_without_a_group(monkeypatch):
+def test_functions_do_nothing_without_a_group(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     value, state = torch.ones(2), torch.get_rng_state()
     assert (distributed.rank(), distributed.world_size(), distributed.launched_processes()) == (0, 1, 1)
@@ -223,15 +222,15 @@ def test_nothing_happens_without_a_group(monkeypatch):
     distributed.barrier()
 
 
-def test_graphs_are_for_one_process(monkeypatch):
+def test_graphs_are_refused_with_several_processes(monkeypatch):
     monkeypatch.setattr(distributed, "_is_distributed", lambda: True)
     training = ClassifierTraining(device="cuda", graph=True)
     with pytest.raises(ValueError, match="graph is not supported with several processes"):
         distributed.data_parallel(torch.nn.Linear(1, 1), print, training)
 
 
-def test_several_processes_name_their_folder(capsys, monkeypatch):
+def test_several_processes_require_out(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["train", "digits", "--smoke"]) == 1
-    assert "several processes need --out FOLDER" in capsys.readouterr().err
+    assert "multi-process runs require --out" in capsys.readouterr().err

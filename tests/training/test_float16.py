@@ -1,4 +1,4 @@
-"""What the loop does around float16: a scaler on the CPU stands for the GPU's, the precision stays float32."""
+"""Loss scaling for float16, tested in float32 with a gradient scaler on the CPU."""
 
 import pytest
 import torch
@@ -16,8 +16,8 @@ def single_precision(defaults):
 
 
 @pytest.fixture
-def scaled(monkeypatch):
-    """Makes every run from here on scale its loss, from this scale on."""
+def set_scale(monkeypatch):
+    """Return a function that makes the following runs scale their loss, starting from a given scale."""
 
     def scale(start: float) -> None:
         monkeypatch.setattr(loop_module, "make_scaler", lambda training: torch.amp.GradScaler("cpu", init_scale=start))
@@ -26,8 +26,8 @@ def scaled(monkeypatch):
 
 
 @pytest.fixture
-def loud(monkeypatch):
-    """Losses so large that the largest scale makes their gradients overflow."""
+def large_losses(monkeypatch):
+    """Make the loss so large that gradients overflow at the largest scale."""
     original = ClassifierTask.loss
 
     def loss(self, model, batch, state):
@@ -45,7 +45,7 @@ def skipped(folder) -> list[int]:
     return [line.train.skipped or 0 for line in Run.open(folder).metrics()]
 
 
-def test_only_on_a_gpu():
+def test_float16_requires_cuda():
     with pytest.raises(
         ValueError, match=r"precision must be float32 or bfloat16 on device cpu \(float16 requires cuda\)"
     ):
@@ -54,17 +54,17 @@ def test_only_on_a_gpu():
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "ntavsgd"])
-def test_a_scale_changes_nothing(optimiser, tmp_path, scaled):
+def test_scaling_by_a_power_of_two_is_exact(optimiser, tmp_path, set_scale):
     _, plain = classifier_run(tmp_path / "plain", optimiser=optimiser)
-    scaled(2.0**10)  # a power of two: exact
+    set_scale(2.0**10)
     _, model = classifier_run(tmp_path / "scaled", optimiser=optimiser)
     assert equal(plain, model)
     assert [line.train.skipped for line in Run.open(tmp_path / "scaled").metrics()] == [0] * 4
     assert Run.open(tmp_path / "plain").metrics()[0].train.skipped is None
 
 
-def test_steps_that_overflow_are_left_out_and_counted(tmp_path, scaled, loud):
-    scaled(2.0**127)
+def test_overflowing_steps_are_skipped_and_counted(tmp_path, set_scale, large_losses):
+    set_scale(2.0**127)
     result, model = classifier_run(tmp_path / "run", epochs=30)
     counts = skipped(tmp_path / "run")
     assert counts[0] > 0
@@ -77,27 +77,27 @@ def test_steps_that_overflow_are_left_out_and_counted(tmp_path, scaled, loud):
         assert (0 < line.train.gradient_norm_max < 1e6) == some
 
 
-def test_the_scale_survives(tmp_path, scaled, loud):
-    scaled(2.0**127)
+def test_resume_restores_the_scale(tmp_path, set_scale, large_losses):
+    set_scale(2.0**127)
     classifier_run(tmp_path / "run", epochs=1)
     (tmp_path / "run" / "result.json").unlink()
-    scaled(2.0**4)  # what the checkpoint holds counts
+    set_scale(2.0**4)  # replaced by the scale of the checkpoint
     _, resumed = classifier_run(tmp_path / "run", epochs=4)
-    scaled(2.0**127)
+    set_scale(2.0**127)
     _, whole = classifier_run(tmp_path / "whole", epochs=4)
     assert equal(resumed, whole)
     assert skipped(tmp_path / "run") == skipped(tmp_path / "whole")
 
 
-def test_gradients_that_are_never_finite_stop_it(tmp_path, scaled, monkeypatch):
+def test_repeated_overflow_stops_training(tmp_path, set_scale, monkeypatch):
     original = ClassifierTask.loss
 
     def loss(self, model, batch, state):
         value, extra, state = original(self, model, batch, state)
-        return value + 0 * (value - value.detach()).sqrt(), extra, state  # slope of sqrt at 0
+        return value + 0 * (value - value.detach()).sqrt(), extra, state  # infinite slope of sqrt at 0
 
     monkeypatch.setattr(ClassifierTask, "loss", loss)
-    scaled(2.0**16)
+    set_scale(2.0**16)
     with pytest.raises(
         RunError, match=rf"for {EpochStatistics.patience} steps\) is nan in epoch 1, step {EpochStatistics.patience}:"
     ):
@@ -108,7 +108,7 @@ def test_gradients_that_are_never_finite_stop_it(tmp_path, scaled, monkeypatch):
 
 
 @pytest.mark.cuda
-def test_on_a_gpu(tmp_path):
+def test_float16_enables_autocast_and_scaling_on_a_gpu():
     training = ClassifierTraining(precision="float16", device="cuda")
     with autocast(training):
         assert torch.get_autocast_dtype("cuda") == torch.float16

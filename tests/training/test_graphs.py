@@ -1,4 +1,4 @@
-"""Replayed steps. A pretended graph runs the recorded function again and writes where the first run wrote."""
+"""Training steps as CUDA graphs. On the CPU, a fake graph re-runs the function into the same tensors."""
 
 import types
 from typing import Any
@@ -12,7 +12,7 @@ from egru.training import graphs as graphs_module
 from egru.training import loop as loop_module
 from egru.training.graphs import GraphedStep, StepOutput, state_tensors
 from egru.training.optimise import make_optimiser, make_scaler
-from tests.training.tiny import reader, sequences, speaker, text
+from tests.training.tiny import make_classifier, make_language_model, sequences, text
 
 
 @pytest.fixture(autouse=True)
@@ -20,60 +20,64 @@ def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 
-class Pretended:
+class FakeCapture:
     def __init__(self):
         self.captured = self.replayed = 0
 
     def __call__(self, run):
         self.captured += 1
-        with torch.random.fork_rng():  # nothing happens while a graph is recorded
-            found = run()
+        with torch.random.fork_rng():  # recording a graph does not execute it
+            output = run()
 
         def replay():
             self.replayed += 1
             new = run()
-            for mine, theirs in zip(state_tensors(found), state_tensors(new), strict=True):
-                mine.copy_(theirs)
+            for target, source in zip(state_tensors(output), state_tensors(new), strict=True):
+                target.copy_(source)
 
-        return found, replay
+        return output, replay
 
 
 def make(kind, **common):
     torch.manual_seed(0)
     if kind == "language":
         training: Any = LanguageTraining(batch=8, evaluation_batch=4, bptt=12, **common)
-        return speaker(), LanguageTask(text(), training), training
+        return make_language_model(), LanguageTask(text(), training), training
     training = ClassifierTraining(batch=20, rate_loss=0.1, **common)
-    return reader(), ClassifierTask(sequences(), training), training
+    return make_classifier(), ClassifierTask(sequences(), training), training
 
 
 @pytest.mark.parametrize("kind", ["language", "classifier"])
-def test_replayed_steps_are_the_steps(kind):
+def test_replayed_steps_equal_eager_steps(kind):
     records = {}
-    pretended = Pretended()
+    capture = FakeCapture()
     for graph in (False, True):
         model, task, training = make(kind)
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimiser, scaler = make_optimiser(model, training), make_scaler(training)
         if graph:
-            object.__setattr__(training, "graph", True)  # refused on this device
-            step = loop_module.make_step(model, task, training, optimiser, scaler, pretended)
+            object.__setattr__(training, "graph", True)  # validation refuses it on the CPU
+            step = loop_module.make_step(model, task, training, optimiser, scaler, capture)
             assert isinstance(step, GraphedStep)
         else:
             step = loop_module.make_step(model, task, training, optimiser, scaler)
         state, records[graph] = None, []
         for batch in [*task.batches(), *task.batches()]:
-            found = step(batch, state)
-            state = found.state
-            records[graph] += [found.loss, found.objective, *(p.grad.clone() for p in parameters if p.grad is not None)]
+            output = step(batch, state)
+            state = output.state
+            records[graph] += [
+                output.loss,
+                output.objective,
+                *(p.grad.clone() for p in parameters if p.grad is not None),
+            ]
             optimiser.step()
-    assert pretended.captured >= 2
-    assert pretended.replayed > pretended.captured
+    assert capture.captured >= 2
+    assert capture.replayed > capture.captured
     for replayed, plain in zip(records[True], records[False], strict=True):
         torch.testing.assert_close(replayed, plain, rtol=1e-5, atol=1e-7)
 
 
-def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
+def test_first_batch_of_a_shape_runs_eagerly_and_losses_are_copied():
     weight = torch.nn.Parameter(torch.ones(2))
 
     def step(batch, state):
@@ -81,23 +85,23 @@ def test_the_first_batch_of_a_shape_is_run_and_losses_are_kept():
         loss.backward()
         return StepOutput(loss.detach(), loss.detach(), (loss.detach() + 1,))
 
-    pretended = Pretended()
-    graphs = GraphedStep(step, [weight], pretended)
+    capture = FakeCapture()
+    graphs = GraphedStep(step, [weight], capture)
     batch = next(LanguageTask(text(), LanguageTraining(batch=8, evaluation_batch=4)).batches())
-    seen, state = [], None
+    losses, state = [], None
     for value in (1.0, 2.0, 3.0, 4.0):
-        found = graphs(batch._replace(x=torch.full((2,), value)), state)
-        state = found.state
-        seen.append(found.loss)
+        output = graphs(batch._replace(x=torch.full((2,), value)), state)
+        state = output.state
+        losses.append(output.loss)
         assert weight.grad is graphs.gradients[0]
         assert torch.equal(graphs.gradients[0], torch.full((2,), value))
-    assert torch.stack(seen).tolist() == [2.0, 7.0, 14.0, 23.0]
-    assert (pretended.captured, pretended.replayed) == (1, 2)  # the first two: without and with a state
+    assert torch.stack(losses).tolist() == [2.0, 7.0, 14.0, 23.0]
+    assert (capture.captured, capture.replayed) == (1, 2)  # the first two shapes: without and with a state
 
 
-def test_the_loop_learns_the_same_with_replayed_steps(tmp_path, monkeypatch):
-    """Also where one step of an epoch is run eagerly, to be looked at."""
-    monkeypatch.setattr(graphs_module, "CUDACapture", Pretended)
+def test_training_with_graphs_equals_eager_training(tmp_path, monkeypatch):
+    """Includes the step of each epoch that runs eagerly because its activity is measured."""
+    monkeypatch.setattr(graphs_module, "CUDACapture", FakeCapture)
     lines = []
     for graph in (False, True):
         model, task, training = make("language", epochs=2, vary_bptt=False)
@@ -110,7 +114,7 @@ def test_the_loop_learns_the_same_with_replayed_steps(tmp_path, monkeypatch):
         assert to_plain(replayed.training_activity) == pytest.approx(to_plain(plain.training_activity), abs=1e-3)
 
 
-def test_graphs_need_a_gpu():
+def test_graphs_require_cuda():
     with pytest.raises(ValueError, match="graph must be off on device cpu"):
         LanguageTraining(graph=True)
     with pytest.raises(ValueError, match="and not float16"):
@@ -119,8 +123,8 @@ def test_graphs_need_a_gpu():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_on_the_device_they_learn_the_same(precision):
-    """No random numbers: what is left between the two is the order of sums."""
+def test_graphs_equal_eager_training_on_a_gpu(precision):
+    """Without random numbers, only the order of sums differs."""
     curves = []
     for graph in (False, True):
         model, task, training = make("language", device="cuda", precision=precision, graph=graph, vary_bptt=False)
@@ -129,7 +133,7 @@ def test_on_the_device_they_learn_the_same(precision):
         losses = []
         run: Any = types.SimpleNamespace(
             remove_temporary_files=int, require_no_metrics=int, saved_epochs=list, metrics=list, save=lambda *_: None
-        )  # keeps nothing
+        )  # a run that stores nothing
         batches = task.batches
 
         def twice(batches=batches):

@@ -29,7 +29,7 @@ from egru.training import (
 from egru.training import loop as loop_module
 from egru.training import statistics as statistics_module
 from egru.training.progress import describe_epoch, progress_bar
-from tests.training.tiny import classifier_run, language_run, reader, sequences, speaker, text
+from tests.training.tiny import classifier_run, language_run, make_classifier, make_language_model, sequences, text
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def single_precision(defaults):
     torch.set_default_dtype(torch.float32)
 
 
-def test_a_classifier_learns(tmp_path):
+def test_classifier_learns(tmp_path):
     result, _ = classifier_run(tmp_path / "run", epochs=25)
     assert result.test.accuracy >= 0.85
     lines = Run.open(tmp_path / "run").metrics()
@@ -54,23 +54,23 @@ def test_a_classifier_learns(tmp_path):
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adamw", "ntavsgd"])
-def test_a_language_model_learns(optimiser, tmp_path):
+def test_language_model_learns(optimiser, tmp_path):
     rate = {"learning_rate": 10.0, "patience": 1} if optimiser == "ntavsgd" else {}
     result, _ = language_run(tmp_path / "run", epochs=10, optimiser=optimiser, clip=0.5, **rate)
     assert result.test.perplexity is not None
-    assert result.test.perplexity < 4  # 7 words; the best possible is 2
+    assert result.test.perplexity < 4  # the lowest possible is 2, with 7 words
     assert result.test.perplexity == pytest.approx(math.exp(result.test.loss))
 
 
-def test_the_test_split_is_touched_once_and_last(tmp_path, monkeypatch):
-    touched = []
+def test_test_split_is_evaluated_once_and_last(tmp_path, monkeypatch):
+    splits = []
     score = loop_module.score
-    monkeypatch.setattr(loop_module, "score", lambda m, t, split: (touched.append(split), score(m, t, split))[1])
+    monkeypatch.setattr(loop_module, "score", lambda m, t, split: (splits.append(split), score(m, t, split))[1])
     classifier_run(tmp_path / "run", epochs=3)
-    assert touched == ["validation"] * 3 + ["test"]
+    assert splits == ["validation"] * 3 + ["test"]
 
 
-def test_the_result_is_the_best_epochs(tmp_path):
+def test_result_is_that_of_the_best_epoch(tmp_path):
     result, model = classifier_run(tmp_path / "run", epochs=6, learning_rate=0.3)
     training = ClassifierTraining()
     line = Run.open(tmp_path / "run").metrics()[result.best_epoch - 1]
@@ -79,7 +79,7 @@ def test_the_result_is_the_best_epochs(tmp_path):
     assert scores.accuracy == line.validation.accuracy
 
 
-def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
+def test_metrics_have_the_sparsity_of_each_layer(tmp_path):
     result, _ = language_run(tmp_path / "run", epochs=2)
     run = Run.open(tmp_path / "run")
     for line in run.metrics():
@@ -102,7 +102,7 @@ def test_every_epoch_says_how_busy_each_layer_is(tmp_path):
     assert result.activity.linears[0].name == "readout"
 
 
-def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
+def test_activity_is_measured_in_one_step_per_epoch(tmp_path, monkeypatch):
     seen, count = [], EventCounts.__call__
     monkeypatch.setattr(
         EventCounts,
@@ -112,26 +112,26 @@ def test_one_step_of_an_epoch_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_module, "score", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         language_run(tmp_path / "run")
-    assert len(seen) == 2  # two layers, once
+    assert len(seen) == 2  # two layers, one step
 
 
-def test_a_single_step_an_epoch_is_not_looked_at(tmp_path):
+def test_activity_is_not_measured_in_an_epoch_with_one_step(tmp_path):
     classifier_run(tmp_path / "run", epochs=1, batch=48)
     (line,) = Run.open(tmp_path / "run").metrics()
     assert line.train.steps == 1
     assert line.training_activity is line.training_layers is None
 
 
-def test_a_run_stops_when_its_time_is_up_and_goes_on_as_if_it_had_not(tmp_path):
+def test_resume_after_a_time_limit_is_bit_identical(tmp_path):
     folder = tmp_path / "paused"
-    for epoch in (1, 2):  # at the end of an epoch, saved though no epoch before the last would be
+    for epoch in (1, 2):  # saved at the end of the epoch in spite of save_every
         with pytest.raises(
             Paused, match=f"time limit was reached; epoch {epoch} of 3 is saved: continue with --resume .*paused"
         ):
             classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)
         assert Run.open(folder).newest_epoch() == epoch
         assert Run.open(folder).result() is None
-    classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)  # the last epoch is the end, late or not
+    classifier_run(folder, epochs=3, save_every=3, minutes=1e-9)  # the limit does not apply to the last epoch
     classifier_run(tmp_path / "whole", epochs=3, save_every=3)
     one, two = (Run.open(tmp_path / name) for name in ("paused", "whole"))
     weights = [(run.checkpoint_path(3) / "weights.safetensors").read_bytes() for run in (one, two)]
@@ -141,7 +141,7 @@ def test_a_run_stops_when_its_time_is_up_and_goes_on_as_if_it_had_not(tmp_path):
         classifier_run(tmp_path / "never", minutes=0)
 
 
-def test_without_rich_an_epoch_is_still_a_line(tmp_path, monkeypatch, capsys):
+def test_progress_without_rich_prints_one_line_per_epoch(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     language_run(tmp_path / "run", epochs=1)
     (line,) = Run.open(tmp_path / "run").metrics()
@@ -151,7 +151,7 @@ def test_without_rich_an_epoch_is_still_a_line(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == describe_epoch(line) + "\n"
 
 
-def test_checkpoints_now_and_then(tmp_path, monkeypatch):
+def test_save_every_sets_the_epochs_with_a_checkpoint(tmp_path, monkeypatch):
     saved = []
     save = Run.save
     monkeypatch.setattr(Run, "save", lambda run, epoch, *rest: (saved.append(epoch), save(run, epoch, *rest))[1])
@@ -162,22 +162,22 @@ def test_checkpoints_now_and_then(tmp_path, monkeypatch):
     assert result.best_epoch in saved[1:]
 
 
-def test_regularisers_make_it_silent(tmp_path):
+def test_regularisers_increase_activity_sparsity(tmp_path):
     plain, _ = classifier_run(tmp_path / "plain", epochs=10)
     pressed, _ = classifier_run(tmp_path / "pressed", epochs=10, rate_loss=3.0, state_loss=3.0)
     assert pressed.activity.activity_sparsity > plain.activity.activity_sparsity + 0.1
 
 
-def test_frozen_thresholds_stay(tmp_path):
+def test_frozen_thresholds_do_not_change(tmp_path):
     torch.manual_seed(0)
-    start = reader().layers[0].get_parameter("threshold_l0").detach().clone()
+    start = make_classifier().layers[0].get_parameter("threshold_l0").detach().clone()
     _, frozen = classifier_run(tmp_path / "frozen", epochs=2, freeze_thresholds=True)
     _, free = classifier_run(tmp_path / "free", epochs=2)
     assert torch.equal(frozen.layers[0].get_parameter("threshold_l0"), start)
     assert not torch.equal(free.layers[0].get_parameter("threshold_l0"), start)
 
 
-def test_bfloat16(tmp_path):
+def test_bfloat16_keeps_float32_parameters(tmp_path):
     result, model = classifier_run(tmp_path / "run", epochs=2, precision="bfloat16")
     exact, _ = classifier_run(tmp_path / "exact", epochs=2)
     assert result.test.loss == pytest.approx(exact.test.loss, rel=0.1)
@@ -185,11 +185,11 @@ def test_bfloat16(tmp_path):
     assert all(p.dtype == torch.float32 for p in model.parameters())
 
 
-def test_chunks_carry_both_halves_of_the_state(monkeypatch):
-    """The loss over a text read in stretches is the loss over the whole of it."""
+def test_evaluation_in_segments_carries_the_state(monkeypatch):
+    """The loss of a text read in segments equals the loss of the text read at once."""
     monkeypatch.setattr("egru.training.tasks._EVALUATION_WORDS", {"cpu": 0})
     training = LanguageTraining(evaluation_batch=4, bptt=7)
-    task, model = LanguageTask(text(), training), speaker()
+    task, model = LanguageTask(text(), training), make_language_model()
     columns = task.data["validation"]
     with torch.no_grad():
         logits, state = model.eval()(columns[:-1])
@@ -198,14 +198,14 @@ def test_chunks_carry_both_halves_of_the_state(monkeypatch):
     assert task.evaluate(model, "validation").loss == pytest.approx(whole, rel=1e-6)
 
 
-def test_the_test_split_is_read_in_one_column():
+def test_test_split_has_one_column():
     task = LanguageTask(text(), LanguageTraining(evaluation_batch=4))
     assert [task.data[split].shape[1] for split in ("validation", "test")] == [4, 1]
 
 
 def test_training_carries_a_detached_state():
     training = LanguageTraining(batch=8, evaluation_batch=4, bptt=20)
-    task, model = LanguageTask(text(), training), speaker()
+    task, model = LanguageTask(text(), training), make_language_model()
     batches = task.batches()
     _, _, state = task.loss(model, next(batches), None)
     for layer in state:
@@ -218,7 +218,7 @@ def test_training_carries_a_detached_state():
     assert carried != fresh
 
 
-def test_stretches_vary_and_the_learning_rate_follows():
+def test_learning_rate_is_scaled_with_the_segment_length():
     task = LanguageTask(text(), LanguageTraining(batch=2, evaluation_batch=4, bptt=30))
     batches = list(task.batches())
     lengths = [len(b.x) for b in batches[:-1]]
@@ -231,12 +231,12 @@ def test_stretches_vary_and_the_learning_rate_follows():
     assert {b.rate_factor for b in fixed} == {1.0}
 
 
-def test_activity_decay_of_dense_baselines():
+def test_activity_and_temporal_decay_of_dense_baselines():
     plain, decayed = (
         LanguageTask(text(), LanguageTraining(batch=8, activity_decay=a, temporal_decay=t, vary_bptt=False))
         for a, t in ((0.0, 0.0), (2.0, 3.0))
     )
-    model = speaker("gru").eval()
+    model = make_language_model("gru").eval()
     batch = next(plain.batches())
     assert plain.loss(model, batch, None)[1].item() == 0
     output, _, _ = model.features(batch.x)
@@ -244,7 +244,7 @@ def test_activity_decay_of_dense_baselines():
     assert decayed.loss(model, batch, None)[1].item() == pytest.approx(expected.item())
 
 
-def test_scores_at_every_step_each_have_a_loss_and_count_by_their_mean_probability():
+def test_scores_per_step_are_trained_separately_and_evaluated_by_their_mean_probability():
     class EveryStep(nn.Module):
         def forward(self, x):
             return torch.cat([4 * x, x * x + 1], -1), None
@@ -264,7 +264,7 @@ def test_scores_at_every_step_each_have_a_loss_and_count_by_their_mean_probabili
     assert task.loss(EveryStep(), batch, None)[0].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_classifier_learns_from_every_step(tmp_path):
+def test_classifier_with_scores_per_step_learns(tmp_path):
     training = ClassifierTraining(epochs=25, batch=16, learning_rate=4e-2, clip=1.0)
     torch.manual_seed(0)
     events = {"threshold": egru.Threshold(mean=-3.0), "surrogate": egru.Surrogate(width=0.3)}
@@ -280,19 +280,19 @@ def test_a_classifier_learns_from_every_step(tmp_path):
 @pytest.mark.parametrize(
     ("optimiser", "precision"), [("adam", "bfloat16"), ("adam", "float16"), ("ntavsgd", "float32")]
 )
-def test_a_step_on_a_gpu_never_waits(kind, optimiser, precision):
-    """After the first, torch refuses whatever would make the host wait for the device."""
+def test_training_steps_do_not_synchronise_with_the_gpu(kind, optimiser, precision):
+    """After the first step, torch raises an error for every call that makes the host wait for the device."""
     common: Any = {"batch": 8, "device": "cuda", "precision": precision, "clip": 1.0, "optimiser": optimiser}
     if kind == "classifier":
-        training, model = ClassifierTraining(**common, rate_loss=0.1), reader().cuda()
+        training, model = ClassifierTraining(**common, rate_loss=0.1), make_classifier().cuda()
         task: Any = ClassifierTask(sequences(), training)
     else:
-        training, model = LanguageTraining(**common, evaluation_batch=4, bptt=10), speaker().cuda()
+        training, model = LanguageTraining(**common, evaluation_batch=4, bptt=10), make_language_model().cuda()
         task = LanguageTask(text(), training)
     taken, batches = [], task.batches
     run: Any = types.SimpleNamespace(
         remove_temporary_files=int, require_no_metrics=int, saved_epochs=list, metrics=list, save=lambda *_: None
-    )  # keeps nothing
+    )  # a run that stores nothing
 
     class Done(Exception):
         pass
@@ -314,17 +314,23 @@ def test_a_step_on_a_gpu_never_waits(kind, optimiser, precision):
     assert taken == [0, 1, 2, 3]
 
 
-def test_configs_go_through_json():
+def test_settings_round_trip_through_json():
     training = LanguageTraining(betas=(0.0, 0.9), clip=0.25, optimiser="adamw")
     assert from_plain(LanguageTraining, json.loads(json.dumps(to_plain(training)))) == training
     with pytest.raises(ValueError, match="unknown field 'speed'"):
         from_plain(LanguageTraining, {"speed": 1})
 
 
-def test_what_a_person_sees(tmp_path, capsys):
+def test_progress_bar_prints_one_line_per_epoch(tmp_path, capsys):
     training = ClassifierTraining(epochs=2, batch=16)
     with progress_bar("tiny", 2) as progress:
-        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+        train(
+            make_classifier(),
+            ClassifierTask(sequences(), training),
+            training,
+            Run.create(tmp_path / "run", {}),
+            progress,
+        )
     printed = capsys.readouterr().out
     assert "epoch 2: loss" in printed
     assert "waiting for data" in printed
@@ -333,7 +339,7 @@ def test_what_a_person_sees(tmp_path, capsys):
     assert "perplexity 12.3" in describe_epoch(dataclasses.replace(line, validation=scores))
 
 
-def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
+def test_tensorboard_receives_every_epoch(tmp_path, monkeypatch):
     seen = []
 
     class Writer:
@@ -354,13 +360,19 @@ def test_tensorboard_gets_every_epoch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     training = ClassifierTraining(epochs=2, batch=16)
     with tensorboard(NoProgress(), tmp_path / "board") as progress:
-        train(reader(), ClassifierTask(sequences(), training), training, Run.create(tmp_path / "run", {}), progress)
+        train(
+            make_classifier(),
+            ClassifierTask(sequences(), training),
+            training,
+            Run.create(tmp_path / "run", {}),
+            progress,
+        )
     assert seen[0] == str(tmp_path / "board")
     assert {("validation/accuracy", 1), ("validation/accuracy", 2), ("activity/forward_macs", 2)} <= set(seen)
     assert seen[-1] == "closed"
 
 
-def test_every_epoch_says_how_gradients_grow(tmp_path):
+def test_metrics_have_the_growth_of_gradients_unless_diagnose_is_off(tmp_path):
     _, model = classifier_run(tmp_path / "run", epochs=3)
     _, other = classifier_run(tmp_path / "other", epochs=3, diagnose=False)
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
@@ -378,29 +390,29 @@ def test_every_epoch_says_how_gradients_grow(tmp_path):
     assert [layer.layer for layer in Run.open(tmp_path / "text").metrics()[0].stability] == ["layer0", "layer1"]
 
 
-def test_exploding_gradients_are_said_once_with_advice(tmp_path, monkeypatch):
+def test_exploding_gradients_are_reported_once_with_advice(tmp_path, monkeypatch):
     Stability = egru.activity.Stability
     bad = [Stability("layer0", 784, 0.25, -0.05, 70.6), Stability("layer1", 784, 0.0, math.inf, math.inf)]
-    said = []
+    messages = []
     monkeypatch.setattr(loop_module, "measure_stability", lambda *_: bad[:1])
-    classifier_run(tmp_path / "run", epochs=3, log=said.append)
-    (warning,) = said
+    classifier_run(tmp_path / "run", epochs=3, log=messages.append)
+    (warning,) = messages
     assert "gradients explode in epoch 1" in warning
     assert "In layer0 a gradient grows e^70.6-fold on its way back through time; 25.0 %" in warning
     assert "surrogate.height 0.3" in warning
     monkeypatch.setattr(loop_module, "measure_stability", lambda *_: bad)
-    classifier_run(tmp_path / "infinite", epochs=1, log=said.append)
-    assert "In layer1 a gradient grows beyond float32" in said[1]
+    classifier_run(tmp_path / "infinite", epochs=1, log=messages.append)
+    assert "In layer1 a gradient grows beyond float32" in messages[1]
     assert Run.open(tmp_path / "infinite").metrics()[0].stability[1].adjoint_growth is None
 
 
-def test_large_norms_alone_are_an_explosion(tmp_path, monkeypatch):
-    said = []
-    classifier_run(tmp_path / "run", epochs=2, log=said.append)
-    assert not said
+def test_large_gradient_norms_are_reported_as_an_explosion(tmp_path, monkeypatch):
+    messages = []
+    classifier_run(tmp_path / "run", epochs=2, log=messages.append)
+    assert not messages
     monkeypatch.setattr(statistics_module, "EXPLODED", 1e-3)
-    classifier_run(tmp_path / "other", epochs=2, log=said.append)
-    assert len(said) == 1
-    classifier_run(tmp_path / "unseen", epochs=2, log=said.append, diagnose=False)
-    assert said[1].endswith("Try a smaller clip or a lower learning rate")
-    assert len(said) == 2
+    classifier_run(tmp_path / "other", epochs=2, log=messages.append)
+    assert len(messages) == 1
+    classifier_run(tmp_path / "unseen", epochs=2, log=messages.append, diagnose=False)
+    assert messages[1].endswith("Try a smaller clip or a lower learning rate")
+    assert len(messages) == 2

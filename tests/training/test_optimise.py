@@ -9,31 +9,31 @@ from egru.training import AveragedSGD, ClassifierTraining, Training, learning_ra
 from egru.training.optimise import gradient_norm, parameter_groups
 
 
-def test_constant_then_cosine():
+def test_cosine_schedule_starts_after_the_constant_share():
     training = Training(epochs=100, schedule="cosine", constant_share=0.7, final_factor=0.1)
     assert [learning_rate_factor(training, t) for t in (0, 35, 70)] == [1, 1, 1]
     assert learning_rate_factor(training, 85) == pytest.approx(0.55)
     assert learning_rate_factor(training, 100) == pytest.approx(0.1)
 
 
-def test_steps():
+def test_step_schedule_reduces_the_rate_in_steps():
     training = Training(epochs=300, schedule="step", step_epochs=100, step_factor=0.8)
     assert [learning_rate_factor(training, t) for t in (0, 99.9, 100, 250)] == pytest.approx([1, 1, 0.8, 0.64])
 
 
-def test_one_cycle_is_torchs():
+def test_one_cycle_schedule_equals_torch():
     training = Training(epochs=20, schedule="one-cycle")
     optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 1.0)
     theirs = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1.0, total_steps=201, pct_start=0.1, cycle_momentum=False)
     for step in range(200):
-        # torch puts the peak one step before a tenth of the way
+        # the peak of torch's schedule is one step before a tenth of the steps
         at = step / 19.1 * 2 if step <= 19.1 else 2 + (step - 19.1) / (200 - 19.1) * 18
         assert learning_rate_factor(training, at) == pytest.approx(theirs.get_last_lr()[0], abs=1e-9)
         optimiser.step()
         theirs.step()
 
 
-def test_thresholds_are_a_group_of_their_own():
+def test_thresholds_have_a_separate_parameter_group():
     model = nn.Sequential(egru.EGRU(2, 3, num_layers=2), nn.Linear(3, 1))
     others, thresholds = parameter_groups(model, Training(weight_decay=0.1, threshold_learning_rate=1e-4))
     assert [p.shape for p in thresholds["params"]] == [(3,), (3,)]
@@ -46,14 +46,14 @@ def test_thresholds_are_a_group_of_their_own():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_adam_steps_as_torchs(name):
+def test_adam_equals_torch(name):
     one, two = nn.Linear(2, 1), nn.Linear(2, 1)
     two.load_state_dict(one.state_dict())
-    mine = make_optimiser(one, Training(optimiser=name, betas=(0.0, 0.999), weight_decay=0.1, learning_rate=0.02))
-    assert mine.defaults["fused"]
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    theirs = kind(two.parameters(), 0.02, (0.0, 0.999), weight_decay=0.1, fused=True)
-    for model, optimiser in ((one, mine), (two, theirs)):
+    ours = make_optimiser(one, Training(optimiser=name, betas=(0.0, 0.999), weight_decay=0.1, learning_rate=0.02))
+    assert ours.defaults["fused"]
+    optimiser_class = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
+    theirs = optimiser_class(two.parameters(), 0.02, (0.0, 0.999), weight_decay=0.1, fused=True)
+    for model, optimiser in ((one, ours), (two, theirs)):
         for _ in range(3):
             optimiser.zero_grad()
             model(torch.ones(4, 2)).square().sum().backward()
@@ -62,7 +62,7 @@ def test_adam_steps_as_torchs(name):
 
 
 def descend(optimiser, weight, losses):
-    """A step of gradient 1 after every loss; the weight after each."""
+    """Take a step with gradient 1 per loss and return the weight after each."""
     path = []
     for loss in losses:
         weight.grad = torch.ones_like(weight)
@@ -72,12 +72,12 @@ def descend(optimiser, weight, losses):
     return path
 
 
-def test_averaging_starts_when_validation_stalls():
+def test_averaging_starts_when_validation_stops_improving():
     weight = nn.Parameter(torch.zeros(1))
     optimiser = AveragedSGD([weight], 0.1, patience=2)
-    descend(optimiser, weight, [3.0, 2.0, 1.0, 2.5, 1.5])  # 2.5 beats the losses before the last two: 3.0
+    descend(optimiser, weight, [3.0, 2.0, 1.0, 2.5, 1.5])  # 2.5 is below 3.0, the best loss before the last two
     assert not optimiser.averaging
-    descend(optimiser, weight, [1.1])  # the best before the last two is 1.0
+    descend(optimiser, weight, [1.1])  # above 1.0, the best loss before the last two
     assert optimiser.averaging
     assert optimiser.averages() == []
     path = descend(optimiser, weight, [1.0, 1.0, 1.0])
@@ -86,18 +86,18 @@ def test_averaging_starts_when_validation_stalls():
     assert weight.item() == path[-1]
 
 
-def test_averaged_sgd_steps_as_torchs_sgd():
-    mine, theirs = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
-    ours, reference = AveragedSGD([mine], 0.1, weight_decay=0.02), torch.optim.SGD([theirs], 0.1, weight_decay=0.02)
+def test_averaged_sgd_steps_equal_torch():
+    one, two = nn.Parameter(torch.ones(5)), nn.Parameter(torch.ones(5))
+    ours, theirs = AveragedSGD([one], 0.1, weight_decay=0.02), torch.optim.SGD([two], 0.1, weight_decay=0.02)
     for _ in range(4):
-        mine.grad = torch.randn(5)
-        theirs.grad = mine.grad.clone()
+        one.grad = torch.randn(5)
+        two.grad = one.grad.clone()
         ours.step()
-        reference.step()
-    torch.testing.assert_close(mine, theirs)
+        theirs.step()
+    torch.testing.assert_close(one, two)
 
 
-def test_clipping_by_norm():
+def test_gradient_norm_clips_all_gradients_together():
     weights = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))]
     weights[0].grad, weights[1].grad = torch.full((3,), 2.0), torch.full((1,), 2.0)
     assert gradient_norm(weights, None).item() == pytest.approx(4)
@@ -107,7 +107,7 @@ def test_clipping_by_norm():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"learning_rate": -1.0}, "learning_rate must be positive"),
@@ -117,6 +117,6 @@ def test_clipping_by_norm():
         ({"constant_share": 2.0}, "constant_share must be between 0 and 1"),
     ],
 )
-def test_bad_settings_are_named(changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_settings_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         ClassifierTraining(**changes)

@@ -1,4 +1,4 @@
-"""What a run survives: kill -9, damaged files, a full disk, NaN."""
+"""Recovery of runs after SIGKILL, damaged files, a full disk and NaN."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ def single_precision(defaults):
 
 
 def files(folder: Path, epoch: int) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint: weights, optimiser, random generators."""
+    """Return all tensors of a checkpoint: weights, optimiser and random generators."""
     at = Run.open(folder).checkpoint_path(epoch)
     return load((at / "weights.safetensors").read_bytes()) | load((at / "trainer.safetensors").read_bytes())
 
@@ -43,17 +43,17 @@ def assert_same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> N
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_kill_at_random_moments(tmp_path):
-    """Twenty-two kills or more; every time at most one epoch is lost, and in the end nothing shows."""
+def test_resume_after_kills_at_random_times_is_bit_identical(tmp_path):
+    """Each of at least 22 kills loses at most one epoch, and the result equals that of an uninterrupted run."""
     folder, moments = tmp_path / "killed", random.Random(7)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["egru.training", "torch._dynamo"])  # the slow part of a start, done once
+    context.set_forkserver_preload(["egru.training", "torch._dynamo"])  # these imports are slow
     epochs, kills = [0], 0
     while kills < 22 or len(set(epochs)) <= 8:  # a slow machine may need more
         assert kills < 80
         process = context.Process(target=endless, args=(str(folder),))
         process.start()
-        # From the first moments, through some epochs: the child takes a while to get going.
+        # From the start of the process, which takes a while, to a few epochs later.
         time.sleep(moments.uniform(0.05, 1.0))
         assert process.is_alive()
         assert process.pid is not None
@@ -61,7 +61,7 @@ def test_kill_at_random_moments(tmp_path):
         process.join()
         kills += 1
         if not (folder / "config.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)  # killed before there was a run
+            shutil.rmtree(folder, ignore_errors=True)  # killed before the run was created
             continue
         run = Run.open(folder, pytest.fail)  # no checkpoint may be damaged
         if run.saved_epochs():
@@ -77,7 +77,7 @@ def test_kill_at_random_moments(tmp_path):
     assert left == []
 
 
-def test_only_our_own_leftovers_are_swept(tmp_path):
+def test_only_temporary_files_of_the_run_are_removed(tmp_path):
     run = Run.create(tmp_path / "run", {})
     theirs = [".git/config", ".gitignore", ".notes.2026", "checkpoints/.keep", "checkpoints/.epoch-notes.1"]
     ours = [".config.json.41", ".metrics.jsonl.41", "checkpoints/.epoch-00012.41/a"]
@@ -92,12 +92,12 @@ def test_only_our_own_leftovers_are_swept(tmp_path):
 
 
 class Stop(BaseException):
-    """The machine going down, at a place of our choosing."""
+    """Simulates a crash at a chosen place."""
 
 
 @pytest.mark.parametrize("place", ["write_synced", "rename", "discard", "append_metrics"])
-def test_a_stop_at_every_place_of_a_save(place, tmp_path, monkeypatch):
-    """The whole of a save: stopped at its first, second, … write, each time the run goes on and ends the same."""
+def test_resume_after_a_crash_in_a_save_is_bit_identical(place, tmp_path, monkeypatch):
+    """Every third call of one function crashes, until the run is finished."""
     classifier_run(tmp_path / "whole", epochs=4)
     folder = tmp_path / "run"
     owner = {"write_synced": files_module, "rename": Path, "append_metrics": Run}.get(place, checkpoint)
@@ -121,7 +121,7 @@ def test_a_stop_at_every_place_of_a_save(place, tmp_path, monkeypatch):
         except Stop:
             stops += 1
         if place == "write_synced" and stops > 5:
-            monkeypatch.setattr(owner, place, original)  # a save makes more than three writes
+            monkeypatch.setattr(owner, place, original)  # a save writes more than three files, so none would succeed
     assert stops
     assert_same(files(folder, 4), files(tmp_path / "whole", 4))
     assert curve(folder) == curve(tmp_path / "whole")
@@ -129,7 +129,7 @@ def test_a_stop_at_every_place_of_a_save(place, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("start", [classifier_run, language_run])
 @pytest.mark.parametrize("optimiser", ["adam", "ntavsgd"])
-def test_a_resumed_run_is_bit_identical(start, optimiser, tmp_path):
+def test_resume_is_bit_identical(start, optimiser, tmp_path):
     changes = {"optimiser": optimiser, "patience": 1, "learning_rate": 2.0} if optimiser == "ntavsgd" else {}
     start(tmp_path / "whole", epochs=6, **changes)
     for epochs in (2, 3, 6):
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_bit_identical(start, optimiser, tmp_path):
         assert any(name.startswith("raw.") for name in files(tmp_path / "whole", 6))
 
 
-def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
+def test_resume_uses_the_settings_of_the_config(tmp_path):
     classifier_run(tmp_path / "run", epochs=2)
     classifier_run(tmp_path / "run", epochs=3, learning_rate=1e-2, betas=(0.5, 0.9), weight_decay=0.25)
     state = json.loads((Run.open(tmp_path / "run").checkpoint_path(3) / "state.json").read_text())
@@ -150,7 +150,7 @@ def test_settings_of_the_config_win_over_those_of_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"optimiser": "ntavsgd"}, {"freeze_thresholds": True}])
-def test_another_optimiser_than_the_checkpoints_is_refused(changes, tmp_path):
+def test_resume_with_another_optimiser_is_refused(changes, tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
     with pytest.raises(
         RunError, match=r"epoch 1 does not fit .*config.json: the optimiser has another type or other parameter groups"
@@ -161,9 +161,9 @@ def test_another_optimiser_than_the_checkpoints_is_refused(changes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"), [({"centre": True}, 'Missing key.*"mean"'), ({"num_layers": 2}, "layer1")]
 )
-def test_another_model_than_the_checkpoints_is_refused(options, words, tmp_path, monkeypatch):
+def test_resume_with_another_model_is_refused(options, words, tmp_path, monkeypatch):
     classifier_run(tmp_path / "run", epochs=1)
-    monkeypatch.setattr("tests.training.tiny.reader", lambda: SequenceClassifier(1, 12, 2, **options))
+    monkeypatch.setattr("tests.training.tiny.make_classifier", lambda: SequenceClassifier(1, 12, 2, **options))
     with pytest.raises(RunError, match=rf"epoch 1 does not fit .*config.json: .*{words}"):
         classifier_run(tmp_path / "run", epochs=2)
 
@@ -173,7 +173,7 @@ FILES = ("weights.safetensors", "trainer.safetensors", "state.json", "SHA256SUMS
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_a_damaged_checkpoint_is_reported_and_passed_over(name, damage, tmp_path):
+def test_damaged_checkpoint_is_logged_and_skipped(name, damage, tmp_path):
     classifier_run(tmp_path / "whole", epochs=5)
     classifier_run(tmp_path / "run", epochs=3)
     path = Run.open(tmp_path / "run").checkpoint_path(3) / name
@@ -185,15 +185,15 @@ def test_a_damaged_checkpoint_is_reported_and_passed_over(name, damage, tmp_path
     else:
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
-    said = []
-    classifier_run(tmp_path / "run", epochs=5, log=said.append)
-    assert len(said) == 1
-    assert "skipping a damaged checkpoint: epoch-00003" in said[0]
+    messages = []
+    classifier_run(tmp_path / "run", epochs=5, log=messages.append)
+    assert len(messages) == 1
+    assert "skipping a damaged checkpoint: epoch-00003" in messages[0]
     assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
-def test_every_single_flipped_bit_is_noticed(tmp_path):
+def test_flipped_bits_are_detected(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
     at = Run.open(tmp_path / "run").checkpoint_path(1)
     bits = random.Random(3)
@@ -210,32 +210,32 @@ def test_every_single_flipped_bit_is_noticed(tmp_path):
     checkpoint.verify(at)
 
 
-def test_no_intact_checkpoint_is_said(tmp_path):
+def test_run_without_an_intact_checkpoint_is_refused(tmp_path):
     classifier_run(tmp_path / "run", epochs=2)
     for path in tmp_path.rglob("state.json"):
         path.write_text("{}")
-    said = []
+    messages = []
     with pytest.raises(RunError, match="no intact checkpoint"):
-        classifier_run(tmp_path / "run", epochs=3, log=said.append)
-    assert len(said) >= 2
+        classifier_run(tmp_path / "run", epochs=3, log=messages.append)
+    assert len(messages) >= 2
 
 
-def test_a_damaged_best_epoch_is_reported(tmp_path):
+def test_damaged_best_epoch_is_logged_and_replaced_by_the_newest(tmp_path):
     result, _ = classifier_run(tmp_path / "run", epochs=12, learning_rate=0.3)
-    assert result.best_epoch < 11  # neither of the last two
-    said = []
-    run = Run.open(tmp_path / "run", said.append)
+    assert result.best_epoch < 11  # not one of the last two
+    messages = []
+    run = Run.open(tmp_path / "run", messages.append)
     (run.checkpoint_path(result.best_epoch) / "weights.safetensors").write_bytes(b"")
     assert run.best_epoch() == 12
-    assert "the checkpoint of the best epoch is damaged" in said[0]
+    assert "the checkpoint of the best epoch is damaged" in messages[0]
 
 
-def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+def test_only_the_last_two_and_the_best_checkpoint_are_kept(tmp_path):
     result, _ = classifier_run(tmp_path / "run", epochs=12, learning_rate=0.3)
     assert set(Run.open(tmp_path / "run").saved_epochs()) == {result.best_epoch, 11, 12}
 
 
-def test_a_cut_line_of_metrics_does_not_matter(tmp_path):
+def test_incomplete_last_line_of_metrics_is_ignored(tmp_path):
     classifier_run(tmp_path / "whole", epochs=4)
     classifier_run(tmp_path / "run", epochs=3)
     with (tmp_path / "run" / METRICS).open("a") as file:
@@ -245,20 +245,20 @@ def test_a_cut_line_of_metrics_does_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"7", b'{"epoch": 2}'])
-def test_a_damaged_line_of_metrics_costs_that_line_alone(damage, tmp_path):
+def test_damaged_line_of_metrics_is_logged_and_left_out(damage, tmp_path):
     classifier_run(tmp_path / "whole", epochs=5)
     classifier_run(tmp_path / "run", epochs=4)
     path = tmp_path / "run" / METRICS
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
-    said = []
-    classifier_run(tmp_path / "run", epochs=5, log=said.append)
-    assert [line for line in said if "1 of 4 lines cannot be read" in line] == said[:1]
+    messages = []
+    classifier_run(tmp_path / "run", epochs=5, log=messages.append)
+    assert [line for line in messages if "1 of 4 lines cannot be read" in line] == messages[:1]
     assert [line.epoch for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 3, 4, 5]
     assert_same(files(tmp_path / "run", 5), files(tmp_path / "whole", 5))
 
 
-def test_bytes_that_are_no_text_after_the_metrics_do_not_matter(tmp_path):
+def test_binary_data_after_the_metrics_is_ignored(tmp_path):
     classifier_run(tmp_path / "run", epochs=2)
     with (tmp_path / "run" / METRICS).open("ab") as file:
         file.write(b"\xff\xfe\x00")
@@ -266,13 +266,13 @@ def test_bytes_that_are_no_text_after_the_metrics_do_not_matter(tmp_path):
     assert [line.epoch for line in Run.open(tmp_path / "run", pytest.fail).metrics()] == [1, 2, 3]
 
 
-def test_lost_metrics_do_not_end_a_run(tmp_path):
+def test_run_without_its_metrics_can_be_resumed(tmp_path):
     classifier_run(tmp_path / "run", epochs=3)
     (tmp_path / "run" / METRICS).unlink()
-    said = []
-    result, _ = classifier_run(tmp_path / "run", epochs=4, log=said.append)
+    messages = []
+    result, _ = classifier_run(tmp_path / "run", epochs=4, log=messages.append)
     assert result.best_epoch == 4
-    assert ["are lost" in line for line in said] == [True]
+    assert ["are lost" in line for line in messages] == [True]
 
 
 def test_metrics_without_a_checkpoint_are_refused(tmp_path):
@@ -288,15 +288,15 @@ def test_metrics_without_a_checkpoint_are_refused(tmp_path):
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
-def test_a_full_disk_in_earnest(tmp_path):
-    """A tmpfs too small for a second checkpoint."""
+def test_full_disk_keeps_the_last_checkpoint_intact(tmp_path):
+    """Uses a tmpfs that is too small for a second checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here; the next test plays a full disk instead")
+        pytest.skip("mounting a tmpfs is not permitted here; the next test simulates a full disk")
     try:
         classifier_run(disk / "run", epochs=2)
         good = files(disk / "run", 2)
@@ -317,8 +317,8 @@ def test_a_full_disk_in_earnest(tmp_path):
 
 
 @pytest.mark.parametrize("allowed", range(6))
-def test_a_full_disk_at_every_write(allowed, tmp_path, monkeypatch):
-    """The write itself fails with ENOSPC, after so many good ones."""
+def test_failed_write_keeps_the_last_checkpoint_intact(allowed, tmp_path, monkeypatch):
+    """Writing fails with ENOSPC after ``allowed`` successful writes."""
     classifier_run(tmp_path / "run", epochs=2)
     good, left, original = files(tmp_path / "run", 2), allowed, os.fsync
 
@@ -341,7 +341,7 @@ def test_a_full_disk_at_every_write(allowed, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("what", "every", "kept"), [("loss", 1, 2), ("gradient", 1, 2), ("loss", 5, 0)])
-def test_nan_stops_and_says_where(what, every, kept, tmp_path, monkeypatch):
+def test_nan_stops_training_and_names_the_step(what, every, kept, tmp_path, monkeypatch):
     from egru.training.tasks import ClassifierTask
 
     steps, original = 0, ClassifierTask.loss
@@ -350,10 +350,10 @@ def test_nan_stops_and_says_where(what, every, kept, tmp_path, monkeypatch):
         nonlocal steps
         steps += 1
         value, extra, state = original(self, model, batch, state)
-        if steps == 8 and what == "loss":  # three steps an epoch
+        if steps == 8 and what == "loss":  # three steps per epoch
             value = value * float("nan")
         if steps == 8 and what == "gradient":
-            value = value + 0 * (value - value.detach()).sqrt()  # slope of sqrt at 0
+            value = value + 0 * (value - value.detach()).sqrt()  # infinite slope of sqrt at 0
         return value, extra, state
 
     monkeypatch.setattr(ClassifierTask, "loss", loss)
@@ -381,7 +381,7 @@ def test_nothing_is_unpickled(tmp_path, monkeypatch):
     assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} == {".safetensors", ".json", ".jsonl", ""}
 
 
-def test_a_folder_that_is_taken(tmp_path):
+def test_folders_that_are_not_empty_are_refused(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
     with pytest.raises(RunError, match="already contains a run: continue it with --resume"):
         Run.create(tmp_path / "run", {})
@@ -393,7 +393,7 @@ def test_a_folder_that_is_taken(tmp_path):
         Run.open(tmp_path / "other")
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_lock_refuses_a_second_process(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
     run = Run.open(tmp_path / "run")
     with run.lock(), pytest.raises(RunError, match="another process is training"), run.lock():
@@ -402,8 +402,8 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
-def test_the_environment_is_noted(tmp_path):
+def test_environment_is_stored(tmp_path):
     classifier_run(tmp_path / "run", epochs=1)
-    noted = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert noted["versions"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert noted["kernels"]
+    stored = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert stored["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert stored["kernels"]

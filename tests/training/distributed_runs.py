@@ -1,4 +1,4 @@
-"""Runs for one process or for two that `torchrun` starts: no dropout, so that both are the same mathematics."""
+"""Runs for one process, or for two started by `torchrun`. Without dropout, so that both compute the same."""
 
 import contextlib
 import dataclasses
@@ -26,20 +26,20 @@ from egru.training import (
 from tests.training.tiny import sequences, text
 
 
-class Loud(loop.EpochStatistics):
-    """Keeps the loss of every step, of all processes together."""
+class RecordedStatistics(loop.EpochStatistics):
+    """Stores the loss of every step, averaged over all processes."""
 
     curve: list[float] = []  # noqa: RUF012
 
     def summary(self):
         counts = torch.tensor(self.targets, dtype=torch.float64)
         sums = distributed.all_sum(torch.stack(self.losses).double() * counts)
-        Loud.curve += (sums / distributed.all_sum(counts)).tolist()
+        RecordedStatistics.curve += (sums / distributed.all_sum(counts)).tolist()
         return super().summary()
 
 
 def classifier(processes: int, **changes):
-    """43 rows in batches of 14: the last one has a single row, which leaves a second process with none."""
+    """43 rows in batches of 14. The last batch has one row, so that the second process has none."""
     data = sequences()
     data = dataclasses.replace(data, train=Split(*(part[:43] for part in data.train)))
     training = ClassifierTraining(epochs=5, batch=14 // processes, learning_rate=1e-2, clip=1.0, **changes)
@@ -71,23 +71,23 @@ CASES = {
 
 
 def run(name: str, folder: Path, processes: int) -> None:
-    """Train; the first process leaves the loss of every step beside the run."""
+    """Train. Rank 0 writes the loss of every step into the run folder."""
     make, changes = CASES[name]
     make_model, make_task, training = make(processes, **changes)
-    torch.manual_seed(0 if distributed.rank() == 0 else 1)  # the first process decides
+    torch.manual_seed(0 if distributed.rank() == 0 else 1)  # the weights of rank 0 are used
     model, task = make_model(), make_task()
     with distributed.rank_zero_first():
         run = Run.create(folder, {}) if distributed.rank() == 0 else Run.open(folder)
-    Loud.curve = []
+    RecordedStatistics.curve = []
     train(model, task, training, run, NoProgress())
     if distributed.rank() == 0:
-        (folder / "curve.json").write_text(json.dumps(Loud.curve))
+        (folder / "curve.json").write_text(json.dumps(RecordedStatistics.curve))
 
 
 def main(folder: Path, processes: int) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    loop.EpochStatistics = Loud
+    loop.EpochStatistics = RecordedStatistics
     with distributed.process_group("cpu") if processes > 1 else contextlib.nullcontext():
         for name in CASES:
             run(name, folder / name, processes)
@@ -95,7 +95,7 @@ def main(folder: Path, processes: int) -> None:
 
 
 def threads() -> list[str]:
-    """Names of this process's threads. One of a group that is still there may abort the process while it ends."""
+    """Return the names of this process's threads. A remaining thread of a group may abort the process at exit."""
     tasks = Path("/proc/self/task")
     return [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
 
