@@ -204,6 +204,6 @@ def test_sanitizers_report_no_errors(tmp_path: Path) -> None:
     build = tmp_path / "build"
     subprocess.run(["cmake", "-S", ROOT, "-B", build, "-DEGRU_SANITIZE=ON"], check=True, capture_output=True)
     subprocess.run(["cmake", "--build", build, "-j", "2"], check=True, capture_output=True)
-    for program in ("core_check", "engine_check", "continuous_check"):
+    for program in ("sequence_check", "engine_check", "continuous_check"):
         process = subprocess.run([build / program], capture_output=True, text=True)
         assert process.returncode == 0, process.stdout + process.stderr
