@@ -9,16 +9,17 @@ import torch
 import egru
 from egru.bench import gpu_check
 from egru.kernels import registry
+from egru.types import ResetGate
 
 
-def make_layer(reset_gate: str) -> egru.EGRU:
+def make_layer(reset_gate: ResetGate) -> egru.EGRU:
     surrogate = egru.Surrogate(width=0.5, height=0.3)
     return egru.EGRU(5, 30, reset_gate=reset_gate, surrogate=surrogate, backend="reference", dtype=torch.float32)
 
 
 @pytest.mark.parametrize("reset_gate", ["after", "before"])
 @pytest.mark.parametrize("precision", gpu_check.PRECISIONS)
-def test_correct_layers_pass(precision: str, reset_gate: str) -> None:
+def test_correct_layers_pass(precision: str, reset_gate: ResetGate) -> None:
     errors = gpu_check.check_layer(make_layer(reset_gate), torch.randn(6, 9, 5).float(), precision, gradients=True)
     assert set(errors) == {"state", "ties", "weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta"}
 
