@@ -5,6 +5,7 @@ the dataclasses, so that a stored record never disagrees with the code that read
 """
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -88,25 +89,32 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = T
     Raises:
         ValueError: If a field is unknown, or missing without a default.
     """
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # pyright: ignore[reportArgumentType]
-    unknown = sorted(set(plain) - set(fields))
-    if unknown:
+    fields = _fields(cls)
+    if unknown := sorted(plain.keys() - fields.keys()):
         raise ValueError(f"{cls.__name__}: unknown field {unknown[0]!r}; known fields: {', '.join(sorted(fields))}")
-    missing = [name for name, field in fields.items() if name not in plain and not (use_defaults and _optional(field))]
-    if missing:
-        raise ValueError(f"{cls.__name__}: field {missing[0]!r} is missing")
+    for name, (_, has_default) in fields.items():
+        if name not in plain and not (use_defaults and has_default):
+            raise ValueError(f"{cls.__name__}: field {name!r} is missing")
+    return cls(**{name: _convert(fields[name][0], value, use_defaults) for name, value in plain.items()})
+
+
+@functools.cache
+def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
+    """Return the type of each field and whether it has a default. Cached: a run has thousands of records."""
     hints = typing.get_type_hints(cls)
-    return cls(**{name: _convert(hints[name], value, use_defaults) for name, value in plain.items()})
-
-
-def _optional(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    defaults = [
+        (field.name, (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING))
+        for field in dataclasses.fields(cls)
+    ]
+    return {name: (hints[name], has_default) for name, has_default in defaults}
 
 
 def _convert(hint: Any, value: Any, use_defaults: bool) -> Any:
     """Convert a JSON value to the type that ``hint`` names."""
-    if value is None:
-        return None
+    if value is None or hint in (int, str, bool):
+        return value
+    if hint is float:
+        return float(value)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _convert(next(part for part in arguments if part is not type(None)), value, use_defaults)
@@ -117,7 +125,7 @@ def _convert(hint: Any, value: Any, use_defaults: bool) -> Any:
         return tuple(_convert(part, entry, use_defaults) for part, entry in zip(hints, value, strict=True))
     if origin is dict:
         return {name: _convert(arguments[1], entry, use_defaults) for name, entry in value.items()}
-    return float(value) if hint is float else value
+    return value
 
 
 def without_format(plain: Mapping[str, Any], source: str | Path) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def test_incomplete_last_line_of_metrics_is_ignored(tmp_path):
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"7", b'{"epoch": 2}'])
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe", b"7", b'{"epoch": 2}', b'{"format": 2, "epoch": 2}'])
 def test_damaged_line_of_metrics_is_logged_and_left_out(damage, tmp_path):
     classifier_run(tmp_path / "whole", epochs=5)
     classifier_run(tmp_path / "run", epochs=4)

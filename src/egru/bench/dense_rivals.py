@@ -5,7 +5,6 @@ Each is compared with ``torch.nn.GRU`` in float64. Those that are not installed 
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import logging
 import tempfile
 import warnings
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from egru.bench.evnn import find_evnn
+from egru.environment import version
 
 
 @dataclasses.dataclass
@@ -239,8 +239,5 @@ def cpu_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    result: dict[str, str] = {}
-    for name in ("torch", "onnxruntime", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            result[name] = importlib.metadata.version(name)
-    return result
+    installed = {name: version(name) for name in ("torch", "onnxruntime", "numpy")}
+    return {name: number for name, number in installed.items() if number is not None}

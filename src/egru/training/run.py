@@ -316,5 +316,5 @@ def _metrics(line: dict[str, Any] | None) -> EpochMetrics | None:
     """Return the metrics in ``line``, or None if it is damaged."""
     try:
         return None if line is None else EpochMetrics.from_dict(line)
-    except (ValueError, TypeError):
+    except (AttributeError, TypeError, ValueError):
         return None
