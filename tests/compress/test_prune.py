@@ -22,7 +22,7 @@ def mute_others(layer, units):
 
 @pytest.mark.parametrize("per_unit", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("layer_class", "options"),
     [
         (egru.EGRU, {"reset_gate": "before"}),
         (egru.EGRU, {"reset_gate": "after", "reset": "threshold"}),
@@ -31,9 +31,9 @@ def mute_others(layer, units):
         (egru.ERNN, {}),
     ],
 )
-def test_selected_units_compute_as_if_the_others_were_inactive(kind, options, per_unit):
+def test_selected_units_compute_as_if_the_others_were_inactive(layer_class, options, per_unit):
     threshold = egru.Threshold(mean=-3.0, std=0.5 if per_unit else None, per_unit=per_unit)
-    layer = lively(kind(5, 9, threshold=threshold, **options), 3.0)
+    layer = lively(layer_class(5, 9, threshold=threshold, **options), 3.0)
     units, inputs = torch.tensor([0, 3, 4, 8]), torch.tensor([1, 2, 4])
     small = layer.select(units, inputs)
     x = torch.randn(12, 2, 5)
@@ -44,7 +44,7 @@ def test_selected_units_compute_as_if_the_others_were_inactive(kind, options, pe
     torch.testing.assert_close(y, whole[..., units])
     torch.testing.assert_close(state.c, last.c[..., units])
     assert small.get_parameter("weight_hh_l0").requires_grad
-    assert repr(small).startswith(f"{kind.__name__}(3, 4, ")
+    assert repr(small).startswith(f"{layer_class.__name__}(3, 4, ")
 
 
 def run_monitored(model, x):
@@ -114,9 +114,9 @@ def test_language_model_with_a_share_per_layer():
     assert small.readout.weight.shape == (11, 4)
     assert small.embedding.weight.shape == (11, 6)
     x = model.embedding(tokens)
-    for layer, seen in zip(model.layers, activity.layers, strict=True):
-        units = len(seen.unit_activity)
-        kept = torch.tensor(seen.unit_activity).argsort(stable=True)[round(units / 3) :]
+    for layer, measured in zip(model.layers, activity.layers, strict=True):
+        units = len(measured.unit_activity)
+        kept = torch.tensor(measured.unit_activity).argsort(stable=True)[round(units / 3) :]
         x = mute_others(layer, kept)(x)[0] * torch.zeros(units).index_fill(0, kept, 1.0)
     torch.testing.assert_close(small(tokens)[0], model.readout(x))
 

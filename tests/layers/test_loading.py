@@ -82,9 +82,9 @@ def test_state_dict_deepcopy_and_pickle_preserve_the_layer():
     assert not layer._observers
 
 
-@pytest.mark.parametrize("kind", [egru.EGRU, egru.ELSTM])
-def test_reset_scale_per_unit(kind):
-    layer = lively(kind(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0)), 3.0)
+@pytest.mark.parametrize("layer_class", [egru.EGRU, egru.ELSTM])
+def test_reset_scale_per_unit(layer_class):
+    layer = lively(layer_class(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0)), 3.0)
     x = torch.randn(12, 2, 3)
     plain = layer(x)[0]
     layer.reset_scale = torch.ones(20)
@@ -93,7 +93,7 @@ def test_reset_scale_per_unit(kind):
     assert [scale.tolist() for scale in layer.reset_scales().values()] == [[1.0] * 5] * 2 + [[0.2] * 5] + [[1.0] * 5]
     expected = layer(x)[0]
     assert not torch.equal(expected, plain)
-    fresh = kind(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0))
+    fresh = layer_class(3, 5, 2, bidirectional=True, threshold=egru.Threshold(mean=-2.0))
     one = fresh.state_dict()["reset_scale"].clone()
     fresh.load_state_dict(layer.state_dict())
     assert torch.equal(fresh(x)[0], expected)

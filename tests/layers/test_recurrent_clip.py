@@ -30,12 +30,12 @@ def test_gradients_equal_those_of_the_reference(lean):
         assert (worst(gradients, expected) < 1e-12) == same
 
 
-@pytest.mark.parametrize("kind", [egru.EGRU, egru.ELSTM, egru.ERNN])
-def test_gradient_of_the_state_is_bounded(kind):
+@pytest.mark.parametrize("layer_class", [egru.EGRU, egru.ELSTM, egru.ERNN])
+def test_gradient_of_the_state_is_bounded(layer_class):
     states = []
     for clip in (None, 1e-3):
         torch.manual_seed(3)
-        model = kind(4, 6, threshold=egru.Threshold.constant(-5.0), recurrent_clip=clip)
+        model = layer_class(4, 6, threshold=egru.Threshold.constant(-5.0), recurrent_clip=clip)
         state = egru.EventState(*(torch.randn(1, 3, 6).requires_grad_() for _ in range(2)))
         weighted_sum([model(X, state)[0]]).backward()
         states.append(torch.stack([half.grad for half in state if half.grad is not None]))

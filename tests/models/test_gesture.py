@@ -18,11 +18,11 @@ def test_readout_every_and_last_agree_at_the_last_step():
 
 def test_frames_are_flattened_in_memory_order():
     model = gesture_network(6, frame=(2, 8, 8))
-    seen = []
-    model.layer0.register_forward_pre_hook(lambda module, args: seen.append(args[0]))  # pyright: ignore
+    inputs = []
+    model.layer0.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))  # pyright: ignore
     x = torch.rand(3, 5, 2, 8, 8)
     model(x)
-    assert torch.equal(seen[0][4, 2], x[2, 4].flatten())
+    assert torch.equal(inputs[0][4, 2], x[2, 4].flatten())
 
 
 def test_head_shapes_match_the_paper():

@@ -64,11 +64,11 @@ def test_dropout_is_off_in_evaluation():
 
 
 def first_input(model, tokens):
-    seen = []
-    handle = model.layer0.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    inputs = []
+    handle = model.layer0.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
     model(tokens)
     handle.remove()
-    return seen[0]
+    return inputs[0]
 
 
 def test_word_dropout_removes_all_occurrences_of_a_word():
@@ -168,10 +168,10 @@ def test_monitor_counts_the_readout_under_autocast():
         with (
             torch.no_grad(),
             torch.autocast("cuda", torch.bfloat16, enabled=autocast),
-            egru.ActivityMonitor(model) as seen,
+            egru.ActivityMonitor(model) as monitor,
         ):
             model(tokens)
-        calls.append([linear.calls for linear in seen.summary().linears])
+        calls.append([linear.calls for linear in monitor.summary().linears])
     assert calls == [[24], [24]]
 
 
@@ -179,9 +179,9 @@ def test_monitor_counts_a_padded_readout(monkeypatch):
     """On a GPU under autocast the readout pads its weights; its MACs must still be counted."""
     model = language().eval()
     monkeypatch.setattr(AlignedLinear, "forward", lambda self, x: aligned_linear(x, self.weight, self.bias))
-    with torch.no_grad(), egru.ActivityMonitor(model) as seen:
+    with torch.no_grad(), egru.ActivityMonitor(model) as monitor:
         model(torch.randint(11, (8, 3)))
-    assert [linear.calls for linear in seen.summary().linears] == [24]
+    assert [linear.calls for linear in monitor.summary().linears] == [24]
 
 
 @pytest.mark.cuda
