@@ -69,7 +69,7 @@ def test_labels_are_module_names_or_the_class_of_the_model():
 def test_labels_do_not_contain_the_name_that_compile_inserts():
     compiled = torch.compile(nn.Sequential(egru.EGRU(3, 4)), backend="eager")
     assert [label for label, _ in event_layers(compiled)] == ["0"]  # pyright: ignore[reportArgumentType]
-    inner = nn.Sequential(torch.compile(egru.EGRU(3, 4), backend="eager"))  # pyright: ignore[reportArgumentType]
+    inner = nn.ModuleList([torch.compile(egru.EGRU(3, 4), backend="eager")])  # pyright: ignore[reportArgumentType]
     assert [label for label, _ in event_layers(inner)] == ["0"]
 
 

@@ -1,5 +1,6 @@
 """One call, several chunks and single steps are the same computation."""
 
+import functools
 import itertools
 
 import pytest
@@ -7,13 +8,18 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
-from egru.types import RESETS
+from egru.types import RESET_GATES, RESETS, Reset, ResetGate
 from tests.helpers import lively, worst
+
+
+def make_egru(reset: Reset, reset_gate: ResetGate) -> egru.EGRU:
+    return lively(egru.EGRU(3, 6, 2, reset=reset, reset_gate=reset_gate))
+
 
 LAYERS = [
     *[
-        pytest.param(lambda r=r, g=g: lively(egru.EGRU(3, 6, 2, reset=r, reset_gate=g)), id=f"EGRU {r} {g}")
-        for r, g in itertools.product(RESETS, ("before", "after"))
+        pytest.param(functools.partial(make_egru, reset, reset_gate), id=f"EGRU {reset} {reset_gate}")
+        for reset, reset_gate in itertools.product(RESETS, RESET_GATES)
     ],
     pytest.param(lambda: egru.ELSTM(3, 6, 2, threshold=egru.Threshold(mean=-2.0)), id="ELSTM"),
     pytest.param(lambda: egru.ERNN(3, 6, 2, threshold=egru.Threshold(mean=-2.0)), id="ERNN"),

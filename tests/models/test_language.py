@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from tests.helpers import lively, worst
 CELLS = {"egru": {}, "gru": {}, "lstm": {}, "indrnn": {}, "dense_indrnn": {"num_layers": 1, "blocks": (1, 1)}}
 
 
-def language(cell="egru", **options):
+def language(cell: Any = "egru", **options: Any) -> LanguageModel:
     model = LanguageModel(11, 6, 9, cell=cell, **{**CELLS[cell], **options})
     for layer in model.layers:
         if isinstance(layer, egru.EGRU):

@@ -9,6 +9,7 @@ import egru
 from egru.data import Classification, Split, Text
 from egru.models import LanguageModel, SequenceClassifier
 from egru.training import ClassifierTask, ClassifierTraining, LanguageTask, LanguageTraining, NoProgress, Run, train
+from egru.types import Cell
 
 
 def sequences() -> Classification:
@@ -32,7 +33,7 @@ def make_classifier() -> SequenceClassifier:
     return SequenceClassifier(1, 12, 2, zoneout=0.1, dropconnect=0.1, threshold=threshold, surrogate=surrogate)
 
 
-def make_language_model(cell: str = "egru") -> LanguageModel:
+def make_language_model(cell: Cell = "egru") -> LanguageModel:
     options: Any = {"threshold": egru.Threshold(mean=-3.0)} if cell == "egru" else {}
     return LanguageModel(7, 12, 16, num_layers=2, cell=cell, dropout=0.1, **options)
 
