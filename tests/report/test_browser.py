@@ -108,7 +108,7 @@ const send = (target, type, x, y) => {
 
 def test_tooltip_names_the_unit_and_its_event(report):
     raster = examples.raster(T=30, hidden=24)
-    busiest = int((raster.events != 0).sum(0).argmax())
+    most_active = int((raster.events != 0).sum(0).argmax())
     hidden, tips = evaluate(
         report,
         POINTER
@@ -122,15 +122,15 @@ def test_tooltip_names_the_unit_and_its_event(report):
         return [before && tip.hidden, tips];""",
     )
     assert hidden
-    active = [t for t, tip in enumerate(tips) if tip.startswith(f"unit {busiest}event ") and f"at step {t}" in tip]
-    assert active == (raster.events[:, busiest] != 0).nonzero()[0].tolist()
+    active = [t for t, tip in enumerate(tips) if tip.startswith(f"unit {most_active}event ") and f"at step {t}" in tip]
+    assert active == (raster.events[:, most_active] != 0).nonzero()[0].tolist()
     assert f"active at {len(active)} of 30 steps" in tips[active[0]]
 
 
 def test_tooltip_snaps_to_an_event_within_a_few_pixels(report):
     raster = examples.raster(T=30, hidden=24)
-    busiest = int((raster.events != 0).sum(0).argmax())
-    row = raster.events[:, busiest] != 0
+    most_active = int((raster.events != 0).sum(0).argmax())
+    row = raster.events[:, most_active] != 0
     before = next(t for t in range(29) if row[t + 1] and not row[t])
     tip = evaluate(
         report,
@@ -140,7 +140,7 @@ def test_tooltip_snaps_to_an_event_within_a_few_pixels(report):
         send(canvas, "pointermove", 52 + width * {before + 1} / 30 - 2, 51);  // two pixels to the left
         return tip.textContent;""",
     )
-    assert f"unit {busiest}event " in tip
+    assert f"unit {most_active}event " in tip
     assert f"at step {before + 1}" in tip
 
 

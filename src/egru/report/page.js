@@ -51,7 +51,7 @@
       const y = (value) => base + height - ((map(value) - bottom) / (ceiling - bottom)) * height;
       const format = panel.percent ? (v) => percent(v, ceiling - bottom < 0.04 ? 1 : 0) : threeDigits;
       const marks = panel.log ? logTicks(10 ** bottom, 10 ** ceiling) : ticks(bottom, ceiling, 4);
-      svg += `<g transform="translate(${shift(i)} 0)"><text x="0" y="${base - 10}" class="title">${escape(panel.title)}</text>`;
+      svg += `<g transform="translate(${shift(i)} 0)"><text x="0" y="${base - 14}" class="title">${escape(panel.title)}</text>`;
       for (const mark of marks)
         svg += `<line x1="${left}" x2="${width - right}" y1="${y(mark)}" y2="${y(mark)}" class="grid"/>` +
           `<text x="${left - 7}" y="${y(mark) + 4}" class="tick end">${format(mark)}</text>`;

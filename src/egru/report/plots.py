@@ -130,7 +130,7 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
 def activity_histogram(run: RunReport, *, theme: Theme = LIGHT) -> "Figure":
     """Plot how many units of the event layers are active at which fraction of steps.
 
-    Units that are never active and units that are always active have bars of their own.
+    Units that are never active and units that are always active have separate bars.
 
     Args:
         run: A run with event layers.

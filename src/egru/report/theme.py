@@ -146,7 +146,7 @@ def require_matplotlib() -> Any:
 
 
 def _fonts() -> list[str]:
-    """Return the first installed font of the page's style sheet, then matplotlib's own, which has every glyph."""
+    """Return the first installed font of the page's style sheet, then matplotlib's default, which has every glyph."""
     from matplotlib.font_manager import fontManager
 
     installed = {font.name for font in fontManager.ttflist}
