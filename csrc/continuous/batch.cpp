@@ -116,8 +116,9 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     const Network& network = tape.network;
     // Each partial sum covers consecutive samples. Their number depends only on the problem, so that the result does
     // not depend on the number of threads.
-    const size_t bytes = sizeof(double) * 3 * static_cast<size_t>(network.recurrent().size() + network.input().size()) + 1;
-    const int sums = std::max(1, std::min({call.batch, max_partial_sums, static_cast<int>(1 + max_gradient_bytes / bytes)}));
+    const size_t weights = 3 * static_cast<size_t>(network.recurrent().size() + network.input().size());
+    const int fitting = static_cast<int>(1 + max_gradient_bytes / (sizeof(double) * weights + 1));
+    const int sums = std::max(1, std::min({call.batch, max_partial_sums, fitting}));
     std::vector<std::unique_ptr<Gradients>> partial(static_cast<size_t>(sums));
     std::vector<int64_t> first_event{0};
     for (const SampleTape& sample : tape.samples) first_event.push_back(first_event.back() + sample.events);

@@ -103,7 +103,8 @@ Values run_case(const Case& c, int threads) {
     call.threads = threads, call.max_events = 100000, call.horizon = horizon;
     call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3;
     call.panel = 0.5, call.tie = 1e-13, call.grazing_floor = 1e-3;
-    call.self_connections = c.self_connections, call.receiver_reset = c.receiver_reset, call.unit_amplitude = c.unit_amplitude;
+    call.self_connections = c.self_connections, call.receiver_reset = c.receiver_reset;
+    call.unit_amplitude = c.unit_amplitude;
     call.V = address(V), call.U = address(U), call.b = address(b), call.theta = address(theta);
     call.a0 = address(a0), call.c0 = address(c0);
     if (c.sparse) call.mask = address(mask), call.input_mask = address(input_mask);
@@ -126,17 +127,20 @@ Values run_case(const Case& c, int threads) {
     tape->copy_events(event_times.data(), units.data());
     call.cotangent_times = address(by_time), call.cotangent_amplitudes = address(by_amplitude);
     call.cotangent_c_read = address(by_c), call.cotangent_o_read = address(by_o), call.cotangent_a_last = address(by_a);
-    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_tau_s(1), g_tau_m(1), g_tau_o(1), g_a0(a0.size()), g_c0(c0.size());
+    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_tau_s(1), g_tau_m(1), g_tau_o(1);
+    Values g_a0(a0.size()), g_c0(c0.size());
     Values g_times(times.size()), g_values(values.size());
-    call.grad_V = address(g_V), call.grad_U = address(g_U), call.grad_b = address(g_b), call.grad_theta = address(g_theta);
+    call.grad_V = address(g_V), call.grad_U = address(g_U), call.grad_b = address(g_b);
+    call.grad_theta = address(g_theta);
     call.grad_tau_s = address(g_tau_s), call.grad_tau_m = address(g_tau_m), call.grad_tau_o = address(g_tau_o);
     call.grad_a0 = address(g_a0), call.grad_c0 = address(g_c0);
-    call.grad_input_times = address(g_times), call.grad_input_values = address(g_values), call.floored = address(floored);
+    call.grad_input_times = address(g_times), call.grad_input_values = address(g_values);
+    call.floored = address(floored);
     backward(call, *tape, nullptr);
 
     Values all;
-    for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau_s, &g_tau_m, &g_tau_o, &g_a0, &g_c0,
-                               &g_times, &g_values})
+    for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau_s, &g_tau_m,
+                               &g_tau_o, &g_a0, &g_c0, &g_times, &g_values})
         all.insert(all.end(), part->begin(), part->end());
     for (const int64_t unit : units) all.push_back(double(unit));
     return all;
@@ -161,7 +165,8 @@ int main() {
             const size_t bytes = sizeof(double) * single.size();
             if (single.size() != parallel.size() || std::memcmp(single.data(), parallel.data(), bytes) != 0) {
                 ++failures;
-                std::printf("%d units, level %s: results depend on the number of threads\n", c.units, level_name(level));
+                std::printf("%d units, level %s: results depend on the number of threads\n", c.units,
+                            level_name(level));
             }
             if (first.empty()) first = single;
             double worst = first.size() == single.size() ? 0 : 1;
@@ -170,7 +175,8 @@ int main() {
             for (const double value : single) worst = std::isfinite(value) ? worst : 1;
             if (!(worst < 1e-8)) {
                 ++failures;
-                std::printf("%d units, level %s: differs by %g from the first level\n", c.units, level_name(level), worst);
+                std::printf("%d units, level %s: differs by %g from the first level\n", c.units, level_name(level),
+                            worst);
             }
             numbers += single.size();
         }

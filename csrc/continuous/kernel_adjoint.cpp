@@ -19,9 +19,10 @@ struct Units {
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], gate[block], span[block];
     alignas(64) double active[block];  // the part of the span before rest
-    alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];  // adjoint at the end of the interval, then at its start
-    alignas(64) double g_u[block], g_r[block], g_z[block];              // gradients of the biases
-    alignas(64) double gate_share[block];                                    // contribution of the receiver's reset gates to p_r
+    // The adjoint, at the end of the interval and later at its start.
+    alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];
+    alignas(64) double g_u[block], g_r[block], g_z[block];  // gradients of the biases
+    alignas(64) double gate_share[block];                   // what the receivers' reset gates add to p_r
     int count;
 };
 
@@ -29,7 +30,7 @@ struct Units {
 template <class T>
 struct Slice {
     T scale, q, x[3], y[3], v[3], rate, lag;
-    T d_u, d_z, h, c;                         // at the start of the panel
+    T d_u, d_z, h, c;  // d_x and c at the start of the panel
 };
 
 template <class T>
@@ -60,12 +61,14 @@ inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* 
     const double* decays = common_decays(m, s.active, s.count, memory);
     with_nodes(m, [&](auto n) {
         for (int k = 0; k < s.count; k += width) {
-            const Panel panel{get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(s.active + k), decays};
+            const Panel panel{get(s.d_u + k), get(s.b_u + k),    get(s.d_z + k),
+                              get(s.b_z + k), get(s.active + k), decays};
             const Bilinear b = bilinear<n.nodes>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
                                        {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
                                        get(s.c + k)};
-            Accumulated<Doubles> a{get(s.p_c + k), get(s.p_u + k), get(s.p_z + k), Doubles{}, Doubles{}, Doubles{}, Doubles{}};
+            Accumulated<Doubles> a{get(s.p_c + k), get(s.p_u + k), get(s.p_z + k), Doubles{}, Doubles{}, Doubles{},
+                                   Doubles{}};
             pull_back_panel(slice, a);
             put(s.p_c + k, a.p_c);
             put(s.p_u + k, a.p_u);
@@ -97,25 +100,40 @@ inline void pull_back_rest(const Model& m, double at_rest, double b_u, double b_
     a->p_z = q * a->p_z + z_late;
 }
 
-constexpr int slice_rows = 17;  // the fields of a Slice but h, then the shift of c and c at the start
+// Rows of scratch memory with one entry per panel: the fields of Slice except h, and the shift of c.
+enum SliceRow {
+    row_scale,
+    row_q,
+    row_x,
+    row_y = row_x + 3,
+    row_v = row_y + 3,
+    row_rate = row_v + 3,
+    row_lag,
+    row_d_u,
+    row_d_z,
+    row_shift,
+    row_c,
+    slice_rows,
+};
 
 // Units with several panels: the panels are computed in vectors and then applied in reverse order.
-inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels, double* tau_s,
-                         double* tau_m) {
+inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels,
+                              double* tau_s, double* tau_m) {
     const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.active, panels, s.count);
     double* rows = e.from + e.stride;
     with_nodes(m, [&](auto n) {
         for (int64_t i = 0; i < items; i += width) {
             const Panel panel = panel_of(m, e, i);
             const Bilinear b = bilinear<n.nodes>(m, panel);
+            // In the order of SliceRow.
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
                                                  b.v[0],  b.v[1], b.v[2], b.rate, b.lag,  panel.d_u, panel.d_z, b.shift,
                                                  Doubles{}};
             for (int k = 0; k < slice_rows; ++k) put(rows + k * e.stride + i, outputs[k]);
         }
     });
-    double* c_start = rows + (slice_rows - 1) * e.stride;
-    const double* shift = rows + (slice_rows - 2) * e.stride;
+    double* c_start = rows + row_c * e.stride;
+    const double* shift = rows + row_shift * e.stride;
     int64_t i = 0;
     for (int k = 0; k < s.count; ++k) {
         double c = s.c[k];
@@ -128,9 +146,12 @@ inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_
         if (s.span[k] > s.active[k]) pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c, &a);
         for (int64_t j = i - 1; j >= first; --j) {
             const auto at = [&](int row) { return rows[row * e.stride + j]; };
-            pull_back_panel(Slice<double>{at(0), at(1), {at(2), at(3), at(4)}, {at(5), at(6), at(7)}, {at(8), at(9), at(10)},
-                                     at(11), at(12), at(13), at(14), e.h[j], c_start[j]},
-                       a);
+            pull_back_panel(Slice<double>{at(row_scale), at(row_q),
+                                          {at(row_x), at(row_x + 1), at(row_x + 2)},
+                                          {at(row_y), at(row_y + 1), at(row_y + 2)},
+                                          {at(row_v), at(row_v + 1), at(row_v + 2)},
+                                          at(row_rate), at(row_lag), at(row_d_u), at(row_d_z), e.h[j], c_start[j]},
+                            a);
         }
         s.p_c[k] = a.p_c;
         s.p_u[k] = a.p_u;
@@ -150,7 +171,8 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
     if (has_emitter) s.p_c[t.emitter - first] = 0;
     for (int k = 0; k < s.count; k += width) {
         const int lanes_left = s.count - k;
-        const Doubles w_u = load_part<double>(t.w_u + first + k, lanes_left), w_r = load_part<double>(t.w_r + first + k, lanes_left);
+        const Doubles w_u = load_part<double>(t.w_u + first + k, lanes_left);
+        const Doubles w_r = load_part<double>(t.w_r + first + k, lanes_left);
         const Doubles w_z = load_part<double>(t.w_z + first + k, lanes_left);
         const Doubles p_u = get(s.p_u + k), p_r = get(s.p_r + k), p_z = get(s.p_z + k);
         Doubles moved = t.scale_z * w_z, carried = t.scale_z * p_z, push = w_z * p_z;
@@ -182,10 +204,12 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
     sums->r += sum_of(sum_r);
     sums->z += sum_of(sum_z);
     sums->z_rate += sum_of(rate);
-    if (t.scale != 0) sums->slope += sum_of(slope) / m.tau_m;  // a jump of size 0 must have no effect, not even by rounding
+    // A jump of size 0 must have no effect, not even by rounding.
+    if (t.scale != 0) sums->slope += sum_of(slope) / m.tau_m;
 }
 
-void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, int first, Scratch* scratch, ReceiverSums* sums) {
+void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, int first, Scratch* scratch,
+                     ReceiverSums* sums) {
     Units s;
     s.count = t.count - first < block ? t.count - first : block;
     const auto unit = [&](int k) { return t.index != nullptr ? t.index[first + k] : first + k; };
@@ -239,7 +263,8 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
 
     if (t.w_u != nullptr) pull_back_jump(m, t, first, s, sums);
     if (t.gated)
-        for (int k = 0; k < s.count; ++k) (t.pending_p_r != nullptr ? t.pending_p_r[unit(k)] : s.p_r[k]) += s.gate_share[k];
+        for (int k = 0; k < s.count; ++k)
+            (t.pending_p_r != nullptr ? t.pending_p_r[unit(k)] : s.p_r[k]) += s.gate_share[k];
     for (int k = 0; k < s.count; ++k) {
         const int i = unit(k);
         adjoint->p_c[i] = s.p_c[k];
@@ -255,8 +280,10 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
 }  // namespace continuous
 }  // namespace
 
-egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Model& m, egru::continuous::Adjoint* adjoint,
-                                       const egru::continuous::TouchAdjoint& touch, egru::continuous::Scratch* scratch) {
+egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Model& m,
+                                                    egru::continuous::Adjoint* adjoint,
+                                                    const egru::continuous::TouchAdjoint& touch,
+                                                    egru::continuous::Scratch* scratch) {
     egru::continuous::ReceiverSums sums{};
     for (int first = 0; first < touch.count; first += egru::continuous::block)
         continuous::pull_back_block(m, adjoint, touch, first, scratch, &sums);

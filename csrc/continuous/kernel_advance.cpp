@@ -178,7 +178,7 @@ int argmin(const double* keys, int count) {
 }  // namespace
 
 extern const egru::continuous::ContinuousTable continuous_table;
-const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_find_crossing, continuous::argmin,
-                                                         continuous_pull_back};
+const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_find_crossing,
+                                                         continuous::argmin, continuous_pull_back};
 
 }  // namespace egru::EGRU_LEVEL

@@ -1,7 +1,7 @@
 // The crossing search: when a unit next reaches its threshold from below.
 //
-// Between touches z is monotone, so z > theta holds in one time window, known in closed form. A unit can cross only inside
-// the window and at most once. c at the end of the window therefore decides whether there is a crossing.
+// Between touches z is monotone, so z > theta holds in one time window, known in closed form. A unit can cross only
+// inside the window and at most once. So c at the end of the window decides whether there is a crossing.
 #include "continuous/kernel_entries.hpp"
 #include "continuous/panel.hpp"
 

@@ -55,7 +55,8 @@ FanOut make_fan(const double* weights, const uint8_t* mask, int units, int sourc
     for (auto& w : fan.w) w.resize(post.size());
     std::vector<int64_t> next(fan.start.begin(), fan.start.end() - 1);
     for (size_t i = 0; i < post.size(); ++i) {
-        const size_t m = static_cast<size_t>(post[i]), n = static_cast<size_t>(pre[i]), k = static_cast<size_t>(next[n]++);
+        const size_t m = static_cast<size_t>(post[i]), n = static_cast<size_t>(pre[i]);
+        const size_t k = static_cast<size_t>(next[n]++);
         const bool is_self = recurrent && m == n, absent = is_self && (!diagonal || mask[m * D + n] == 0);
         fan.index[k] = post[i];
         if (is_self) fan.self_position[n] = static_cast<int32_t>(static_cast<int64_t>(k) - fan.start[n]);
@@ -68,7 +69,8 @@ FanOut make_fan(const double* weights, const uint8_t* mask, int units, int sourc
 }  // namespace
 
 Network::Network(const ContinuousCall& call)
-    : recurrent_(make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.units, true, call.self_connections)),
+    : recurrent_(make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.units, true,
+                          call.self_connections)),
       input_(make_fan(at<double>(call.U), at<uint8_t>(call.input_mask), call.units, call.channels, false, true)),
       unit_amplitude_(call.unit_amplitude) {
     const size_t H = static_cast<size_t>(call.units), n = static_cast<size_t>(call.nodes);
@@ -93,8 +95,9 @@ Network::Network(const ContinuousCall& call)
         column[n] = w[j];
     }
     model_ = Model{call.units, call.tau_s, call.tau_m, call.tau_o, b_.data(), b_.data() + H, b_.data() + 2 * H,
-                   theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(), rule_.data() + n,
-                   rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(), padded_rule_.data() + stride,
+                   theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
+                   rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
+                   padded_rule_.data() + stride,
                    padded_rule_.data() + 2 * stride};
 }
 

@@ -1,7 +1,7 @@
 // One panel of the quadrature, vectorised over panels: each lane is a panel of some unit.
 //
-// Over a panel, c at the end is an affine function of c at the start. The adjoint is bilinear in c at the start and p_c at
-// the end. So all panels are computed independently and then combined in order.
+// Over a panel, c at the end is an affine function of c at the start. The adjoint is bilinear in c at the start and p_c
+// at the end. So all panels are computed independently and then combined in order.
 #pragma once
 
 #include "continuous/vector_math.hpp"

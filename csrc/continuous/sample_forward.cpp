@@ -22,8 +22,10 @@ public:
           sample_(sample), H_(static_cast<size_t>(call.units)), memory_(8 * H_), exact_(H_),
           gate_(call.receiver_reset ? H_ : 0),
           queue_(memory_.data() + 5 * H_, call.units,
-                 call.units > linear_search_units && network.recurrent().mean_count() < call.units / 16.0, table_.argmin) {
-        if (network.recurrent().mean_count() < call.units / 4.0) min_lookahead_ = 0.1 / (1 / call.tau_s + 1 / call.tau_m);
+                 call.units > linear_search_units && network.recurrent().mean_count() < call.units / 16.0,
+                 table_.argmin) {
+        if (network.recurrent().mean_count() < call.units / 4.0)
+            min_lookahead_ = 0.1 / (1 / call.tau_s + 1 / call.tau_m);
         double* at = memory_.data();
         state_ = State{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, at + 5 * H_};
         o_ = at + 6 * H_;

@@ -94,8 +94,13 @@ def test_all_inputs_and_parameters_have_gradients(engine):
     assert out.counters.floored is None
     weighted_sum([out.times, out.amplitudes, out.c, out.trace]).backward()
     assert out.counters.floored is not None
-    wanted = {**dict(model.named_parameters()), "times": inputs.times, "values": inputs.values, **start._asdict()}
-    for name, tensor in wanted.items():
+    differentiable = {
+        **dict(model.named_parameters()),
+        "times": inputs.times,
+        "values": inputs.values,
+        **start._asdict(),
+    }
+    for name, tensor in differentiable.items():
         assert tensor.grad is not None, name
         assert torch.isfinite(tensor.grad).all(), name
         assert tensor.grad.abs().max() > 0, name

@@ -198,7 +198,7 @@ DIFFERENTIABLE: tuple[str, ...] = tuple(name for name in Gradients._fields if na
 
 
 class Engine(Protocol):
-    """One implementation of the model. Engines have no state of their own."""
+    """One implementation of the model. Engines are stateless."""
 
     name: EngineName
 

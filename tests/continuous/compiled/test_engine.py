@@ -106,10 +106,10 @@ def test_zero_weights_without_a_mask_have_gradients():
     reference = engines.get("reference")
     exact = reference.backward(problem, reference.forward(problem), cotangents(events))
     assert max(worst_gradient(gradients, exact).values()) < 1e-11
-    fired = events.units.unique()
+    emitters = events.units.unique()
     absent = (problem.V == 0) & ~torch.eye(5, dtype=torch.bool)
-    assert absent[:, :, fired].any()
-    assert (gradients.V[:, :, fired][absent[:, :, fired]] != 0).all()
+    assert absent[:, :, emitters].any()
+    assert (gradients.V[:, :, emitters][absent[:, :, emitters]] != 0).all()
     assert (gradients.U != 0).any()
 
 
