@@ -1,6 +1,7 @@
 """Tests of the script that writes docs/results.md."""
 
 import dataclasses
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_row_shows_the_recorded_numbers(tmp_path):
     (cells,) = our_rows(page)
     assert cells[1].endswith(", unfinished")
     assert cells[2:4] == ["-", "-"]
-    assert cells[4] == f"{min(line.validation.perplexity for line in metrics):.2f}"
+    assert cells[4] == f"{min(line.validation.perplexity or math.inf for line in metrics):.2f}"
     assert cells[8] == "3 of 3"
     assert cells[9].endswith(", without checkpoints")
     assert "sparsity.png" not in page
@@ -124,6 +125,7 @@ def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
 def test_pruning_page_lists_every_stored_trial():
     results = (Run.open(path.parent).result() for path in results_page.RUNS.glob("*/result.json"))
     (result,) = (result for result in results if result is not None and result.derivation is not None)
+    assert result.derivation is not None
     page = (results_page.ROOT / "docs" / "pruning.md").read_text()
     rows = [
         f"| {' / '.join(f'{floor:g}' for floor in trial.floor)} | {trial.validation.perplexity:.2f} | "
