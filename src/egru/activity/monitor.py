@@ -22,13 +22,13 @@ class ActivityMonitor:
     overhead. A compiled model is compiled once more, with the counting inside.
 
     Args:
-        model: model with at least one recurrent layer.
-        tolerance: largest magnitude of an inactive output of a dense layer. Default: 1e-8.
-        energy: energy per operation. If None, ``EnergyModel()``.
+        model: Model with at least one recurrent layer.
+        tolerance: Largest magnitude of an inactive output of a dense layer. Default: 1e-8.
+        energy: Energy per operation. If None, ``EnergyModel()``.
 
     Raises:
-        TypeError: if ``model`` is not a module.
-        ValueError: if the model has no recurrent layer, or ``tolerance`` is negative.
+        TypeError: If ``model`` is not a module.
+        ValueError: If the model has no recurrent layer, or ``tolerance`` is negative.
 
     Example:
         >>> import torch, egru
@@ -97,7 +97,7 @@ class ActivityMonitor:
         """Add the counts of a monitor of the same model in another process.
 
         Args:
-            counts: result of :meth:`counts`.
+            counts: Result of :meth:`counts`.
         """
         for total, values in zip(self._all(), counts, strict=True):
             total.add(values)
@@ -109,7 +109,7 @@ class ActivityMonitor:
         """Return the counts so far, without layers that did not run.
 
         Raises:
-            RuntimeError: if no layer ran inside the context.
+            RuntimeError: If no layer ran inside the context.
         """
         layers: list[LayerActivity] = []
         for layer, named in self._event.items():

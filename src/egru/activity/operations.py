@@ -19,15 +19,15 @@ class LayerCost:
     Densities are fractions of non-zero entries.
 
     Args:
-        input_size: number of inputs ``I``.
-        hidden_size: number of units ``H``.
-        gates: number of gates: 3 for a GRU, 4 for an LSTM, 1 for an Elman network. Default: 3.
-        recurrent_size: length of a row of recurrent weights: ``2H`` for a CoRNN, ``proj_size`` for a projected LSTM, 1
+        input_size: Number of inputs ``I``.
+        hidden_size: Number of units ``H``.
+        gates: Number of gates: 3 for a GRU, 4 for an LSTM, 1 for an Elman network. Default: 3.
+        recurrent_size: Length of a row of recurrent weights: ``2H`` for a CoRNN, ``proj_size`` for a projected LSTM, 1
             for an IndRNN. If None, ``H``.
-        input_density: density of the input. Default: 1.
-        activity: density of the output. Default: 1.
-        gradient_density: density of ``dy/dc``, which the backward pass cannot skip. Default: 1.
-        input_gradient_density: density of the gradient of the input; 0 if it is not needed. Default: 0.
+        input_density: Density of the input. Default: 1.
+        activity: Density of the output. Default: 1.
+        gradient_density: Density of ``dy/dc``, which the backward pass cannot skip. Default: 1.
+        input_gradient_density: Density of the gradient of the input; 0 if it is not needed. Default: 0.
 
     Example:
         >>> from egru.activity import LayerCost
@@ -75,8 +75,8 @@ def macs_per_step(layers: Sequence[LayerCost], outputs: int = 0) -> float:
     """Return the effective forward MACs per time step, as counted in the paper.
 
     Args:
-        layers: costs of the layers.
-        outputs: number of outputs of a linear readout that reads the events of the last layer. Default: 0.
+        layers: Costs of the layers.
+        outputs: Number of outputs of a linear readout that reads the events of the last layer. Default: 0.
     """
     readout = layers[-1].activity * layers[-1].hidden_size * outputs if layers else 0.0
     return sum(layer.forward for layer in layers) + readout
@@ -90,7 +90,7 @@ def count_parameters(model: nn.Module) -> int:
     counted as they are.
 
     Args:
-        model: any module.
+        model: Any module.
     """
     total = sum(p.numel() for p in model.parameters())
     for _, layer in event_layers(model):
@@ -108,8 +108,8 @@ class EnergyModel:
     counted. A GPU would reuse weights between sequences; here every operation reads its weight.
 
     Args:
-        mac: joules per 32-bit floating-point multiply-accumulate. Default: 3.7 + 0.9 pJ.
-        weight_read: joules per 32-bit weight read from a 1 MB on-chip memory. Default: 50 pJ, half of a 64-bit access.
+        mac: Joules per 32-bit floating-point multiply-accumulate. Default: 3.7 + 0.9 pJ.
+        weight_read: Joules per 32-bit weight read from a 1 MB on-chip memory. Default: 50 pJ, half of a 64-bit access.
     """
 
     mac: float = 4.6e-12

@@ -82,12 +82,12 @@ def rate_loss(
     """Return the event rate above a target, ``mean(e) - target``, differentiable through the surrogate.
 
     Args:
-        c: states that were compared with the threshold, ``(T, B, H)``.
-        theta: thresholds, ``(H,)``.
-        surrogate: gradient of the step function.
-        target: target rate. Default: 0.05.
-        squared: if True, return the square, as in EvNN. Default: False.
-        lengths: number of valid steps per sequence, ``(B,)``. If None, no sequence is padded.
+        c: States that were compared with the threshold, ``(T, B, H)``.
+        theta: Thresholds, ``(H,)``.
+        surrogate: Gradient of the step function.
+        target: Target rate. Default: 0.05.
+        squared: If True, return the square, as in EvNN. Default: False.
+        lengths: Number of valid steps per sequence, ``(B,)``. If None, no sequence is padded.
 
     Returns:
         The loss, 0-dim.
@@ -102,10 +102,10 @@ def state_loss(c: Tensor, theta: Tensor, *, margin: float = 0.05, lengths: Tenso
     The thresholds receive no gradient.
 
     Args:
-        c: states that were compared with the threshold, ``(T, B, H)``.
-        theta: thresholds, ``(H,)``.
-        margin: distance below the threshold. Default: 0.05.
-        lengths: number of valid steps per sequence, ``(B,)``. If None, no sequence is padded.
+        c: States that were compared with the threshold, ``(T, B, H)``.
+        theta: Thresholds, ``(H,)``.
+        margin: Distance below the threshold. Default: 0.05.
+        lengths: Number of valid steps per sequence, ``(B,)``. If None, no sequence is padded.
 
     Returns:
         The loss, 0-dim.
@@ -124,15 +124,15 @@ class ActivityLoss:
     gradients raises an error in training mode.
 
     Args:
-        model: model with at least one event layer.
-        rate: weight of :func:`rate_loss`, the paper's ``w_reg``. Default: 0.01.
-        state: weight of :func:`state_loss`, the paper's ``w_v``. Default: 0.05.
-        target: target of :func:`rate_loss`. Default: 0.05.
-        margin: margin of :func:`state_loss`. Default: 0.05.
-        squared: whether to square :func:`rate_loss`, as in EvNN. Default: False.
+        model: Model with at least one event layer.
+        rate: Weight of :func:`rate_loss`, the paper's ``w_reg``. Default: 0.01.
+        state: Weight of :func:`state_loss`, the paper's ``w_v``. Default: 0.05.
+        target: Target of :func:`rate_loss`. Default: 0.05.
+        margin: Margin of :func:`state_loss`. Default: 0.05.
+        squared: Whether to square :func:`rate_loss`, as in EvNN. Default: False.
 
     Raises:
-        ValueError: if the model has no event layer.
+        ValueError: If the model has no event layer.
 
     Example:
         >>> import torch, egru

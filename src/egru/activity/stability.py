@@ -28,12 +28,12 @@ class Stability:
     """Growth of gradients in one direction of one layer, on one batch.
 
     Attributes:
-        name: label of the direction; see :func:`egru.layers.event_directions`.
-        steps: number of steps ``T``.
-        diagonal_above_one: fraction of the element-wise factors from ``c_{t-1}`` to ``c_t`` with a magnitude above 1.
+        name: Label of the direction; see :func:`egru.layers.event_directions`.
+        steps: Number of steps ``T``.
+        diagonal_above_one: Fraction of the element-wise factors from ``c_{t-1}`` to ``c_t`` with a magnitude above 1.
         adjoint_growth: ``log(|g_0| / |g_T|) / T``, the mean growth of a gradient per step. Positive values mean that
             gradients grow on their way back, negative values that they vanish.
-        adjoint_peak: largest ``log(|g_s| / |g_t|)`` over all intervals from ``t`` back to ``s``, in chunks of 16 steps.
+        adjoint_peak: Largest ``log(|g_s| / |g_t|)`` over all intervals from ``t`` back to ``s``, in chunks of 16 steps.
             A gradient may explode within a sequence and vanish again before it reaches the start.
     """
 
@@ -56,9 +56,9 @@ def measure_stability(model: nn.Module, run: Callable[[], object], seed: int = 0
     ``recurrent_clip``. Calls with padded sequences are skipped. Torch's random state does not change.
 
     Args:
-        model: any module.
-        run: function that runs the model on a batch.
-        seed: seed of the random gradient. Default: 0.
+        model: Any module.
+        run: Function that runs the model on a batch.
+        seed: Seed of the random gradient. Default: 0.
 
     Returns:
         One entry per direction of each layer, in the order of execution.
@@ -104,8 +104,8 @@ def jacobian_diagonal(layer: EGRU, call: Record) -> Tensor:
     ============= ==================================
 
     Args:
-        layer: the layer.
-        call: record of one of its forward passes, in the order in which the direction reads its input.
+        layer: The layer.
+        call: Record of one of its forward passes, in the order in which the direction reads its input.
 
     Returns:
         The factors, ``(T - 1, B, H)``.
@@ -137,9 +137,9 @@ def adjoint_growth(layer: EGRU, call: Record, seed: int = 0) -> tuple[float, flo
     """Send a random gradient of the last state back to the first, all sequences together.
 
     Args:
-        layer: the layer.
-        call: record of one of its forward passes, in the order in which the direction reads its input.
-        seed: seed of the random gradient.
+        layer: The layer.
+        call: Record of one of its forward passes, in the order in which the direction reads its input.
+        seed: Seed of the random gradient.
 
     Returns:
         ``adjoint_growth`` and ``adjoint_peak``, as in :class:`Stability`.

@@ -27,16 +27,16 @@ def prune(model: Model, activity: ActivitySummary, share: float | Sequence[float
 
     Args:
         model: :class:`egru.models.SequenceClassifier` or :class:`egru.models.LanguageModel` with event layers.
-        activity: summary of an :class:`egru.ActivityMonitor` of this model, on representative data.
-        share: fraction of each layer's units to remove, in [0, 1): one number, or one per layer. If None, remove the
+        activity: Summary of an :class:`egru.ActivityMonitor` of this model, on representative data.
+        share: Fraction of each layer's units to remove, in [0, 1): one number, or one per layer. If None, remove the
             units without any event.
 
     Returns:
         The smaller model. At least one unit per layer remains.
 
     Raises:
-        TypeError: if the model is not a model of event layers from :mod:`egru.models`.
-        ValueError: if ``activity`` is of another model, or ``share`` is out of range.
+        TypeError: If the model is not a model of event layers from :mod:`egru.models`.
+        ValueError: If ``activity`` is of another model, or ``share`` is out of range.
 
     Example:
         >>> import torch, egru

@@ -17,11 +17,11 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
     layer then has one scale per unit, which CUDA kernels do not support.
 
     Args:
-        model: model with at least one event layer.
-        floor: smallest threshold afterwards: one number, or one per layer and direction.
+        model: Model with at least one event layer.
+        floor: Smallest threshold afterwards: one number, or one per layer and direction.
 
     Raises:
-        ValueError: if the model has no event layer, the number of floors does not fit, or a threshold cannot take the
+        ValueError: If the model has no event layer, the number of floors does not fit, or a threshold cannot take the
             value. The model does not change.
 
     Example:

@@ -72,12 +72,12 @@ def sequence_input(owner: str, x: Any, features: int, like: Tensor, dims: tuple[
     """Check the input of a layer.
 
     Args:
-        owner: name of the layer's class.
-        x: input to check.
-        features: expected size of the last dimension.
-        like: parameter whose dtype and device the input must have.
-        dims: accepted numbers of dimensions.
-        layout: accepted shapes in words, for the error.
+        owner: Name of the layer's class.
+        x: Input to check.
+        features: Expected size of the last dimension.
+        like: Parameter whose dtype and device the input must have.
+        dims: Accepted numbers of dimensions.
+        layout: Accepted shapes in words, for the error.
     """
     if not isinstance(x, Tensor):
         raise TypeError(f"{owner}: input must be a Tensor or PackedSequence, got {type(x).__name__}")

@@ -11,11 +11,11 @@ def sequence_dropout(x: Tensor, p: float, mode: DropoutMode, training: bool) -> 
     """Apply dropout to a sequence.
 
     Args:
-        x: sequence, ``(T, B, features)``.
-        p: probability that an element is set to zero.
+        x: Sequence, ``(T, B, features)``.
+        p: Probability that an element is set to zero.
         mode: ``"variational"`` draws one mask per sequence and applies it at every step; ``"plain"`` draws a mask per
             step, as ``torch.nn.GRU`` does.
-        training: if False, ``x`` is returned unchanged.
+        training: If False, ``x`` is returned unchanged.
 
     Returns:
         The sequence with dropped elements, the others scaled by ``1 / (1 - p)``.
@@ -31,10 +31,10 @@ def zoneout_keep(c: Tensor, steps: int, p: float, training: bool) -> Tensor | No
     """Return the fraction of its previous state that each unit keeps under zoneout.
 
     Args:
-        c: a state, ``(B, H)``, for shape, dtype and device.
-        steps: number of steps ``T``.
-        p: probability that a unit keeps its state.
-        training: whether to draw masks.
+        c: A state, ``(B, H)``, for shape, dtype and device.
+        steps: Number of steps ``T``.
+        p: Probability that a unit keeps its state.
+        training: Whether to draw masks.
 
     Returns:
         In training a mask of zeros and ones, ``(T, B, H)``; in evaluation the expected value ``p``, ``(1, 1, 1)``;

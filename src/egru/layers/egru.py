@@ -87,51 +87,51 @@ class EGRU(_EventGRU):
     :meth:`thresholds` returns the thresholds. The state dict of a GRU loads unchanged and keeps the thresholds.
 
     Args:
-        input_size (int): number of input features ``I``.
-        hidden_size (int): number of units ``H`` per layer and direction.
-        num_layers (int): number of stacked layers. Default: 1.
-        bias (bool): whether the layers have ``bias_ih`` and ``bias_hh``. Default: True.
-        batch_first (bool): if True, sequences are ``(B, T, features)`` instead of ``(T, B, features)``. Does not
+        input_size (int): Number of input features ``I``.
+        hidden_size (int): Number of units ``H`` per layer and direction.
+        num_layers (int): Number of stacked layers. Default: 1.
+        bias (bool): Whether the layers have ``bias_ih`` and ``bias_hh``. Default: True.
+        batch_first (bool): If True, sequences are ``(B, T, features)`` instead of ``(T, B, features)``. Does not
             apply to the state. Default: False.
-        dropout (float): dropout probability between layers. Default: 0.
-        bidirectional (bool): if True, every layer also runs backwards in time. Default: False.
-        reset (Reset): how a unit is cleared after an event: ``"output"`` (paper), ``"threshold"`` (EvNN), ``"hard"``
+        dropout (float): Dropout probability between layers. Default: 0.
+        bidirectional (bool): If True, every layer also runs backwards in time. Default: False.
+        reset (Reset): How a unit is cleared after an event: ``"output"`` (paper), ``"threshold"`` (EvNN), ``"hard"``
             or ``"none"``; see :data:`egru.types.Reset`. Over hundreds of steps, gradients may explode unless it is
             ``"none"``. Default: ``"output"``.
-        reset_gate (ResetGate): whether the reset gate is applied ``"before"`` the recurrent product (paper) or
+        reset_gate (ResetGate): Whether the reset gate is applied ``"before"`` the recurrent product (paper) or
             ``"after"`` it (torch, cuDNN, EvNN). Default: ``"before"``.
-        threshold (Threshold): parametrisation and initial values of the thresholds. If None, ``Threshold()``.
-        surrogate (Surrogate): gradient of the step function. If None, ``Surrogate()``, the paper's.
-        reset_scale (float or Tensor): factor of the amount that is cleared, at least 0. Stored as the buffer
+        threshold (Threshold): Parametrisation and initial values of the thresholds. If None, ``Threshold()``.
+        surrogate (Surrogate): Gradient of the step function. If None, ``Surrogate()``, the paper's.
+        reset_scale (float or Tensor): Factor of the amount that is cleared, at least 0. Stored as the buffer
             ``reset_scale``, so that it can be scheduled. The buffer may also hold one value per unit, with the
             directions concatenated; CUDA kernels do not support this, and plain torch runs instead. Default: 1.
-        dropconnect (float): probability that a recurrent weight is set to zero in training, with one mask per call.
+        dropconnect (float): Probability that a recurrent weight is set to zero in training, with one mask per call.
             Default: 0.
-        zoneout (float): probability that a unit keeps its previous state at a step of training. Evaluation uses the
+        zoneout (float): Probability that a unit keeps its previous state at a step of training. Evaluation uses the
             expected value. Default: 0.
         dropout_mode (DropoutMode): ``"variational"`` (paper) draws one dropout mask per sequence, ``"plain"`` (torch)
             one per step. Default: ``"variational"``.
-        backend (Backend): kernel that runs the layer. ``"auto"`` selects the fastest that supports the call; see
+        backend (Backend): Kernel that runs the layer. ``"auto"`` selects the fastest that supports the call; see
             :func:`egru.kernels.info`. Default: ``"auto"``.
-        lean (bool): if True, recompute the gates in the backward pass instead of saving them. This saves memory, takes
+        lean (bool): If True, recompute the gates in the backward pass instead of saving them. This saves memory, takes
             more time and gives the same results. Default: False.
-        recurrent_clip (float): bound on each element of the gradient that flows from a step to the previous state. If
+        recurrent_clip (float): Bound on each element of the gradient that flows from a step to the previous state. If
             None, no bound. With a bound, gradients are not exact and training runs on the slow reference backend;
             inference does not change. Default: None.
-        device (torch.device or str): device of the parameters. If None, torch's default.
-        dtype (torch.dtype): floating dtype of the parameters. If None, torch's default.
+        device (torch.device or str): Device of the parameters. If None, torch's default.
+        dtype (torch.dtype): Floating dtype of the parameters. If None, torch's default.
 
     Inputs:
         - **input**: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
-        - **state** (EventState): state from an earlier call, to continue its sequence. If None, zeros.
+        - **state** (EventState): State from an earlier call, to continue its sequence. If None, zeros.
 
     Returns:
-        - **y**: events of the last layer, arranged like the input, with ``num_directions * H`` features.
+        - **y**: Events of the last layer, arranged like the input, with ``num_directions * H`` features.
         - **state** (EventState): ``c`` and ``y`` after the last step, each ``(num_layers * num_directions, B, H)``.
 
     Raises:
-        TypeError: if an argument has the wrong type.
-        ValueError: if an argument is out of range.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> import torch, egru
@@ -178,14 +178,14 @@ class EGRU(_EventGRU):
         function as the GRU. Raising the thresholds makes it sparse.
 
         Args:
-            gru: trained layer.
-            options: arguments of :class:`EGRU`; sizes, device and dtype default to those of ``gru``.
+            gru: Trained layer.
+            options: Arguments of :class:`EGRU`; sizes, device and dtype default to those of ``gru``.
 
         Returns:
             The event layer, with a copy of the weights.
 
         Raises:
-            TypeError: if ``gru`` is not a ``torch.nn.GRU``.
+            TypeError: If ``gru`` is not a ``torch.nn.GRU``.
 
         Example:
             >>> import torch, egru
@@ -233,15 +233,15 @@ class EGRUCell(_EventGRU):
     Parameters have the names of ``torch.nn.GRUCell``, plus ``threshold``.
 
     Args:
-        input_size (int): number of input features ``I``.
-        hidden_size (int): number of units ``H``.
-        bias (bool): whether the cell has ``bias_ih`` and ``bias_hh``. Default: True.
+        input_size (int): Number of input features ``I``.
+        hidden_size (int): Number of units ``H``.
+        bias (bool): Whether the cell has ``bias_ih`` and ``bias_hh``. Default: True.
         reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout, backend, lean, recurrent_clip,
-            device, dtype: as in :class:`EGRU`.
+            device, dtype: As in :class:`EGRU`.
 
     Inputs:
         - **input**: ``(B, I)``, or ``(I,)`` unbatched.
-        - **state** (EventState): state returned by the previous step. If None, zeros.
+        - **state** (EventState): State returned by the previous step. If None, zeros.
 
     Returns:
         The new state, both halves ``(B, H)`` or ``(H,)``; ``state.y`` is the output of the step.

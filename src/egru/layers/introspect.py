@@ -17,7 +17,7 @@ def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     itself has no name; its label is the name of its class in lower case.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Yields:
         Pairs of label and module, in the order of ``model.named_modules()``.
@@ -31,7 +31,7 @@ def event_layers(model: nn.Module) -> Iterator[tuple[str, EventRNN]]:
     """Iterate over the event layers of a model, the model itself included.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Yields:
         Pairs of label (see :func:`labelled_modules`) and layer.
@@ -52,7 +52,7 @@ def event_directions(model: nn.Module) -> Iterator[tuple[str, EventRNN, Directio
     """Iterate over every direction of every event layer of a model.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Yields:
         Triples of label, layer and direction. The label is the layer's label; a layer with several directions
@@ -69,7 +69,7 @@ def record(model: nn.Module) -> Generator[list[Record], None, None]:
     """Record the forward passes of all event layers of a model.
 
     Args:
-        model: any module.
+        model: Any module.
 
     Yields:
         A list that receives one :class:`Record` per direction for each forward pass inside the context.

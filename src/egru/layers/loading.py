@@ -10,9 +10,9 @@ class Comparison(NamedTuple):
     """Differences between a state dict and a layer.
 
     Attributes:
-        missing: names that the layer requires and the state dict lacks.
-        unexpected: names in the state dict that the layer does not have.
-        mismatched: names whose shapes differ.
+        missing: Names that the layer requires and the state dict lacks.
+        unexpected: Names in the state dict that the layer does not have.
+        mismatched: Names whose shapes differ.
     """
 
     missing: list[str]
@@ -27,9 +27,9 @@ def compare(expected: Mapping[str, Tensor], loaded: Mapping[str, Tensor], submod
     missing. ``reset_scale`` is never missing.
 
     Args:
-        expected: parameters and buffers of the layer by name.
-        loaded: entries of the state dict by name.
-        submodules: names of the layer's submodules, whose entries are ignored.
+        expected: Parameters and buffers of the layer by name.
+        loaded: Entries of the state dict by name.
+        submodules: Names of the layer's submodules, whose entries are ignored.
     """
     dense = not any(name.startswith("threshold") for name in loaded)
     optional = {name for name in expected if name == "reset_scale" or (dense and name.startswith("threshold"))}

@@ -62,8 +62,8 @@ class ELSTM(_AutogradEventRNN):
     state, the layer computes the same function as ``torch.nn.LSTM``. There is no compiled kernel for this cell.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.LSTM``.
-        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: as
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.
+        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
             in :class:`egru.EGRU`.
 
     Returns:
@@ -99,10 +99,10 @@ class ERNN(_AutogradEventRNN):
     as ``torch.nn.RNN``. There is no compiled kernel for this cell.
 
     Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: as in ``torch.nn.RNN``.
+        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.RNN``.
         reset: ``"output"`` or ``"none"``. The other resets clear a memory that is carried to the next step, and an
             Elman unit has none.
-        threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: as in
+        threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As in
             :class:`egru.EGRU`.
 
     Returns:

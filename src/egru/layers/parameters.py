@@ -121,7 +121,7 @@ class EventParameters(nn.Module):
         pass.
 
         Args:
-            direction: one of :meth:`directions`.
+            direction: One of :meth:`directions`.
 
         Returns:
             The weights, biases, thresholds and reset scale, still part of the autograd graph.
@@ -166,14 +166,14 @@ class EventParameters(nn.Module):
         The copy computes what this layer computes if the other units emit no events and the other inputs are zero.
 
         Args:
-            units: indices of the units to keep.
-            inputs: indices of the inputs to keep. If None, all.
+            units: Indices of the units to keep.
+            inputs: Indices of the inputs to keep. If None, all.
 
         Returns:
             A layer with ``len(units)`` units and ``len(inputs)`` inputs.
 
         Raises:
-            ValueError: if the layer has several layers or directions.
+            ValueError: If the layer has several layers or directions.
         """
         if self.num_layers * self.num_directions > 1:
             raise ValueError(

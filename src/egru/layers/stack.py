@@ -73,7 +73,7 @@ class EventRNN(EventParameters):
         """Return the initial state, all zeros.
 
         Args:
-            batch: batch size ``B``, or None for unbatched input.
+            batch: Batch size ``B``, or None for unbatched input.
 
         Returns:
             Both halves with shape ``(num_layers * num_directions, B, H)``, or without ``B`` if unbatched.
@@ -86,8 +86,8 @@ class EventRNN(EventParameters):
         """Call a function with a :class:`Record` of each direction in every forward pass.
 
         Args:
-            observer: function of one :class:`Record`.
-            label: label of this layer in the records. If None, the name of its class in lower case.
+            observer: Function of one :class:`Record`.
+            label: Label of this layer in the records. If None, the name of its class in lower case.
 
         Returns:
             A function that removes the observer.
@@ -103,15 +103,15 @@ class EventRNN(EventParameters):
 
         Args:
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
-            state: state returned by an earlier call, to continue its sequence. If None, start from zeros.
+            state: State returned by an earlier call, to continue its sequence. If None, start from zeros.
 
         Returns:
             The events of the last layer, arranged like ``input``, and the state after the last step. Both halves of
             the state have shape ``(num_layers * num_directions, B, H)``.
 
         Raises:
-            TypeError: if ``input`` or ``state`` have the wrong type or dtype.
-            ValueError: if they have the wrong shape or device, or contain NaN or infinite values. Values are checked
+            TypeError: If ``input`` or ``state`` have the wrong type or dtype.
+            ValueError: If they have the wrong shape or device, or contain NaN or infinite values. Values are checked
                 on the CPU only, since on a GPU the check would have to wait for the device.
         """
         if isinstance(input, PackedSequence):
@@ -207,12 +207,12 @@ class EventRNN(EventParameters):
         """Run one direction over a sequence.
 
         Args:
-            x: input, ``(T, B, input_size)``, in the order in which the direction reads it.
-            state: initial state, both halves ``(B, H)``.
-            weights: effective parameters, as returned by :meth:`weights`.
-            keep: fraction of the previous state that zoneout keeps, broadcastable to ``(T, B, H)``, or None.
-            lengths: number of valid steps per sequence, ``(B,)``, or None.
-            started: result of :meth:`begin` for the same input and matrices, or None.
+            x: Input, ``(T, B, input_size)``, in the order in which the direction reads it.
+            state: Initial state, both halves ``(B, H)``.
+            weights: Effective parameters, as returned by :meth:`weights`.
+            keep: Fraction of the previous state that zoneout keeps, broadcastable to ``(T, B, H)``, or None.
+            lengths: Number of valid steps per sequence, ``(B,)``, or None.
+            started: Result of :meth:`begin` for the same input and matrices, or None.
 
         Returns:
             Events and states at every step, ``(T, B, H)`` each, and the final state.

@@ -18,11 +18,11 @@ class Direction:
 
     Attributes:
         name: ``"l0"``, ``"l0_reverse"``, ``"l1"``, …; ``"cell"`` for an :class:`egru.EGRUCell`.
-        index: position in the order of execution, which is the first dimension of a state.
-        layer: number of the layer in the stack, starting at 0.
-        reverse: whether the layer reads its input backwards in time.
-        input_size: number of input features.
-        suffix: ending of the parameter names, such as ``"_l0"`` in ``weight_ih_l0``; empty for a cell.
+        index: Position in the order of execution, which is the first dimension of a state.
+        layer: Number of the layer in the stack, starting at 0.
+        reverse: Whether the layer reads its input backwards in time.
+        input_size: Number of input features.
+        suffix: Ending of the parameter names, such as ``"_l0"`` in ``weight_ih_l0``; empty for a cell.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Weights(NamedTuple):
     """Effective parameters of one direction.
 
     Attributes:
-        ih: input weights, ``(gates * H, input_size)``.
-        hh: recurrent weights, ``(gates * H, H)``.
-        bias_ih: input bias, ``(gates * H,)``, or None.
-        bias_hh: recurrent bias, ``(gates * H,)``, or None.
-        theta: constrained thresholds, ``(H,)``.
-        reset_scale: scale of the reset, 0-dim or ``(H,)``.
+        ih: Input weights, ``(gates * H, input_size)``.
+        hh: Recurrent weights, ``(gates * H, H)``.
+        bias_ih: Input bias, ``(gates * H,)``, or None.
+        bias_hh: Recurrent bias, ``(gates * H,)``, or None.
+        theta: Constrained thresholds, ``(H,)``.
+        reset_scale: Scale of the reset, 0-dim or ``(H,)``.
     """
 
     ih: Tensor
@@ -59,15 +59,15 @@ class Record(NamedTuple):
     Tensors are time first, in input order, with padding at the end, and remain part of the autograd graph.
 
     Attributes:
-        label: unique name of the direction in its model; see :func:`egru.layers.event_directions`.
-        layer: the layer that ran.
-        direction: the direction that ran.
-        input: input, ``(T, B, input_size)``.
-        y: events, ``(T, B, H)``.
-        c: state that was compared with the threshold, ``(T, B, H)``.
-        theta: thresholds, ``(H,)``.
-        surrogate: surrogate gradient of the layer.
-        lengths: number of valid steps per sequence, ``(B,)``, or None if no sequence is padded.
+        label: Unique name of the direction in its model; see :func:`egru.layers.event_directions`.
+        layer: The layer that ran.
+        direction: The direction that ran.
+        input: Input, ``(T, B, input_size)``.
+        y: Events, ``(T, B, H)``.
+        c: State that was compared with the threshold, ``(T, B, H)``.
+        theta: Thresholds, ``(H,)``.
+        surrogate: Surrogate gradient of the layer.
+        lengths: Number of valid steps per sequence, ``(B,)``, or None if no sequence is padded.
     """
 
     label: str

@@ -32,16 +32,16 @@ class Threshold:
     Thresholds usually train best in a separate optimiser group without weight decay.
 
     Args:
-        kind: mapping from parameter to threshold, one of the table. Default: ``"sigmoid"``.
-        mean: mean of the initial distribution. If None, the default of the table. ``"clamp"`` requires
+        kind: Mapping from parameter to threshold, one of the table. Default: ``"sigmoid"``.
+        mean: Mean of the initial distribution. If None, the default of the table. ``"clamp"`` requires
             ``0 < mean < 1`` and draws from ``Beta(3 * mean / (1 - mean), 3)``.
-        std: spread of the initial distribution. If None, the default of the table. Not accepted with ``"clamp"``.
-        per_unit: whether every unit has a threshold. If False, the layer has one threshold (the paper's "scalar"
+        std: Spread of the initial distribution. If None, the default of the table. Not accepted with ``"clamp"``.
+        per_unit: Whether every unit has a threshold. If False, the layer has one threshold (the paper's "scalar"
             ablation). Default: True.
-        trainable: whether the parameter requires gradients. Default: True.
+        trainable: Whether the parameter requires gradients. Default: True.
 
     Raises:
-        ValueError: if ``kind`` is unknown, or ``mean`` or ``std`` do not fit it.
+        ValueError: If ``kind`` is unknown, or ``mean`` or ``std`` do not fit it.
 
     Example:
         >>> import egru
@@ -78,8 +78,8 @@ class Threshold:
         """Return a configuration in which all thresholds start at ``value``.
 
         Args:
-            value: the threshold.
-            trainable: whether it is trained. Default: False.
+            value: The threshold.
+            trainable: Whether it is trained. Default: False.
         """
         return cls("identity", mean=value, std=0.0, trainable=trainable)
 
@@ -102,7 +102,7 @@ class Threshold:
         """Check that a threshold of this kind can take the value ``floor``.
 
         Raises:
-            ValueError: if it cannot.
+            ValueError: If it cannot.
         """
         upper = {"sigmoid": "below 1", "clamp": "at most 1"}.get(self.kind)
         fits = 0 <= floor < math.inf and (upper is None or floor < 1 or (floor == 1 and self.kind == "clamp"))
@@ -115,11 +115,11 @@ class Threshold:
         """Raise thresholds below ``floor`` to it, in place; the others do not change.
 
         Args:
-            parameter: unconstrained parameter.
-            floor: smallest threshold afterwards.
+            parameter: Unconstrained parameter.
+            floor: Smallest threshold afterwards.
 
         Raises:
-            ValueError: if a threshold of this kind cannot take the value ``floor``.
+            ValueError: If a threshold of this kind cannot take the value ``floor``.
         """
         self.check_floor(floor)
         match self.kind:

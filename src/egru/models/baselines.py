@@ -18,8 +18,8 @@ class CoRNNState(NamedTuple):
     """State of a :class:`CoRNN`.
 
     Attributes:
-        y: positions of the oscillators, ``(B, H)``.
-        z: velocities of the oscillators, ``(B, H)``.
+        y: Positions of the oscillators, ``(B, H)``.
+        z: Velocities of the oscillators, ``(B, H)``.
     """
 
     y: Tensor
@@ -35,14 +35,14 @@ class CoRNN(nn.Module):
     The defaults are those of its authors for sequential MNIST.
 
     Args:
-        input_size: number of input features ``I``.
-        hidden_size: number of oscillators ``H``.
-        dt: time step. Default: 0.042.
-        gamma: stiffness of the oscillators. Default: 2.7.
-        epsilon: damping of the oscillators. Default: 4.7.
-        batch_first: if True, sequences are ``(B, T, features)``. Default: False.
-        device: device of the parameters. If None, torch's default.
-        dtype: dtype of the parameters. If None, torch's default.
+        input_size: Number of input features ``I``.
+        hidden_size: Number of oscillators ``H``.
+        dt: Time step. Default: 0.042.
+        gamma: Stiffness of the oscillators. Default: 2.7.
+        epsilon: Damping of the oscillators. Default: 4.7.
+        batch_first: If True, sequences are ``(B, T, features)``. Default: False.
+        device: Device of the parameters. If None, torch's default.
+        dtype: Dtype of the parameters. If None, torch's default.
 
     Example:
         >>> import torch, egru
@@ -83,7 +83,7 @@ class CoRNN(nn.Module):
 
         Args:
             input: ``(T, B, I)``, or ``(B, T, I)`` with ``batch_first``.
-            state: state returned by an earlier call. If None, zeros.
+            state: State returned by an earlier call. If None, zeros.
 
         Returns:
             The positions ``y`` at every step and the last state.
@@ -114,15 +114,15 @@ class IndRNN(nn.Module):
     have.
 
     Args:
-        input_size: number of input features ``I``.
-        hidden_size: number of units ``H`` per layer.
-        num_layers: number of layers. Default: 1.
-        batch_first: if True, sequences are ``(B, T, features)``. Default: False.
-        normalise: whether to normalise ``W x_t`` over the units. A unit sums its input over about
+        input_size: Number of input features ``I``.
+        hidden_size: Number of units ``H`` per layer.
+        num_layers: Number of layers. Default: 1.
+        batch_first: If True, sequences are ``(B, T, features)``. Default: False.
+        normalise: Whether to normalise ``W x_t`` over the units. A unit sums its input over about
             ``1 / (1 - u)`` steps, so without it the outputs of a deep stack grow with depth. The authors normalise over
             the batch instead, which requires running statistics in evaluation. Default: False.
-        device: device of the parameters. If None, torch's default.
-        dtype: dtype of the parameters. If None, torch's default.
+        device: Device of the parameters. If None, torch's default.
+        dtype: Dtype of the parameters. If None, torch's default.
 
     Example:
         >>> import torch, egru
@@ -171,7 +171,7 @@ class IndRNN(nn.Module):
 
         Args:
             input: ``(T, B, I)``, or ``(B, T, I)`` with ``batch_first``.
-            state: state returned by an earlier call. If None, zeros.
+            state: State returned by an earlier call. If None, zeros.
 
         Returns:
             The output of the last layer and the last state, ``(num_layers, B, H)``.
@@ -203,10 +203,10 @@ class DenseIndRNN(nn.Module):
     ``output_size``. All are normalised.
 
     Args:
-        input_size: number of input features.
-        output_size: number of output features.
-        growth: number of features that a dense layer adds. Default: 256.
-        blocks: number of dense layers per block. Default: ``(8, 6, 4)``.
+        input_size: Number of input features.
+        output_size: Number of output features.
+        growth: Number of features that a dense layer adds. Default: 256.
+        blocks: Number of dense layers per block. Default: ``(8, 6, 4)``.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class DenseIndRNN(nn.Module):
 
         Args:
             input: ``(T, B, input_size)``.
-            state: state returned by an earlier call. If None, zeros.
+            state: State returned by an earlier call. If None, zeros.
 
         Returns:
             The output, ``(T, B, output_size)``, and the last state, a list with one entry per IndRNN in the order of

@@ -17,9 +17,9 @@ class ClassifierState(NamedTuple):
     """State of a classifier between two parts of a sequence.
 
     Attributes:
-        layers: state of every layer.
-        summary: summary of the outputs so far, ``(B, H)``.
-        steps: number of steps that the summary covers.
+        layers: State of every layer.
+        summary: Summary of the outputs so far, ``(B, H)``.
+        steps: Number of steps that the summary covers.
     """
 
     layers: tuple[Any, ...]
@@ -31,40 +31,40 @@ class SequenceClassifier(RecurrentStack):
     r"""Classifier of sequences.
 
     Args:
-        input_size: number of features that the first layer reads.
-        hidden_size: number of units per layer.
-        classes: number of classes.
-        num_layers: number of recurrent layers. Default: 1.
-        cell: recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
-        readout: input of the linear readout. ``"trace"`` (paper) is ``tr_t = decay * tr_{t-1} + gain * y_t`` at the
+        input_size: Number of features that the first layer reads.
+        hidden_size: Number of units per layer.
+        classes: Number of classes.
+        num_layers: Number of recurrent layers. Default: 1.
+        cell: Recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
+        readout: Input of the linear readout. ``"trace"`` (paper) is ``tr_t = decay * tr_{t-1} + gain * y_t`` at the
             last step, ``"mean"`` the mean output, ``"last"`` the last output. ``"every"`` reads the output of every
             step and returns scores ``(B, T, classes)``. Default: ``"trace"``.
-        decay: decay of the trace per step. Default: the paper's ``exp(-1/10)``.
-        gain: gain of the trace. Default: 1.
-        normalise: whether to apply batch normalisation to the summary. In training, a batch of one sequence has no
+        decay: Decay of the trace per step. Default: the paper's ``exp(-1/10)``.
+        gain: Gain of the trace. Default: 1.
+        normalise: Whether to apply batch normalisation to the summary. In training, a batch of one sequence has no
             variance; it is normalised by the running statistics and does not update them. Default: False.
-        centre: whether to subtract the buffer ``mean`` from every frame. The buffer starts at zero; set it to the mean
+        centre: Whether to subtract the buffer ``mean`` from every frame. The buffer starts at zero; set it to the mean
             training frame. This helps if most pixels are on most of the time. Default: False.
-        input_dropout: dropout probability of the input of the first layer, one mask per sequence. Default: 0.
-        dropout: dropout probability of the outputs of all layers except the last, one mask per sequence. Default: 0.
-        output_dropout: dropout probability of the output of the last layer, one mask per sequence. Default: 0.
-        head: module applied to every frame before the layers, ``(T * B, ...)`` to ``(T * B, input_size)``. If None,
+        input_dropout: Dropout probability of the input of the first layer, one mask per sequence. Default: 0.
+        dropout: Dropout probability of the outputs of all layers except the last, one mask per sequence. Default: 0.
+        output_dropout: Dropout probability of the output of the last layer, one mask per sequence. Default: 0.
+        head: Module applied to every frame before the layers, ``(T * B, ...)`` to ``(T * B, input_size)``. If None,
             frames are flattened.
-        options: further arguments of every layer, such as ``threshold``, ``surrogate``, ``reset``, ``dropconnect`` or
+        options: Further arguments of every layer, such as ``threshold``, ``surrogate``, ``reset``, ``dropconnect`` or
             ``zoneout``.
 
     Inputs:
-        - **x**: sequences, ``(B, T, features)`` or ``(B, T, ...)``.
-        - **state** (ClassifierState): state returned by an earlier call, to continue its sequences. If None, start
+        - **x**: Sequences, ``(B, T, features)`` or ``(B, T, ...)``.
+        - **state** (ClassifierState): State returned by an earlier call, to continue its sequences. If None, start
           from zeros.
 
     Returns:
         - **scores**: ``(B, classes)``, or ``(B, T, classes)`` with ``readout="every"``.
-        - **state** (ClassifierState): state after the last step.
+        - **state** (ClassifierState): State after the last step.
 
     Raises:
-        TypeError: if an option is not supported or has the wrong type.
-        ValueError: if an argument is out of range.
+        TypeError: If an option is not supported or has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> import torch, egru
@@ -158,7 +158,7 @@ class SequenceClassifier(RecurrentStack):
             Keyword arguments ``module``, ``readout`` and ``trace``.
 
         Raises:
-            ValueError: if the engine does not support the readout, the head or the cell.
+            ValueError: If the engine does not support the readout, the head or the cell.
 
         Example:
             >>> import egru

@@ -42,8 +42,8 @@ class GRU(nn.GRU):
     """``torch.nn.GRU`` with DropConnect on the recurrent weights in training.
 
     Args:
-        input_size, hidden_size, args, options: as in ``torch.nn.GRU``.
-        dropconnect: probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+        input_size, hidden_size, args, options: As in ``torch.nn.GRU``.
+        dropconnect: Probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
     """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:
@@ -62,8 +62,8 @@ class LSTM(nn.LSTM):
     """``torch.nn.LSTM`` with DropConnect on the recurrent weights in training, as in the AWD-LSTM (Merity et al. 2018).
 
     Args:
-        input_size, hidden_size, args, options: as in ``torch.nn.LSTM``.
-        dropconnect: probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+        input_size, hidden_size, args, options: As in ``torch.nn.LSTM``.
+        dropconnect: Probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
     """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:

@@ -48,7 +48,7 @@ class ConvolutionalHead(nn.Sequential):
         """Return the features of square frames.
 
         Raises:
-            ValueError: if ``input`` is not ``(N, channels, S, S)``.
+            ValueError: If ``input`` is not ``(N, channels, S, S)``.
         """
         if input.dim() != 4 or input.shape[-1] != input.shape[-2]:
             raise ValueError(f"ConvolutionalHead: input must be square frames (N, C, S, S), got {tuple(input.shape)}")
@@ -73,13 +73,13 @@ def gesture_network(
     The defaults are the paper's network: two layers on the flattened pixels.
 
     Args:
-        hidden_size: number of units per recurrent layer.
-        frame: shape of a frame, channels first.
-        classes: number of classes.
-        num_layers: number of recurrent layers.
-        convolutional: if True, a :class:`ConvolutionalHead` computes 512 features per frame for the layers.
-        readout: as in :class:`SequenceClassifier`; ``"every"`` returns scores at every step.
-        options: further arguments of :class:`SequenceClassifier`.
+        hidden_size: Number of units per recurrent layer.
+        frame: Shape of a frame, channels first.
+        classes: Number of classes.
+        num_layers: Number of recurrent layers.
+        convolutional: If True, a :class:`ConvolutionalHead` computes 512 features per frame for the layers.
+        readout: As in :class:`SequenceClassifier`; ``"every"`` returns scores at every step.
+        options: Further arguments of :class:`SequenceClassifier`.
 
     Returns:
         The classifier.

@@ -21,32 +21,32 @@ class LanguageModel(RecurrentStack):
     its growth.
 
     Args:
-        vocabulary: number of words.
-        embedding_size: size of the word vectors and of the last layer.
-        hidden_size: number of units of the other layers.
-        num_layers: number of recurrent layers. Default: 3.
-        cell: recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
-        word_dropout: probability that a word's vector is zero, at all its positions in a call. Default: 0.
-        embedding_dropout: dropout probability of the word vectors. Default: 0.
-        dropout: dropout probability of the outputs of all layers except the last. Default: 0.
-        output_dropout: dropout probability of the output of the last layer. Default: 0.
+        vocabulary: Number of words.
+        embedding_size: Size of the word vectors and of the last layer.
+        hidden_size: Number of units of the other layers.
+        num_layers: Number of recurrent layers. Default: 3.
+        cell: Recurrent layer, one of :data:`egru.types.CELLS`. Default: ``"egru"``.
+        word_dropout: Probability that a word's vector is zero, at all its positions in a call. Default: 0.
+        embedding_dropout: Dropout probability of the word vectors. Default: 0.
+        dropout: Dropout probability of the outputs of all layers except the last. Default: 0.
+        output_dropout: Dropout probability of the output of the last layer. Default: 0.
         dropout_mode: ``"variational"`` draws one mask per sequence, ``"plain"`` one per step. Does not apply to
             ``word_dropout``. Default: ``"variational"``.
-        tied: whether the decoder shares the embedding's weights. Default: True.
-        options: further arguments of every layer, such as ``dropconnect``, ``threshold``, ``surrogate`` or
+        tied: Whether the decoder shares the embedding's weights. Default: True.
+        options: Further arguments of every layer, such as ``dropconnect``, ``threshold``, ``surrogate`` or
             ``zoneout``.
 
     Inputs:
-        - **tokens**: word ids, ``(T, B)``.
-        - **state**: state returned by an earlier call, to continue its text. If None, start from zeros.
+        - **tokens**: Word ids, ``(T, B)``.
+        - **state**: State returned by an earlier call, to continue its text. If None, start from zeros.
 
     Returns:
-        - **scores**: scores of the next word, ``(T, B, vocabulary)``.
-        - **state**: tuple with the state of every layer.
+        - **scores**: Scores of the next word, ``(T, B, vocabulary)``.
+        - **state**: Tuple with the state of every layer.
 
     Raises:
-        TypeError: if an option is not supported or has the wrong type.
-        ValueError: if an argument is out of range.
+        TypeError: If an option is not supported or has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> import torch, egru
@@ -98,8 +98,8 @@ class LanguageModel(RecurrentStack):
         """Run the model without its decoder.
 
         Args:
-            tokens: word ids, ``(T, B)``.
-            state: state returned by an earlier call, or None.
+            tokens: Word ids, ``(T, B)``.
+            state: State returned by an earlier call, or None.
 
         Returns:
             The output of the last layer before and after dropout, which the activity regularisers of the baselines

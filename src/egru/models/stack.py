@@ -38,9 +38,9 @@ class StackOutput(NamedTuple):
     """Result of a stack.
 
     Attributes:
-        output: output of the last layer, ``(T, B, H)``.
-        dropped: the same after dropout.
-        state: state of every layer.
+        output: Output of the last layer, ``(T, B, H)``.
+        dropped: The same after dropout.
+        state: State of every layer.
     """
 
     output: Tensor
@@ -108,7 +108,7 @@ def detach_state(state: Any) -> Any:
     """Detach a state from the autograd graph, for truncated back-propagation through time.
 
     Args:
-        state: tensors in any nesting of tuples, named tuples and lists, as returned by a model.
+        state: Tensors in any nesting of tuples, named tuples and lists, as returned by a model.
 
     Returns:
         The same structure with detached tensors.
