@@ -116,7 +116,7 @@ def test_records_contain_no_paths_of_a_machine():
 @pytest.fixture
 def run(tmp_path):
     """A finished run that is not kept yet, and an empty folder of records."""
-    shutil.copytree(next(RUNS.glob("dvs-gru-*")), tmp_path / "run")
+    shutil.copytree(next(RUNS.glob("dvs-gru-seed0-*")), tmp_path / "run")
     (tmp_path / "run" / reproduce.RECORD).unlink()
     (tmp_path / "records").mkdir()
     return tmp_path / "run"
@@ -133,7 +133,7 @@ def test_keep_copies_records_without_paths(run, tmp_path):
     change_config(run, root="/somewhere/private", start_from="/somewhere/private/first", seed=3)
     os.utime(run / "result.json", (1.8e9, 1.8e9))
     folder, results = keep_run(run, tmp_path / "records", tmp_path / "results.json")
-    assert folder.name == "dvs-gru-seed3-20270115-0800"
+    assert folder.name == "dvs-gru-seed3-20270115-080000"
     assert {p.name for p in folder.iterdir()} == {
         "config.json", "environment.json", "metrics.jsonl", "result.json", "record.json"
     }  # fmt: skip
@@ -142,6 +142,14 @@ def test_keep_copies_records_without_paths(run, tmp_path):
     assert (result.command, result.date) == ("egru train dvs-gru --seed 3 --start-from first", "2027-01-15")
     assert (result.run, result.seed) == (folder.name, 3)
     assert Run.open(folder).metrics() == Run.open(run).metrics()
+
+
+def test_keep_never_replaces_another_record(run, tmp_path):
+    keep_run(run, tmp_path / "records", tmp_path / "results.json")
+    change_config(run, hidden=3)
+    with pytest.raises(RunError, match="exists already"):
+        keep_run(run, tmp_path / "records", tmp_path / "results.json")
+    assert len(read_results(tmp_path / "results.json")) == 1
 
 
 def test_keep_refuses_partial_and_unfinished_runs(run, tmp_path):
@@ -163,7 +171,7 @@ def test_keep_requires_a_checkout(run, tmp_path):
 
 def test_only_folders_with_a_record_are_collected(tmp_path):
     kept = tmp_path / "records" / "some-run"
-    shutil.copytree(next(RUNS.glob("dvs-gru-*")), kept)
+    shutil.copytree(next(RUNS.glob("dvs-gru-seed0-*")), kept)
     (result,) = collect_results(tmp_path / "records")
     assert (result.command, result.date) == ("egru train dvs-gru", "2026-11-15")
     (kept / "result.json").rename(kept / "result.txt")

@@ -98,8 +98,10 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[P
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
         settings["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    target = runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M')}"
-    target.mkdir(exist_ok=True)
+    target = runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M%S')}"
+    if target.exists():
+        raise RunError(f"{target} exists already; remove it to keep {folder} under this name")
+    target.mkdir()
     run.copy_records(target)
     write_json(target / CONFIG, settings)
     if result.derivation is not None:
