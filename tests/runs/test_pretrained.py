@@ -3,7 +3,6 @@
 No setting was chosen with these digits. The values hold on every instruction set of the compiled core and in float64.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from egru.runs.load import PRETRAINED, find_run, pretrained
 from egru.training import Run, RunError
 from tests.helpers import mnist_sample
 
-pytest.importorskip("safetensors", reason="requires safetensors")
 CORRECT = 491
 LOSS = 0.0400
 SPARSITY = 0.98862
@@ -100,12 +98,8 @@ def test_pretrained_model_is_a_finished_run_on_the_cpu(name):
     assert run.config()["config"]["root"] is None
 
 
-def test_unknown_models_and_missing_safetensors_are_reported(monkeypatch):
+def test_unknown_models_are_reported():
     with pytest.raises(ValueError, match="name must be one of smnist; got 'mnist'"):
         egru.pretrained("mnist")
     with pytest.raises(RunError, match=r"mnist is neither the folder of a run nor a pretrained model \(smnist\)"):
         find_run(Path("mnist"), None)
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(ImportError, match=r"egru\[train\]"):
-        egru.pretrained("smnist")

@@ -9,7 +9,6 @@ from egru.runtime import EventEngine, ShardError, load_shards, save_shards
 from egru.training import checkpoint
 from egru.types import WEIGHT_FORMATS
 
-pytest.importorskip("safetensors", reason="weight files require safetensors")
 MAX_BYTES = 140_000
 """Less than the embedding takes."""
 

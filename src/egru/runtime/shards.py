@@ -9,8 +9,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -43,7 +44,6 @@ def save_shards(
 
     Raises:
         ValueError: If ``format`` or ``max_bytes`` is not supported, or a name contains ``@``.
-        ImportError: If safetensors is not installed.
     """
     if format not in WEIGHT_FORMATS:
         raise ValueError(f"save_shards: format must be one of {', '.join(WEIGHT_FORMATS)}; got {format!r}")
@@ -75,7 +75,7 @@ def save_shards(
     paths = []
     for i, tensors in enumerate(shards, 1):
         metadata = {"part": f"{i}", "parts": f"{len(shards)}", "kind": format, "sha256": _digest(tensors)}
-        data = _safetensors().torch.save(tensors, metadata)
+        data = safetensors.torch.save(tensors, metadata)
         assert len(data) <= max_bytes
         paths.append(folder / f"weights-{i}-of-{len(shards)}.safetensors")
         paths[-1].write_bytes(data)
@@ -90,12 +90,10 @@ def load_shards(folder: Path) -> dict[str, Tensor]:
 
     Raises:
         ShardError: If a file is missing, unreadable or modified.
-        ImportError: If safetensors is not installed.
     """
     paths = find_shards(folder)
     if not paths:
         raise ShardError(f"{folder} contains no weights-*.safetensors")
-    safetensors = _safetensors()
     entries: dict[str, Tensor] = {}
     count = int(paths[0].stem.rsplit("-", 1)[1])
     for i in range(1, count + 1):
@@ -159,11 +157,3 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("weight files require safetensors: pip install 'egru[train]'") from error
-    return safetensors

@@ -1,6 +1,6 @@
 """Training: one loop for all models, with checkpoints, resuming and data-parallel processes.
 
-Checkpoints require safetensors (``pip install 'egru[train]'``). The progress bar uses rich if it is installed.
+The progress bar uses rich if it is installed.
 
 Example:
     >>> training = ClassifierTraining(epochs=20, learning_rate=1e-3)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -204,19 +205,11 @@ def _merge_groups(optimiser: torch.optim.Optimizer, stored: list[dict[str, Any]]
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    files.write_synced(path, _safetensors().save(tensors))
+    files.write_synced(path, safetensors.torch.save(tensors))
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    return _safetensors().load(path.read_bytes())
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("checkpoints require safetensors: pip install 'egru[train]'") from error
-    return safetensors.torch
+    return safetensors.torch.load(path.read_bytes())
 
 
 def _digest(path: Path) -> str:
