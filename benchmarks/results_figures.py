@@ -1,8 +1,9 @@
 """Figures of docs/results.md: scores and sparsity against the epoch."""
 
+import collections
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from results_records import Record, curve, validation_score
@@ -22,7 +23,7 @@ def format_reported(task: Task, paper: Paper) -> str:
 
 
 def training_figure(task: Task, runs: list[Record]) -> Any:
-    """Plot validation score, activity sparsity and backward sparsity of every run against the epoch."""
+    """Plot validation score, activity sparsity and backward sparsity of each run against the epoch."""
     hues = itertools.cycle(LIGHT.event)
     colours = [next(hues) if run.has_events else LIGHT.dense for run in runs]
     panels = (
@@ -39,7 +40,7 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
         coloured_runs = list(zip(runs, colours, strict=True))
         for axes, (title, *path) in zip(rows, panels, strict=True):
             shown = [(run, colour) for run, colour in coloured_runs if run.has_events or axes is scores]
-            draw_panel(axes, title, [(run.name, colour, curve(run, *path)) for run, colour in shown])
+            draw_panel(axes, title, [(f"{run.recipe}{run.note}", colour, curve(run, *path)) for run, colour in shown])
         paper = next(paper for paper in (RECIPES[name].paper for name in task.models) if format_reported(task, paper))
         value = getattr(paper, task.score) / (100 if task.score == "accuracy" else 1)
         label = f"paper, test ({format_reported(task, paper)})"
@@ -53,7 +54,7 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
                 scores.plot(epochs, perplexities, color=colour, alpha=0.4, linewidth=1)
             scores.plot([], [], color=LIGHT.muted, alpha=0.4, linewidth=1, label="training, with dropout")
             use_log_scale(scores)
-        scores.legend(fontsize=8.5)
+        scores.legend(fontsize=8, loc="lower right" if task.score == "accuracy" else "best")
         sparsities[-1].set_xlabel("epoch")
     return figure
 
@@ -81,14 +82,13 @@ def layers_figure(run: Record) -> Any | None:
 
 
 def draw_panel(axes: Any, title: str, curves: Iterable[tuple[str, str, list[tuple[int, float]]]]) -> None:
-    """Draw curves of fractions, given as label, colour and points. Dense models, in grey, differ in line style."""
+    """Draw curves of fractions, given as label, colour and points. Curves of the same colour differ in line style."""
     from matplotlib.ticker import PercentFormatter
 
-    dense_styles = itertools.cycle(("-", ":", "-."))
+    styles: dict[str, Iterator[str]] = collections.defaultdict(lambda: itertools.cycle(("-", ":", "-.")))
     for label, colour, points in curves:
         if points:
-            style = next(dense_styles) if colour == LIGHT.dense else "-"
-            axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, label=label)
+            axes.plot(*zip(*points, strict=True), color=colour, linestyle=next(styles[colour]), label=label)
     axes.set_title(title)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
     LIGHT.grid(axes)

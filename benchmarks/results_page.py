@@ -86,7 +86,7 @@ def our_rows(task: Task, model: str, runs: list[Record]) -> list[Row]:
             rows.append(format_row(task, model, f"ours, seed {run.config.seed}{run.note}", [run]))
         finished = [run for run in group if run.result is not None]
         if len(finished) > 1:
-            rows.append(format_row(task, model, f"ours, mean of {len(finished)}", finished))
+            rows.append(format_row(task, model, f"ours, mean of {len(finished)}{finished[0].note}", finished))
     return rows
 
 
@@ -182,7 +182,8 @@ def describe_task(task: Task, runs: list[Record], images: pathlib.Path) -> str:
     for recipe, model in names.items():
         rows += our_rows(task, model, [run for run in runs if run.recipe == recipe])
     parts = [f"## {task.title}\n", task.before, format_table(task.head(), rows) + "\n", *filter(None, [task.after])]
-    if trained := [run for run in runs if not run.is_derived]:
+    first_seeds = {(run.recipe, run.note): run for run in sorted(runs, key=lambda run: -run.config.seed)}
+    if trained := [run for run in runs if not run.is_derived and run is first_seeds[run.recipe, run.note]]:
         name = f"{task.name}-training.png"
         training_figure(task, trained).savefig(images / name, dpi=110)
         parts.append(f"![Validation {task.score} and sparsity by epoch](images/{name})\n")

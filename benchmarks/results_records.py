@@ -9,7 +9,7 @@ from typing import Any
 from results_tasks import Score
 
 from egru.environment import Environment
-from egru.experiments import Config
+from egru.experiments import RECIPES, Config
 from egru.experiments.config import read_config
 from egru.experiments.tables import ALIASES
 from egru.runs.load import training_metrics
@@ -50,7 +50,12 @@ class Record:
         """Remark that follows the seed in the table."""
         if self.is_derived:
             return ", thresholds raised"
-        return ", unfinished" if self.result is None else ", fine-tuned" if self.config.start_from else ""
+        if self.config.start_from:
+            return ", fine-tuned"
+        default = RECIPES[self.recipe].make()
+        changed = [name for name in ("reset", "rate_loss") if getattr(self.config, name) != getattr(default, name)]
+        settings = "".join(f", {name.replace('_', ' ')} {getattr(self.config, name)}" for name in changed)
+        return settings + (", unfinished" if self.result is None else "")
 
     @property
     def has_events(self) -> bool:
