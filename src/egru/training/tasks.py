@@ -120,8 +120,8 @@ class ClassifierTask:
         rows, size = len(self.train.split.y), self.train.size
         for i, (x, y) in enumerate(self.train):
             total = min(size, rows - i * size)  # rows in all processes together
-            own = total // self.ranks + (self.rank < total % self.ranks)
-            yield Batch(x, y, 1.0, i / len(self.train), own * self.ranks / total)
+            rows_here = total // self.ranks + (self.rank < total % self.ranks)
+            yield Batch(x, y, 1.0, i / len(self.train), rows_here * self.ranks / total)
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast:
