@@ -9,7 +9,7 @@ import torch
 import egru
 from egru import functional
 from egru.events import EventState
-from egru.types import RESET_GATES, RESETS
+from egru.types import RESET_GATES, RESETS, Reset, ResetGate
 from tests.helpers import worst
 
 T, B, I, H = 7, 3, 4, 5
@@ -133,7 +133,7 @@ def test_gradients_match_finite_differences_away_from_the_window():
     surrogate = egru.Surrogate(width=1e-4)
     for reset, reset_gate in itertools.product(RESETS, RESET_GATES):
 
-        def run(x, c0, y0, *rest, reset=reset, reset_gate=reset_gate):
+        def run(x, c0, y0, *rest, reset: Reset = reset, reset_gate: ResetGate = reset_gate):
             return functional.egru_sequence(
                 x, EventState(c0, y0), *rest, reset=reset, reset_gate=reset_gate, surrogate=surrogate
             )
@@ -188,12 +188,13 @@ def test_one_step_matches_a_hand_computed_example():
     args = (torch.tensor([[0.5]]), state, W, V, None, None, torch.tensor([0.5]))
     r = 1 / (1 + torch.exp(torch.tensor(-1.2)))
     before = 0.5 * torch.tanh(0.5 + r * 0.6) + 0.5 * 0.6
-    for reset, expected in {
+    states: dict[Reset, torch.Tensor] = {
         "output": before - 0.6,
         "none": before,
         "hard": before - 0.5 * 0.6,
         "threshold": before - 0.5,
-    }.items():
+    }
+    for reset, expected in states.items():
         c, y = functional.egru_step(*args, reset=reset, surrogate=egru.Surrogate())
         torch.testing.assert_close(c[0, 0], expected)
         seen = before if reset == "threshold" else expected
@@ -203,8 +204,14 @@ def test_one_step_matches_a_hand_computed_example():
 def test_unknown_option_names_raise_value_error():
     x, c0, y0, W, V, b, b_hh, theta = tensors()
     with pytest.raises(ValueError, match="reset must be one of output, threshold, hard, none; got 'soft'"):
-        functional.egru_step(x[0], EventState(c0, y0), W, V, b, b_hh, theta, reset="soft", surrogate=egru.Surrogate())
+        functional.egru_step(
+            x[0], EventState(c0, y0), W, V, b, b_hh, theta,
+            reset="soft",  # pyright: ignore[reportArgumentType]
+            surrogate=egru.Surrogate(),
+        )  # fmt: skip
     with pytest.raises(ValueError, match="reset_gate must be one of before, after; got 'during'"):
         functional.egru_sequence(
-            x, EventState(c0, y0), W, V, b, b_hh, theta, reset_gate="during", surrogate=egru.Surrogate()
-        )
+            x, EventState(c0, y0), W, V, b, b_hh, theta,
+            reset_gate="during",  # pyright: ignore[reportArgumentType]
+            surrogate=egru.Surrogate(),
+        )  # fmt: skip

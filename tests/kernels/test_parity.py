@@ -19,7 +19,7 @@ from torch import Tensor
 from egru import compiled, functional
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, get, run_sequence
-from egru.types import RESET_GATES, RESETS, Reset, ResetGate
+from egru.types import RESET_GATES, RESETS, Backend, Reset, ResetGate
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor. Sums of a few hundred terms have errors about 1000 times smaller."""
@@ -31,7 +31,7 @@ MARGIN = 2e-5
 
 
 class Implementation(NamedTuple):
-    kernel: str
+    kernel: Backend
     device: str = "cpu"
     level: str | None = None
     threads: int = 1

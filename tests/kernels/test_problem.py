@@ -50,7 +50,8 @@ def test_unflatten_restores_every_argument() -> None:
 
 def test_tensors_and_options_restore_the_problem() -> None:
     problem = make_problem(lean=True, recurrent_clip=0.5)
-    assert Problem(*problem.tensors(), *problem.options()).flatten() == problem.flatten()
+    arguments: tuple[Any, ...] = (*problem.tensors(), *problem.options())
+    assert Problem(*arguments).flatten() == problem.flatten()
 
 
 def test_flattened_numbers_have_the_type_of_the_schema() -> None:
