@@ -37,7 +37,7 @@ class Job:
     name: str = ""
     """Name of the run folder and the log; made from recipe, options and seed by default."""
     command: tuple[str, ...] | None = None
-    """Run this command instead of ``egru train``; ``{out}`` stands for the run folder."""
+    """Run this command instead of ``egru train``; ``{out}`` is replaced by the run folder."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -74,7 +74,7 @@ def read_jobs(path: pathlib.Path) -> list[Job]:
     text = path.read_text(encoding="utf-8")
     jobs = list(_json_jobs(text) if path.suffix == ".json" else _text_jobs(text))
     if not jobs:
-        raise ValueError(f"{path} holds no jobs")
+        raise ValueError(f"{path} contains no jobs")
     repeated = [name for name, count in collections.Counter(job.name for job in jobs).items() if count > 1]
     if repeated:
         raise ValueError(f"job names must be unique, got {repeated[0]} more than once")

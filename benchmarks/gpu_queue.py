@@ -8,7 +8,7 @@
 JOBS is a file as described in gpu_jobs.py.
 
 Recipes that keep the GPU busy, such as smnist-stable, gain nothing side by side: an epoch takes 3.5 s alone on an H200,
-7.3 s with two runs and 10.8 s with three. Two gesture runs beside those three raise it to 12.4 s. Give large networks a
+7.3 s with two runs and 10.8 s with three. Two more gesture runs raise it to 12.4 s. Give large networks a
 large ``--save-every``: a checkpoint of 15.7M parameters takes 0.8 s, an epoch of gestures on a free GPU 0.05 s.
 
 Jobs with the lowest ``priority`` start first, and among them the longest. A job starts when a slot is free, its memory
@@ -63,7 +63,7 @@ class Attempt:
     export: subprocess.Popen[bytes] | None = None
 
     def to_dict(self, common: Sequence[str]) -> dict[str, Any]:
-        """Return what ``queue.json`` holds of the job."""
+        """Return the entry of the job in ``queue.json``."""
         plain = {name: getattr(self, name) for name in ("status", "started", "seconds", "exit_code")}
         command = self.job.command or self.job.train_command(common)
         return dataclasses.asdict(self.job) | plain | {"command": shlex.join(command)}

@@ -1,6 +1,6 @@
 """Pin the public API: names, signatures, version, and what ``import egru`` loads.
 
-``EGRU_WRITE_API=1 pytest tests/test_api.py`` writes the file anew. Note the change in CHANGELOG.md.
+``EGRU_WRITE_API=1 pytest tests/test_api.py`` rewrites the file. Note the change in CHANGELOG.md.
 """
 
 import importlib

@@ -12,7 +12,7 @@ def refuse_double_backward(backward: Callable[..., tuple[Any, ...]]) -> Callable
     """Decorate the ``backward`` of an autograd function so that differentiating its gradients raises an error.
 
     ``torch.autograd.function.once_differentiable`` raises only if the incoming gradients require gradients. Otherwise
-    a loss on the gradients would silently be treated as a constant.
+    a loss on the gradients would be treated as a constant, without an error.
     """
 
     @functools.wraps(backward)

@@ -6,7 +6,6 @@ from egru import data
 from egru.environment import Environment, version
 
 EXTRAS = {
-    "safetensors": "train",
     "tyro": "train",
     "rich": "train",
     "matplotlib": "demo",
@@ -31,7 +30,7 @@ def describe() -> Iterator[str]:
     """Yield one line per package, kernel and data set."""
     environment = Environment.current()
     yield f"python {environment.versions['python']} on {environment.machine}"
-    for name in ("egru", "torch", "numpy"):
+    for name in ("egru", "torch", "numpy", "safetensors"):
         yield f"{name} {environment.versions[name]}"
     for name, extra in EXTRAS.items():
         hint = f"not installed (pip install 'egru[{extra}]')"

@@ -87,7 +87,7 @@ class Surrogate:
         height: Slope at the threshold; 1 in the paper. With a reset, long sequences need 0.3 or less, or ``bounded``.
         bounded: Clamp the slope of the output, ``k = e + c*s``, to [0, 1]. This prevents the factor ``1 - u - k`` of
             the reset from growing over long sequences. The gradient is then that of a bounded surrogate.
-        shape: Name of a registered shape; see :func:`register_surrogate`.
+        shape: ``"triangle"``, ``"rectangle"``, ``"fast_sigmoid"``, or a shape added with ``register_surrogate``.
 
     Raises:
         ValueError: If an argument is out of range or ``shape`` is not registered.

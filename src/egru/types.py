@@ -29,7 +29,7 @@ DenseCell = Literal["gru", "lstm", "cornn", "indrnn", "dense_indrnn"]
 Cell = Literal[EventCell, DenseCell]
 """The recurrent layers a model can be built from."""
 Readout = Literal["trace", "mean", "last", "every"]
-"""What the classifier's readout sees."""
+"""Which outputs the classifier's readout reads."""
 WeightFormat = Literal["float32", "bfloat16", "int8"]
 """The number format that weights are stored in."""
 Split = Literal["train", "validation", "test"]

@@ -23,7 +23,7 @@ Queue = gpu_queue.Queue
 
 
 def job(name: str, command: str = "true", **fields: Any) -> Any:
-    """A job that runs a shell command; ``{out}`` stands for the run folder."""
+    """A job that runs a shell command; ``{out}`` is replaced by the run folder."""
     fields = {"minutes": 0.001} | fields
     return Job(recipe="fake", name=name, command=("sh", "-c", command), **fields)
 
@@ -202,7 +202,7 @@ def test_records_come_back_in_one_archive(tmp_path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def background(folder: pathlib.Path, command: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], pathlib.Path]]:
-    """A queue with one job in a process of its own, once the job has started; yields the process and its folder."""
+    """Start a queue with one job in a separate process, wait for the job, and yield the process and its folder."""
     work, jobs = folder / "work", folder / "jobs.json"
     jobs.write_text(json.dumps([{"recipe": "fake", "name": "one", "minutes": 0.01, "command": command}]))
     arguments = ["run", str(jobs), "--work", str(work), "--minutes", "1", "--out", str(folder / "out")]

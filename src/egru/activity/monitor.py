@@ -19,7 +19,7 @@ class ActivityMonitor:
     inactive. They and ``nn.Linear`` are observed by forward hooks.
 
     Counts accumulate when the context is entered again; :meth:`reset` clears them. Outside the context there is no
-    overhead. A compiled model is compiled once more, with the counting inside.
+    overhead. A model under ``torch.compile`` is recompiled, with the counting inside.
 
     Args:
         model: Model with at least one recurrent layer.

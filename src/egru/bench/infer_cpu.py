@@ -243,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="number formats of the engine's weights (default: all)",
     )
     parser.add_argument("--length", type=int, default=128, metavar="T", help="steps per sequence (default: 128)")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds that a median is over (default: 7)")
+    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds per median (default: 7)")
     parser.add_argument(
         "--reset-gate", default="before", choices=RESET_GATES, help="where the reset gate acts (default: before)"
     )

@@ -49,7 +49,7 @@ class Network:
     start_from: str | None = None
     """Initialise the weights from this run or export folder, or pretrained model. If None, initialise at random."""
     threshold_floor: tuple[float, ...] = ()
-    """Raise lower initial thresholds to this value: one value for all layers, or one per layer."""
+    """Raise lower initial thresholds to this value: one for all layers, or one per layer. If empty, raise none."""
 
     def layer_options(self) -> dict[str, Any]:
         """Return the keyword arguments of a layer, other than its sizes.
@@ -95,7 +95,7 @@ class ClassifierConfig(Network, ClassifierTraining):
     readout: Readout = "trace"
     """Outputs that the classifier reads: exponential trace, mean, last, or every one with a loss per step."""
     smooth: bool = False
-    """Add its eight neighbours to every pixel (dvs)."""
+    """Replace every pixel by the mean of its 3 by 3 neighbourhood (dvs)."""
     centre: bool = False
     """Subtract the mean training frame from every frame."""
     input_dropout: float = 0.0

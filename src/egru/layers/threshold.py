@@ -32,13 +32,13 @@ class Threshold:
     Thresholds usually train best in a separate optimiser group without weight decay.
 
     Args:
-        kind: Mapping from parameter to threshold, one of the table. Default: ``"sigmoid"``.
-        mean: Mean of the initial distribution. If None, the default of the table. ``"clamp"`` requires
-            ``0 < mean < 1`` and draws from ``Beta(3 * mean / (1 - mean), 3)``.
-        std: Spread of the initial distribution. If None, the default of the table. Not accepted with ``"clamp"``.
-        per_unit: Whether every unit has a threshold. If False, the layer has one threshold (the paper's "scalar"
-            ablation). Default: True.
-        trainable: Whether the parameter requires gradients. Default: True.
+        kind: Mapping from the trained parameter to the threshold.
+        mean: Mean of the initial distribution. If None, the default of ``kind``. With ``"clamp"`` it lies in (0, 1),
+            and thresholds are drawn from ``Beta(3 * mean / (1 - mean), 3)``.
+        std: Spread of the initial distribution. If None, the default of ``kind``. Not accepted with ``"clamp"``.
+        per_unit: Whether every unit has a separate threshold. If False, the units of a layer share one (the paper's
+            "scalar" ablation).
+        trainable: Whether thresholds are trained.
 
     Raises:
         ValueError: If ``kind`` is unknown, or ``mean`` or ``std`` do not fit it.

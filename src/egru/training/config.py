@@ -30,7 +30,7 @@ class Training:
     patience: int = 5
     """Start averaging after this many epochs without improvement (ntavsgd)."""
     clip: float | None = None
-    """Maximum norm of the gradient. If none, gradients are not clipped."""
+    """Maximum norm of the gradient. If None, gradients are not clipped."""
     schedule: Literal["constant", "cosine", "step", "one-cycle"] = "constant"
     """Schedule of the learning rate."""
     constant_share: float = 0.5
@@ -42,7 +42,7 @@ class Training:
     step_factor: float = 0.8
     """Factor of each reduction (step)."""
     threshold_learning_rate: float | None = None
-    """Learning rate of the thresholds. If none, that of the other parameters."""
+    """Learning rate of the thresholds. If None, that of the other parameters."""
     freeze_thresholds: bool = False
     """Do not train the thresholds."""
     rate_loss: float = 0.0

@@ -63,7 +63,7 @@ class CPUKernel:
         core = compiled.core
         return (
             f"compiled, event-driven, float32 and float64 on the CPU; level {core.level()} of "
-            f"{', '.join(core.levels())}; {torch.get_num_threads()} threads; built by {core.compiler()}"
+            f"{', '.join(core.levels())}; {torch.get_num_threads()} threads; compiler version {core.compiler()}"
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
