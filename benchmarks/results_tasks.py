@@ -41,7 +41,8 @@ INTRODUCTION = """# Results
 `benchmarks/results_page.py` writes this page from the records in `benchmarks/results/runs/`. Do not edit it.
 
 - The test split is scored once per run, with the weights of the epoch that has the best validation score.
-- MACs are counted as in the paper: from the activity of each layer, including the readout.
+- Activity sparsity is the fraction of units without an event, averaged over units and steps.
+- MACs (multiply-accumulates) are counted as in the paper: from the activity of each layer, including the readout.
 - Backward sparsity is counted as in the paper: the fraction of states with `|c - threshold|` at or above the
   surrogate's width. "Skippable" is the fraction with `dy/dc = 0`, which a kernel can skip. Both are measured in
   training mode on one batch per epoch and averaged over all epochs.

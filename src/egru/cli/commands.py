@@ -217,11 +217,13 @@ def _configure(recipe: Any, smoke: bool, arguments: list[str]) -> Any:
 
 
 def _print_scores(label: str, scores: Any, activity: Any) -> None:
+    from egru.report.format import count
+
     quality = f"accuracy {100 * scores.accuracy:.2f} %"
     if scores.perplexity is not None:
         quality = f"perplexity {scores.perplexity:.2f}, {quality}"
     sparsity = f"activity sparsity {100 * activity.activity_sparsity:.1f} %"
     if activity.backward_sparsity is not None:
         sparsity += f", backward sparsity {100 * activity.backward_sparsity:.1f} %"
-    macs = f"{activity.forward_macs / 1e6:.3g} M of {activity.dense_forward_macs / 1e6:.3g} M MACs per step"
+    macs = f"{count(activity.forward_macs)} of {count(activity.dense_forward_macs)} MACs per step"
     print(f"{label}: {quality}, {sparsity}, {macs}")

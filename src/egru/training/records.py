@@ -168,7 +168,7 @@ class ThresholdTrial:
             quality = f"perplexity {scores.perplexity:.2f}"
         return (
             f"floors {' '.join(f'{value:g}' for value in self.floor)}: loss {scores.loss:.4f}, {quality}, "
-            f"activity sparsity {100 * self.activity_sparsity:.1f} %, {self.forward_macs / 1e6:.3g} M MACs per step"
+            f"activity sparsity {100 * self.activity_sparsity:.1f} %, {self.forward_macs:,.0f} MACs per step"
         )
 
 
