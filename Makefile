@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all lint stub wheel clean
+.PHONY: setup demo test test-all sanitize lint stub wheel clean
 setup: $(STAMP)
 
 CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
@@ -22,6 +22,11 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --timeout 900 --cov --cov-report=term --cov-fail-under=93 $(ARGS)
+
+sanitize:  # the core's test programs under the address and undefined-behaviour sanitizers; requires cmake
+	cmake -S . -B build/sanitize -DEGRU_SANITIZE=ON > /dev/null
+	cmake --build build/sanitize --parallel 2 > /dev/null
+	build/sanitize/sequence_check && build/sanitize/engine_check && build/sanitize/continuous_check
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

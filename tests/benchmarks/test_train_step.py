@@ -82,7 +82,7 @@ def test_summary_of_a_gpu_trace():
 def test_requires_no_optional_dependency(tmp_path):
     code = f"""
 import sys
-for name in ("tyro", "rich", "safetensors", "matplotlib", "sklearn", "tonic", "scipy"):
+for name in ("tyro", "rich", "matplotlib", "sklearn", "tonic", "scipy"):
     sys.modules[name] = None
 sys.path[:0] = {sys.path!r}
 import train_step

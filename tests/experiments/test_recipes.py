@@ -202,7 +202,7 @@ def test_input_scale_multiplies_only_the_first_input_weights():
         ({"longest_memory": 1.0}, "longest_memory must be greater than 1 step, or None; got 1.0"),
         ({"input_scale": 0.0}, "input_scale must be positive, got 0.0"),
         ({"longest_memory": 9.0, "uniform_gates": True}, "both set the update gates"),
-        ({"cell": "gru", "rate_loss": 0.1}, "no event layer"),
+        ({"cell": "gru", "rate_loss": 0.1}, "must have an event layer"),
         ({"trace": 0.0}, "trace must be positive and at most 1e15 steps, got 0.0"),
         ({"trace": 1e17, "normalise": True}, "trace must be positive and at most 1e15 steps, got 1e[+]17"),
         ({"limit": -1000}, "limit must be at least 1, or None; got -1000"),

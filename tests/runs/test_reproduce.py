@@ -145,11 +145,12 @@ def test_keep_copies_records_without_paths(run, tmp_path):
 
 
 def test_keep_never_replaces_another_record(run, tmp_path):
-    keep_run(run, tmp_path / "records", tmp_path / "results.json")
-    change_config(run, hidden=3)
-    with pytest.raises(RunError, match="exists already"):
-        keep_run(run, tmp_path / "records", tmp_path / "results.json")
-    assert len(read_results(tmp_path / "results.json")) == 1
+    first, _ = keep_run(run, tmp_path / "records", tmp_path / "results.json")
+    change_config(run, batch=3)
+    second, results = keep_run(run, tmp_path / "records", tmp_path / "results.json")
+    assert second.name == f"{first.name}-2"
+    assert "--batch 3" not in read_results(results)[0].command
+    assert "--batch 3" in read_results(results)[1].command
 
 
 def test_keep_refuses_partial_and_unfinished_runs(run, tmp_path):

@@ -7,6 +7,7 @@ tables show ship with the package (:mod:`egru.experiments.results`).
 
 import dataclasses
 import datetime
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -98,9 +99,7 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[P
         config = dataclasses.replace(config, start_from=Path(config.start_from).name)
         settings["config"]["start_from"] = config.start_from
     finished = datetime.datetime.fromtimestamp((run.folder / RESULT).stat().st_mtime, datetime.UTC)
-    target = runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M%S')}"
-    if target.exists():
-        raise RunError(f"{target} exists already; remove it to keep {folder} under this name")
+    target = unused_folder(runs / f"{recipe}-seed{config.seed}-{finished.strftime('%Y%m%d-%H%M%S')}")
     target.mkdir()
     run.copy_records(target)
     write_json(target / CONFIG, settings)
@@ -113,6 +112,12 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[P
     KeptRecord(command, finished.strftime("%Y-%m-%d")).write(target / RECORD)
     replace_file(results, format_results(collect_results(runs)).encode())
     return [target, results]
+
+
+def unused_folder(folder: Path) -> Path:
+    """Return ``folder``, or a path with a number appended if it exists, so that no record is replaced."""
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([folder], numbered) if not path.exists())
 
 
 def format_table(name: str, results: Sequence[KeptResult] | None = None) -> Iterator[str]:
