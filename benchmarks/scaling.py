@@ -81,8 +81,8 @@ def main() -> None:
     step = measured["milliseconds"]["trainer"] / 1e3
     fraction = 6 * small * words / step / PEAK
     print(
-        f"One H200 needs {1e3 * step:.2f} ms (measured) per step of `ptb-evnn`, which has {small / 1e6:.1f}M parameters "
-        f"and reads {words:.0f} words per step. That is\n{6 * small * words / 1e12:.2f} TFLOP per step, or "
+        f"One H200 needs {1e3 * step:.2f} ms (measured) per step of `ptb-evnn`, which has {small / 1e6:.1f}M "
+        f"parameters and reads {words:.0f} words per step. That is\n{6 * small * words / 1e12:.2f} TFLOP per step, or "
         f"{100 * fraction:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. The links of a GPU have {links.inside / 1e9:.0f} GB/s "
         f"within a node of {GPUS_PER_NODE} GPUs and {links.between / 1e9:.0f} GB/s between\nnodes.\n"
     )
