@@ -1,8 +1,8 @@
 """Other solvers on the continuous-time model, for benchmarks/continuous.py. Solvers that are not installed are skipped.
 
 Each solver runs one sample of a :class:`~egru.continuous.problem.Problem` and returns the event times in order. With
-``gradient=True`` it also returns the derivative of their sum by ``V``. The comparison uses the options of
-eventax: receiver-side reset gates (also for inputs, so ``U_z`` must be zero), unit amplitudes and self connections.
+``gradient=True`` it also returns the gradient of their sum with respect to ``V``. The comparison uses the options
+of eventax: receiver-side reset gates (also for inputs, so ``U_z`` must be zero), unit amplitudes, self connections.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ OPTIONS = Options(self_connections=True, reset_side="post", amplitude="one")
 
 @dataclasses.dataclass
 class Rival:
-    """A solver. ``run(gradient)`` returns the event times ``(N,)`` and the derivative of their sum by ``V`` or None."""
+    """A solver. ``run(gradient)`` returns the event times ``(N,)`` and the gradient of their sum for ``V``, or None."""
 
     name: str
     run: Callable[[bool], tuple[np.ndarray, np.ndarray | None]]

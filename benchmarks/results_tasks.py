@@ -82,8 +82,8 @@ The 10,000 images of the test file are scored once per run. The stable settings 
 file only ([study](smnist-study.md)). Unlike the paper's EGRU, they do not reset states at events. The paper quotes
 the result of coRNN from its authors.
 
-Rows with a reset use it with learning rate 0.003 and a surrogate of width 0.3 and height 0.2. Runs of 2026-11-16 shared
-the GPU with others, so their wall-clock times are too long; alone, one takes about 2.5 minutes.
+Runs with a reset use learning rate 0.003 and a surrogate of width 0.3 and height 0.2. Runs of 2026-11-16 shared the GPU
+with others, which lengthened their wall-clock times; alone, one takes about 2.5 minutes.
 """,
     after="""\
 EvNN has a command for this task but reports no accuracy (see benchmarks/README.md in its repository). Its trace passes

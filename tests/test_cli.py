@@ -66,7 +66,7 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
         (["cpu", "--rounds", "3"], "bench: --rounds 3: options require the name of one benchmark, infer or train"),
     ],
 )
-def test_bench_refuses_what_it_cannot_run(arguments, message, capsys):
+def test_invalid_bench_arguments_exit_with_two(arguments, message, capsys):
     assert cli.main(["bench", *arguments]) == 2
     assert capsys.readouterr().err == f"egru: {message}\n"
 

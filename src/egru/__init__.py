@@ -1,4 +1,4 @@
-"""Event-based recurrent networks for PyTorch: layers whose cost follows their activity."""
+"""Event-based recurrent networks for PyTorch: layers whose cost is proportional to activity."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -353,7 +353,7 @@ def test_run_without_events(engine):
     assert gradients.c0.abs().min() > 0
 
 
-def test_run_without_inputs_and_readouts(engine):
+def test_run_without_inputs_and_readouts_works(engine):
     problem = select_inputs(network(9), torch.zeros(18, dtype=torch.bool))
     problem = dataclasses.replace(problem, readout_times=torch.zeros(0))
     events, gradients = run(engine, problem)

@@ -35,7 +35,10 @@ def test_read_events_decodes_five_byte_events(tmp_path):
         (b"", "expected a whole number of 5-byte events, got 0 bytes"),
         (encode([(1, 1, 0, 1)])[:-1], "expected a whole number of 5-byte events, got 4 bytes"),
         (encode([(1, 1, 0, 1), (128, 1, 0, 2)]), "pixel coordinates must be below 128, got 128"),
-        (encode([(1, 1, 0, 3), (1, 1, 0, 4), (1, 1, 0, 2)]), "events must be in order of time, but event 2 precedes"),
+        (
+            encode([(1, 1, 0, 3), (1, 1, 0, 4), (1, 1, 0, 2)]),
+            "events must be in order of time, but event 2 is earlier than event 1",
+        ),
     ],
 )
 def test_damaged_recordings_raise(tmp_path, content, message):

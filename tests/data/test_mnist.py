@@ -122,7 +122,7 @@ def test_bad_idx_raises(content, message):
 
 
 @pytest.mark.data
-def test_published_files():
+def test_published_files_have_the_expected_images():
     data = egru.data.sequential_mnist(side=14)
     assert [len(split.y) for split in (data.train, data.validation, data.test)] == [55_000, 5_000, 10_000]
     assert data.train.y[:6].tolist() == [5, 0, 4, 1, 9, 2]

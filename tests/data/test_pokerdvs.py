@@ -15,7 +15,7 @@ needs_files = pytest.mark.skipif(
 
 
 @needs_files
-def test_published_files():
+def test_published_files_have_the_expected_recordings():
     data = pokerdvs(ROOT)
     assert [len(part) for part in data] == [48, 20]
     for part, per_suit in zip(data, (12, 5), strict=True):

@@ -77,7 +77,7 @@ def test_batchify_columns_are_consecutive():
     ],
     ids=["Penn Treebank", "WikiText-2"],
 )
-def test_published_counts(load, tokens, vocabulary):
+def test_splits_have_the_published_token_counts(load, tokens, vocabulary):
     data = load()
     splits = (data.train, data.validation, data.test)
     assert [len(split) for split in splits] == tokens

@@ -79,7 +79,7 @@ def test_missing_and_unknown_fields_raise() -> None:
         arguments.KEEP.pack(0, 1, 2)
 
 
-def test_tables_reject_unknown_types_and_repeated_names() -> None:
+def test_structs_reject_unknown_types_and_repeated_names() -> None:
     with pytest.raises(ValueError, match="got 'double'"):
         ArgumentStruct("Wrong", [("a", "double")])
     with pytest.raises(ValueError, match="field names must be unique"):
@@ -97,7 +97,7 @@ def test_one_field_changes_between_launches() -> None:
         packed.setter("time")
 
 
-def test_definitions_come_once_and_before_their_use() -> None:
+def test_structs_are_defined_once_and_before_use() -> None:
     text = arguments.definitions([arguments.STEP_FORWARD, arguments.STEP_BACKWARD])
     assert text.count("struct Keep {") == 1
     assert text.index("struct Keep {") < text.index("struct StepForward {")

@@ -16,7 +16,7 @@ import egru
         (egru.Threshold("identity", mean=0.3), 0.3, 0),
     ],
 )
-def test_initial_distribution(threshold, mean, std):
+def test_initial_distribution_has_the_given_mean_and_std(threshold, mean, std):
     tau = torch.empty(200_000)
     threshold.initialise_(tau)
     assert abs(tau.mean() - mean) < 0.02

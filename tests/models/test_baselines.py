@@ -53,7 +53,7 @@ def test_indrnn_equations():
     torch.testing.assert_close(torch.cat([first, layer(x[3:], middle)[0]]), out)
 
 
-def test_normalised_indrnn_equations():
+def test_normalised_indrnn_follows_its_equations():
     layer = IndRNN(3, 4, normalise=True)
     x = torch.randn(6, 2, 3)
     p = x @ layer.get_parameter("weight_ih_l0").T

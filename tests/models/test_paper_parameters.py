@@ -16,24 +16,24 @@ def millions(model):
     ("cell", "units", "printed"),
     [("egru", 512, 5.5), ("egru", 1024, 15.7), ("lstm", 512, 7.4), ("lstm", 867, 16.1)],
 )
-def test_gestures(cell, units, printed):
+def test_gestures_parameters(cell, units, printed):
     """LSTM (867) has 16.1M parameters; the paper reports 16.3M."""
     with torch.device("meta"):
         assert round(millions(gesture_network(units, cell=cell)), 1) == printed
 
 
-def test_gestures_gru():
+def test_gestures_gru_parameters():
     """With both biases of a GRU the count is 15.75M; the paper reports 15.7M."""
     with torch.device("meta"):
         assert 15.7 < millions(gesture_network(1024, cell="gru")) < 15.76
 
 
-def test_gestures_full_resolution():
+def test_gestures_full_resolution_parameters():
     with torch.device("meta"):
         assert round(millions(gesture_network(1024, frame=(2, 128, 128))), 1) == 110.1
 
 
-def test_convolutional_head():
+def test_convolutional_head_parameters_and_macs():
     """The head has 1.7 million parameters and 79 million multiply-accumulates per frame."""
     head = ConvolutionalHead().float()
     assert round(millions(head), 1) == 1.7
@@ -64,14 +64,14 @@ def test_recurrent_layers_behind_the_head(cell, units, layers, recurrent):
 @pytest.mark.parametrize(
     ("cell", "units", "printed"), [("egru", 512, 790), ("egru", 590, 1048), ("gru", 512, 791), ("gru", 590, 1049)]
 )
-def test_sequential_mnist(cell, units, printed):
+def test_sequential_mnist_parameters(cell, units, printed):
     """Counts are without the readout; the paper truncates 1,049.6K to 1,049K."""
     with torch.device("meta"):
         model = SequenceClassifier(1, units, 10, cell=cell)
     assert abs(1e3 * millions(nn.ModuleList(model.layers)) - printed) < 0.7
 
 
-def test_sequential_mnist_cornn():
+def test_sequential_mnist_cornn_parameters():
     with torch.device("meta"):
         assert round(1e3 * millions(SequenceClassifier(1, 256, 10, cell="cornn", readout="last"))) == 134
 
@@ -88,13 +88,13 @@ def test_sequential_mnist_cornn():
         ("lstm", 1150, 400, 33_278, 33),
     ],
 )
-def test_language(cell, units, embedding, vocabulary, printed):
+def test_language_parameters(cell, units, embedding, vocabulary, printed):
     """The paper reports 73.5M as 74M and 33.6M as 33M, so the tolerance is 0.6M."""
     with torch.device("meta"):
         assert abs(millions(LanguageModel(vocabulary, embedding, units, cell=cell)) - printed) < 0.6
 
 
-def test_language_indrnn():
+def test_language_indrnn_parameters():
     with torch.device("meta"):
         model = LanguageModel(10_000, 600, 256, num_layers=1, cell="dense_indrnn")
     assert round(millions(model)) == 52

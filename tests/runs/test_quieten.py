@@ -62,7 +62,9 @@ def test_result_is_that_of_the_exported_network(first, tmp_path):
     assert result.derivation.validation.loss == evaluate(tmp_path / "quiet", "validation")[0].loss
     assert (report([tmp_path / "quiet"])).exists()
     shutil.move(first, tmp_path / "moved")
-    with pytest.raises(RunError, match=r"quiet was derived from .*first, which is not found; put that run next to it"):
+    with pytest.raises(
+        RunError, match=r"quiet was derived from .*first, which was not found; place that run next to it"
+    ):
         report([tmp_path / "quiet"])
 
 
@@ -154,7 +156,7 @@ def test_search_starts_at_the_current_thresholds(floor, tried, first, tmp_path):
     assert [line.split(":")[0] for line in messages[1:3]] == tried
 
 
-def test_search_that_saves_nothing_is_an_error(first, tmp_path):
+def test_search_that_saves_no_macs_raises(first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(0.97,))
     with pytest.raises(RunError, match=r"no floor saves MACs within 0.001 nats of the lowest validation loss"):
         quieten(tmp_path / "quiet", tmp_path / "quieter")

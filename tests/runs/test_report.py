@@ -120,7 +120,7 @@ def test_unfinished_run_is_refused(runs):
         report([])
 
 
-def test_sparsity_of_layers_is_read_where_there_is_any(runs):
+def test_unmeasured_layer_sparsity_is_empty(runs):
     path = runs / "digits" / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["layers"]["layer0"]["activity_sparsity"] = 0.75
@@ -171,7 +171,7 @@ def test_raster_has_the_events_of_the_model():
     assert draw_rasters(model, permuted, data)[0].image is None
 
 
-def test_rasters_of_frames_and_text():
+def test_rasters_show_frames_and_text():
     config = ClassifierConfig(data="dvs", hidden=4)
     split = Split(torch.rand(3, 5, 2, 32, 32), torch.tensor([1, 1, 0]))
     data = Classification("film", 2, split, split, split)

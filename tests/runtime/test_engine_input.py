@@ -104,7 +104,7 @@ def test_bad_run_arguments_raise(runner: str) -> None:
         engine.step(torch.zeros(2, 5), out=read_only)
 
 
-def test_token_ids(runner: str) -> None:
+def test_token_ids_are_checked(runner: str) -> None:
     engine = EventEngine(layer(), embedding=nn.Embedding(10, 5), readout=nn.Linear(8, 3))
     with pytest.raises(ValueError, match="token id 10 is outside the embedding; expected 0 to 9"):
         engine.step(10)

@@ -56,7 +56,7 @@ def autocast(device: str, precision: str) -> torch.autocast:
 def each_step(
     x: Tensor, y: Tensor, c: Tensor, weights: Weights, reset_gate: ResetGate, low: torch.dtype
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the states before the threshold and the gates, each step from ``y`` and ``c`` of the step before."""
+    """Return the states before thresholding and the gates, each step from the previous step's ``y`` and ``c``."""
     H = y.shape[-1]
     before = torch.zeros_like(c[:1])
     c, y = torch.cat([before, c[:-1]]).double(), torch.cat([before, y[:-1]]).double()

@@ -100,7 +100,7 @@ def graphed(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def measure(runs: Mapping[str, Callable[[], None]], repeats: int, rounds: int) -> dict[str, float]:
-    """Return the median milliseconds per round of each contestant, in turns of ``rounds`` rounds.
+    """Return the median milliseconds per round of each contestant. A turn has ``rounds`` rounds.
 
     One round per turn measures latency: the device waits for the host. With several rounds per turn, as in training,
     the host can run ahead.

@@ -1,4 +1,4 @@
-"""What the ``egru`` commands do. Imports are inside the functions, so that each command loads only what it uses."""
+"""The ``egru`` commands. Imports are inside the functions, so that each command loads only what it uses."""
 
 import argparse
 import contextlib
@@ -37,7 +37,9 @@ def _train(options: argparse.Namespace) -> int:
     arguments = options.extra + ["--help"] * options.wants_help
     if options.resume:
         if options.recipe or options.smoke or options.out or arguments:
-            raise ValueError("--resume uses the settings of the run and accepts no recipe and no option but --minutes")
+            raise ValueError(
+                "--resume uses the settings of the run and accepts neither a recipe nor options other than --minutes"
+            )
         folder = Path(options.resume)
         result = runs.resume(folder, minutes=options.minutes)
     else:
@@ -53,7 +55,7 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Search the fields of a recipe, or resume a search."""
+    """Tune the fields of a recipe, or resume a sweep."""
     from egru import experiments
     from egru.sweep import Sweep, sweep, table, write_outcome
 

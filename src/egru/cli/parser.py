@@ -28,7 +28,7 @@ example of SPACE.py:
 
 _RUN_OR_NAME = "folder of a run or an export, or name of a pretrained model (smnist)"
 _NEW_FOLDER = "new folder; `egru evaluate FOLDER` reads it like a run"
-_SMOKE = "small network, few data and epochs: takes less than a minute on a CPU"
+_SMOKE = "small network, little data, few epochs: takes less than a minute on a CPU"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -87,7 +87,9 @@ def _add_train(subparsers: Any) -> None:
         metavar="M",
         help="stop at the end of the epoch in which M minutes have passed; --resume continues",
     )
-    command.add_argument("-h", "--help", action="store_true", dest="wants_help", help="show this help, or the fields")
+    command.add_argument(
+        "-h", "--help", action="store_true", dest="wants_help", help="show this help; with RECIPE, list its fields"
+    )
     command.set_defaults(takes_extra=True)
 
 
@@ -101,7 +103,9 @@ def _add_evaluate(subparsers: Any) -> None:
         "was trained on, under EGRU_DATA.",
     )
     command.add_argument("source", metavar="RUN", help=_RUN_OR_NAME)
-    command.add_argument("--split", choices=("test", "validation"), default="test", help="(default: test)")
+    command.add_argument(
+        "--split", choices=("test", "validation"), default="test", help="split to score (default: test)"
+    )
     _add_device(command)
 
 
@@ -124,14 +128,14 @@ def _add_export(subparsers: Any) -> None:
         subparsers,
         "export",
         commands.export,
-        "write the best weights of a run as small files",
+        "write the weights of a run's best epoch in small files",
         "Write the weights of the best epoch, in one or more files, and the records of a run to a new folder, "
         "without the training state.",
     )
     command.add_argument("folder", metavar="RUN", help="folder of a run")
     command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
     _add_weights(command)
-    command.add_argument("--part", type=float, default=16, metavar="MIB", help="largest size of a file (default: 16)")
+    command.add_argument("--part", type=float, default=16, metavar="MIB", help="maximum file size in MiB (default: 16)")
 
 
 def _add_quieten(subparsers: Any) -> None:
@@ -158,7 +162,7 @@ def _add_quieten(subparsers: Any) -> None:
         type=float,
         default=1e-3,
         metavar="NATS",
-        help="the search accepts this much above the lowest validation loss (default: 0.001)",
+        help="accept a validation loss up to this much above the lowest one found (default: 0.001)",
     )
     _add_weights(command)
     _add_device(command)
@@ -169,8 +173,8 @@ def _add_sweep(subparsers: Any) -> None:
         subparsers,
         "sweep",
         commands.sweep,
-        "search the fields of a recipe with Optuna",
-        "Search the fields of a recipe with Optuna. Every trial is a run. The same command resumes a sweep.",
+        "tune the fields of a recipe with Optuna",
+        "Tune the fields of a recipe with Optuna. Every trial is a run. The same command resumes a sweep.",
         usage="egru sweep RECIPE --search SPACE.py [--trials N] [--workers N] [--storage STORAGE] [--FIELD VALUE ...]",
         epilog=SWEEP_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -183,7 +187,7 @@ def _add_sweep(subparsers: Any) -> None:
         type=int,
         default=20,
         metavar="N",
-        help="trials in the study at the end (default: 20)",
+        help="total number of trials in the study (default: 20)",
     )
     add("--workers", type=int, default=1, metavar="N", help="parallel trials on this machine (default: 1)")
     add(
@@ -197,12 +201,12 @@ def _add_sweep(subparsers: Any) -> None:
         "--objectives",
         default="quality",
         metavar="A[,B]",
-        help="quality, macs, backward-macs, all on validation; two give a Pareto front (default: quality)",
+        help="quality, macs or backward-macs, on the validation split; two give a Pareto front (default: quality)",
     )
     add(
         "--pruner",
         choices=("median", "hyperband", "none"),
-        help="stops bad trials early (default: median; none with several objectives)",
+        help="how to stop bad trials early (default: median; none with several objectives)",
     )
     add("--devices", metavar="A[,B...]", help="devices that workers use in turn, such as cuda:0,cuda:1")
     add("--smoke", action="store_true", help=_SMOKE)
@@ -237,8 +241,8 @@ def _add_bench(subparsers: Any) -> None:
         subparsers,
         "bench",
         commands.bench,
-        "measure speed and memory against dense rivals",
-        "Measure speed and memory against dense rivals. `egru bench cpu infer --help` shows the options of that "
+        "measure speed and memory against dense baselines",
+        "Measure speed and memory against dense baselines. `egru bench cpu infer --help` shows the options of that "
         "benchmark. Results are written to the working directory.",
         usage="egru bench {cpu,gpu} [{infer,train}] [OPTIONS]",
         add_help=False,

@@ -72,7 +72,7 @@ class ContinuousEGRU(nn.Module):
         above_threshold: What happens to a state passed in that is at or above its threshold: "raise" raises an error,
             "fire" emits an event at time 0.
         max_events: The maximum number of events per sample and call. If None, the bound that no network can exceed.
-        grazing_floor: The gradient of an event divides by ``z - theta``, but by at least this; 0 is exact.
+        grazing_floor: Lower bound on ``z - theta``, by which the gradient of an event is divided; 0 is exact.
         nodes: Quadrature nodes per panel. If None, 6 in float64 and 4 in float32, with errors of about 1e-12 and 1e-8.
         panel: The longest panel, in units of the fastest rate. If None, 0.5.
         engine: "auto", "compiled", "lockstep" or "reference". "auto" selects the fastest that supports the call.

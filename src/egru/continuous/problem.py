@@ -157,15 +157,15 @@ class Events:
 
 @dataclasses.dataclass
 class Cotangents:
-    """Derivatives of the loss with respect to the outputs of a run. None means zero.
+    """Gradients of the loss with respect to the outputs of a run. None means zero.
 
     Attributes:
-        times: By the event times ``(N,)``.
-        amplitudes: By the event amplitudes ``(N,)``.
-        c_read: By the states at the readouts ``(B, R, H)``.
-        o_read: By the traces at the readouts ``(B, R, H)``.
-        a_last: By the activations at the horizon ``(B, 3, H)``.
-        integral: By the integral of the running loss ``(B,)``.
+        times: For the event times ``(N,)``.
+        amplitudes: For the event amplitudes ``(N,)``.
+        c_read: For the states at the readouts ``(B, R, H)``.
+        o_read: For the traces at the readouts ``(B, R, H)``.
+        a_last: For the activations at the horizon ``(B, 3, H)``.
+        integral: For the integral of the running loss ``(B,)``.
     """
 
     times: Tensor
@@ -177,7 +177,7 @@ class Cotangents:
 
 
 class Gradients(NamedTuple):
-    """Derivatives of the loss by the tensors of a :class:`Problem`, and the number of floored events ``(B,)``."""
+    """Gradients with respect to the tensors of a :class:`Problem`, and the number of floored events ``(B,)``."""
 
     V: Tensor
     U: Tensor
@@ -220,5 +220,5 @@ class Engine(Protocol):
     def backward(
         self, problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None = None
     ) -> Gradients:
-        """Return the gradients, given the result of :meth:`forward` and the derivatives of the loss by it."""
+        """Return the gradients, given the result of :meth:`forward` and its cotangents."""
         ...

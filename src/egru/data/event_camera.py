@@ -56,7 +56,9 @@ def parse_events(content: bytes, path: Path) -> Events:
         raise DataCorrupt(f"{path}: pixel coordinates must be below {SENSOR}, got {largest}")
     if (np.diff(events.t) < 0).any():
         index = int((np.diff(events.t) < 0).argmax()) + 1
-        raise DataCorrupt(f"{path}: events must be in order of time, but event {index} precedes the one before it")
+        raise DataCorrupt(
+            f"{path}: events must be in order of time, but event {index} is earlier than event {index - 1}"
+        )
     return events
 
 

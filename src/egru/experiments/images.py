@@ -35,7 +35,7 @@ def digits() -> ClassifierConfig:
 
 @recipe("digits-gru", note="our recipe")
 def digits_gru() -> ClassifierConfig:
-    """GRU 128 with the training of digits."""
+    """GRU 128, trained like digits."""
     return replace(digits(), cell="gru", uniform_gates=False, zoneout=0.0)
 
 
@@ -140,7 +140,7 @@ def stable() -> ClassifierConfig:
 
 @recipe("smnist-stable-gru", note="our recipe")
 def stable_gru() -> ClassifierConfig:
-    """GRU 590 with the training of smnist-stable and input weights of the same size."""
+    """GRU 590, trained like smnist-stable, with input weights of the same size."""
     return replace(stable(), cell="gru", input_scale=18.0, rate_loss=0.0)
 
 

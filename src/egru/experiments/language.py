@@ -164,7 +164,7 @@ def evnn(data: TextData = "ptb") -> LanguageConfig:
 
 
 def evnn_gru() -> LanguageConfig:
-    """Return a GRU with the training of :func:`evnn`."""
+    """Return a GRU with the training settings of :func:`evnn`."""
     return replace(evnn(), cell="gru")
 
 
@@ -187,7 +187,7 @@ add(
     Paper(note="not in the paper"),
     "EGRU 1350 with EvNN's settings",
 )
-add("ptb-evnn-gru", evnn_gru, Paper(note="our recipe"), "GRU 1350 with the training of ptb-evnn")
+add("ptb-evnn-gru", evnn_gru, Paper(note="our recipe"), "GRU 1350, trained like ptb-evnn")
 add("wikitext2", partial(egru, "wikitext2"), _WIKI_1350, "same as wikitext2-egru-1350")
 add("wikitext2-egru-1350", partial(egru, "wikitext2"), _WIKI_1350, "EGRU 1350")
 add(

@@ -61,7 +61,7 @@ def tensors_to_save(kernel: str, y: Tensor, c: Tensor, reserve: Tensor) -> tuple
 
 
 def mask_gradients(gradients: Backward, needed: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """Return one gradient per argument: None where none is needed.
+    """Return one gradient per argument, or None for arguments that do not need one.
 
     ``needed`` is ``ctx.needs_input_grad``: the differentiable fields first, then arguments that have no gradient.
     """

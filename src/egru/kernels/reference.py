@@ -1,4 +1,4 @@
-"""The reference kernel: the sequence operation through :mod:`egru.functional`, for any device and type."""
+"""The reference kernel: the sequence operation through :mod:`egru.functional`, for any device and dtype."""
 
 import dataclasses
 import inspect
@@ -38,7 +38,7 @@ class ReferenceKernel:
         return None
 
     def describe(self) -> str:
-        return "plain torch, dense, any device and type; every other kernel is tested against it"
+        return "plain torch, dense, any device and dtype; every other kernel is tested against it"
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
         if problem.lean:

@@ -102,7 +102,7 @@ class EventParameters(nn.Module):
 
     @property
     def _first_weight(self) -> Tensor:
-        """A parameter with the dtype and device of all parameters."""
+        """The first recurrent weight. All parameters share its dtype and device."""
         return self._parameter("weight_hh" + self._directions[0].suffix)
 
     @property

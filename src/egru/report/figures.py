@@ -215,7 +215,7 @@ def sparsity(run: RunReport, colour: str, name: str) -> Figure:
 
 
 def histogram(run: RunReport, name: str) -> Figure:
-    """Draw how many units are active at which fraction of steps, with "never" and "always" as separate bars."""
+    """Draw a histogram of units by the fraction of steps with an event; "never" and "always" are separate bars."""
     edges = np.linspace(0, 1, 21)
     rows: list[dict[str, Any]] = []
     for layer in run.event_layers:

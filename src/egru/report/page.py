@@ -106,7 +106,7 @@ def read_runs(path: Path) -> tuple[RunReport, ...]:
 
 
 def _png_files(runs: Sequence[RunReport], rasters: Sequence[Raster]) -> dict[str, bytes]:
-    """Return the figures on white, by file name. Empty if matplotlib is not installed."""
+    """Return the figures with a white background, by file name. Empty if matplotlib is not installed."""
     try:
         require_matplotlib()
     except ImportError:

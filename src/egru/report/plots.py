@@ -128,7 +128,7 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
 
 
 def activity_histogram(run: RunReport, *, theme: Theme = LIGHT) -> "Figure":
-    """Plot how many units of the event layers are active at which fraction of steps.
+    """Plot a histogram of the units of the event layers by the fraction of steps at which they are active.
 
     Units that are never active and units that are always active have separate bars.
 

@@ -1,6 +1,6 @@
 """Work with runs of recipes: train, resume, evaluate, export, report, raise thresholds.
 
-A run is a folder that holds a config, metrics, checkpoints, a result and a report page.
+A run is a folder that contains a config, metrics, checkpoints, a result and a report page.
 """
 
 from egru.runs.evaluate import evaluate

@@ -156,7 +156,7 @@ def training_metrics(run: Run) -> list[EpochMetrics]:
     source = result.derivation.source
     folder = _pretrained_folder(source) if source in PRETRAINED else run.folder.parent / source
     if not folder.is_dir():
-        raise RunError(f"{run.folder} was derived from {source}, which is not found; put that run next to it")
+        raise RunError(f"{run.folder} was derived from {source}, which was not found; place that run next to it")
     return training_metrics(Run.open(folder, run.log))
 
 

@@ -37,7 +37,7 @@ def collect_results(runs: Path = RUNS) -> list[KeptResult]:
         FileNotFoundError: If there is no such folder, as in an installed package.
     """
     if not runs.is_dir():
-        raise FileNotFoundError(f"{runs} does not exist: the records of our runs are only in a checkout")
+        raise FileNotFoundError(f"{runs} does not exist: the records of our runs are available only in a checkout")
     results = [_read_result(path.parent) for path in runs.glob(f"*/{RECORD}")]
     return sorted(results, key=lambda result: (result.date, result.run))
 

@@ -43,8 +43,8 @@ def work(sweep: Sweep, device: str | None, environment: dict[str, str], connecti
     Args:
         sweep: The settings of the sweep.
         device: Device of the trial. If None, that of the config.
-        environment: The current environment variables of the parent. The process inherits those of the time when the
-            first worker was started.
+        environment: The current environment variables of the parent. They are passed because a worker inherits the
+            variables from when the first worker was started.
         connection: Receives ``("trial", number)``, then ``("failed", reason)`` if the trial failed, or
             ``("wrong", is_file_missing, reason)`` if every trial would fail.
     """

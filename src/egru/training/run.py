@@ -121,7 +121,10 @@ class Run:
         best: int,
         scaler: torch.amp.GradScaler,
     ) -> None:
-        """Write the checkpoint of ``epoch``, then delete all others but the previous one and the best of both."""
+        """Write the checkpoint of ``epoch`` and delete old ones.
+
+        The previous checkpoint and the best epoch of each of the two are kept.
+        """
         earlier = [saved for saved in self.saved_epochs() if saved < epoch]
         with self._report_write_errors():
             metadata = {"epoch": epoch, "best": best, "scaler": scaler.state_dict()}

@@ -29,8 +29,8 @@ class EpochStatistics:
         epoch: Number of the epoch, for error messages.
         saved_epoch: Epoch of the last checkpoint, for error messages.
         device: Device of the model.
-        overflows: Whether gradients may overflow because the loss is scaled (float16). The scaler leaves out such
-            steps, and only :attr:`patience` of them in a row are an error.
+        overflows: Whether gradients may overflow because the loss is scaled (float16). The scaler skips such
+            steps, and only :attr:`patience` of them in a row raise an error.
     """
 
     patience = 30

@@ -340,7 +340,7 @@ def test_event_limit_error_names_the_first_sample():
     torch.set_num_threads(1)
 
 
-def test_unsupported_problems(monkeypatch):
+def test_unsupported_problems_are_rejected_with_a_reason(monkeypatch):
     problem = network(12)
     assert "running loss" in str(ENGINE.unsupported(problem, density))
     assert "nodes" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(nodes=33))))

@@ -8,8 +8,8 @@ time::
     gamma_u = u(1-u)(z-c) / tau_m         gamma_z = u(1-z^2) / tau_m                gamma_r = 0
 
 where ``l_c`` is the derivative of the running loss ``l``. At an event of unit ``n`` with amplitude ``y``, ``-`` means
-just before and ``+`` just after, and ``S_x`` is the sum over ``m`` of ``V_x[m, n] p_a+[x, m]``. ``Q`` is the derivative
-of the loss by the time of the event alone, ``dL/ds`` the explicit derivative of the loss by that time::
+just before and ``+`` just after, and ``S_x`` is the sum over ``m`` of ``V_x[m, n] p_a+[x, m]``. ``Q`` is the total
+derivative of the loss with respect to the time of the event, and ``dL/ds`` the explicit one::
 
     Q = -p_c+[n] dc_n/dt+  +  sum over m != n of p_c+[m] (dc_m/dt-  -  dc_m/dt+)
         + y ((S_u + S_r + r S_z) / tau_s + dr/dt S_z)  +  y p_o+[n] / tau_o  +  l-  -  l+  +  dL/ds
@@ -104,7 +104,7 @@ class _Adjoint:
         self.p_c = p_c_start
 
     def internal(self, step: Step, by_time: float, by_amplitude: float) -> None:
-        """Propagate across an event, given the explicit derivatives of the loss by its time and amplitude."""
+        """Propagate across an event, given the explicit gradients with respect to its time and amplitude."""
         net, sums, n, options = self.net, self.sums, step.index, self.net.problem.options
         tau_s, tau_m = net.settings.tau_s, net.settings.tau_m
         assert step.a_group is not None

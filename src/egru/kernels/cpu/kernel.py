@@ -62,8 +62,8 @@ class CPUKernel:
             return f"not available: {compiled.missing}"
         core = compiled.core
         return (
-            f"compiled, event-driven, float32 and float64 on the CPU; level {core.level()} of "
-            f"{', '.join(core.levels())}; {torch.get_num_threads()} threads; compiler version {core.compiler()}"
+            f"compiled, event-driven, float32 and float64 on the CPU; SIMD level {core.level()} (available: "
+            f"{', '.join(core.levels())}); {torch.get_num_threads()} threads; compiler version {core.compiler()}"
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:

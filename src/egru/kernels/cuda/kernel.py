@@ -74,7 +74,7 @@ class CUDAKernel:
     def begin(
         self, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: ResetGate, precision: str
     ) -> PendingForward | None:
-        """Enqueue what a forward pass does before its kernel. Returns None if the sequence runs in fused steps."""
+        """Enqueue the work that precedes the forward kernel. Returns None if the sequence runs in fused steps."""
         if torch.version.hip is not None or input.dim() != 3 or input.numel() == 0:
             return None
         if not input.dtype is weight_ih.dtype is weight_hh.dtype is torch.float32:

@@ -158,7 +158,7 @@ def _key(problem: Problem) -> tuple[int, int, int, Reset, ResetGate, str, bool, 
 def begin(
     plan: Plan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, reset_gate: ResetGate, precision: str
 ) -> PendingForward:
-    """Enqueue what a forward pass does before its kernel."""
+    """Enqueue the work that precedes the forward kernel."""
     raise_if_stalled()
     _, batch, inputs = input.shape
     prepare = _space(plan.units, batch, inputs, reset_gate, precision, "forward", input.device.index).prepare

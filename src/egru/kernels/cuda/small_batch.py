@@ -134,7 +134,7 @@ def _preparer(units: int, inputs: int, workspace: int, precision: str, device: i
 
 
 def begin(plan: SmallBatchPlan, input: Tensor, weight_ih: Tensor, weight_hh: Tensor, precision: str) -> PendingForward:
-    """Enqueue what a forward pass does before its kernel."""
+    """Enqueue the work that precedes the forward kernel."""
     raise_if_stalled()
     inputs, device = input.shape[2], input.device
     projected = None
