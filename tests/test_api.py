@@ -102,7 +102,19 @@ def test_import_loads_only_layers_and_engine() -> None:
     code = "import sys, egru; print(*sorted(m for m in sys.modules if m.startswith('egru.')))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     packages = {name.split(".")[1] for name in output.split()}
-    lazy = {"bench", "cli", "compress", "continuous", "data", "experiments", "report", "runs", "sweep", "training"}
+    lazy = {
+        "bench",
+        "cli",
+        "compress",
+        "continuous",
+        "data",
+        "experiments",
+        "models",
+        "report",
+        "runs",
+        "sweep",
+        "training",
+    }
     assert not packages & lazy
 
 

@@ -11,7 +11,6 @@ from egru.activity.operations import LayerCost
 from egru.activity.summary import LayerActivity, LinearActivity
 from egru.layers import Direction, EventRNN, Record
 from egru.layers.structure import direction_label, direction_name
-from egru.models.baselines import CoRNN, IndRNN
 
 
 class Counts:
@@ -192,6 +191,8 @@ def dense_costs(module: nn.Module) -> list[LayerCost] | None:
             for layer in range(module.num_layers)
             for _ in range(directions)
         ]
+    from egru.models.baselines import CoRNN, IndRNN  # here, so that importing egru does not load the models
+
     if isinstance(module, CoRNN):
         return [LayerCost(module.input_size, module.hidden_size, 1, 2 * module.hidden_size)]
     if isinstance(module, IndRNN):
