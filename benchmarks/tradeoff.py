@@ -38,6 +38,14 @@ FORMATS = ("float32", "int8")
 DENSE_RUNS = {"GRU 590": "smnist-stable-gru-*", "coRNN 256": "smnist-cornn-256-*"}
 """Recorded runs whose test accuracy is shown."""
 
+LABELS = {
+    "EGRU 590, engine float32": (9, -4, "left", "top"),
+    "EGRU 590, engine int8": (9, 4, "left", "bottom"),
+    "GRU 590, torch": (0, 9, "center", "bottom"),
+    "GRU 590, ONNX Runtime": (-9, 2, "right", "center"),
+    "coRNN 256, torch": (0, -9, "center", "top"),
+}
+"""Offset of each label from its point, and its alignment."""
 Reader = Callable[[int], object]
 """Reads pixel ``i``; starts a new sequence at pixel 0."""
 
@@ -140,21 +148,21 @@ def draw(record: dict[str, Any], theme: Theme, path: Path) -> None:
             event_based = name.startswith("EGRU")
             colour = theme.event[0] if event_based else theme.dense
             axes.plot(time_per_pixel, accuracy, "o", color=colour, markersize=9 if event_based else 8)
-            right = time_per_pixel > 60  # the label would leave the axes
-            below = name.endswith("int8")
+            x, y, horizontal, vertical = LABELS[name]
             axes.annotate(
                 f"{name}\n{time_per_pixel:.1f} µs, {accuracy:.2f} %",
                 (time_per_pixel, accuracy),
-                xytext=(-9 if right else 9, -4 if below else 4),
+                xytext=(x, y),
                 textcoords="offset points",
-                ha="right" if right else "left",
-                va="top" if below else "bottom",
+                ha=horizontal,
+                va=vertical,
                 fontsize=9,
                 color=colour if event_based else theme.muted,
             )
         axes.set_xscale("log")
         axes.set_xlim(1.5, 300)
-        axes.set_ylim(97.6, 99.6)
+        axes.set_ylim(97.8, 99.6)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("measured time per pixel, µs (one pixel per call, one CPU thread)")
         axes.set_ylabel("test accuracy, %")
         theme.grid(axes, "both")
