@@ -1,6 +1,7 @@
 """The streaming benchmark with tiny networks: what it writes, and that wrong outputs get no ratio."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -27,6 +28,13 @@ TINY = [
 def single_precision(defaults, monkeypatch, tmp_path):
     torch.set_default_dtype(torch.float32)
     monkeypatch.chdir(tmp_path)
+
+
+def test_results_are_written_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert infer_cpu.main(TINY) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["infer_cpu.json"]
+    assert "no plot: it requires matplotlib" in capsys.readouterr().out
 
 
 def test_results_go_to_the_working_directory(tmp_path, capsys):

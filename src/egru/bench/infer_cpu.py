@@ -270,8 +270,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.out.exists():  # keep sizes that were measured before
         results = {**json.loads(args.out.read_text())["sizes"], **results}
     args.out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
-    plot(results, args.out.with_suffix(".png"))
-    print(f"written: {args.out}, {args.out.with_suffix('.png')}")
+    print(f"written: {args.out}")
+    try:
+        plot(results, args.out.with_suffix(".png"))
+    except ImportError:
+        print("no plot: it requires matplotlib (pip install 'egru[bench]')")
+    else:
+        print(f"written: {args.out.with_suffix('.png')}")
     return 0
 
 
