@@ -5,7 +5,8 @@
 
 OLD and NEW are Python interpreters, or ``INTERPRETER:FOLDER`` to put FOLDER first on the module path. Each build runs
 in its own process. The processes take turns, so that a change in the load of the machine affects both. Before timing,
-the outputs of the two builds are compared. Prints the median time per case and the ratio new / old.
+the outputs of the two builds are compared. Prints the median time per case and the ratio new / old. Where
+memory lands differs from process to process and moves times by several percent: compare with ``--restarts 5``.
 """
 
 import argparse
@@ -22,6 +23,9 @@ from typing import Any
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "cpu": {
         "engine step, H 590, I 1": {"kind": "engine", "inputs": 1, "hidden": 590, "repeats": 400},
+        "engine sequence, T 784, H 590, I 1": {
+            "kind": "engine sequence", "T": 784, "inputs": 1, "hidden": 590, "repeats": 20,
+        },
         "engine step, H 1350, I 1350": {"kind": "engine", "inputs": 1350, "hidden": 1350, "repeats": 60},
         "training, T 200, B 64, I 1, H 590": {"kind": "train", "T": 200, "B": 64, "inputs": 1, "hidden": 590},
         "training, T 35, B 64, I 1350, H 1350": {"kind": "train", "T": 35, "B": 64, "inputs": 1350, "hidden": 1350},
@@ -67,6 +71,10 @@ def make_case(
     threshold = egru.Threshold.constant(0.15)
     layer = egru.EGRU(inputs, hidden, reset_gate=reset_gate, threshold=threshold).to(device)  # pyright: ignore[reportArgumentType]
     x = torch.randn(T, B, inputs, device=device)
+    if kind == "engine sequence":
+        engine = egru.EventEngine(layer)
+        sequence = x[:, 0].contiguous()
+        return lambda: engine.run(sequence), repeats
     if kind == "engine":
         engine = egru.EventEngine(layer)
         rows = [row[0].contiguous() for row in x]
@@ -144,22 +152,12 @@ class Build:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
+    def close(self) -> None:
+        self.process.communicate()
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("old", nargs="?", help="interpreter of the old build, or INTERPRETER:FOLDER")
-    parser.add_argument("new", nargs="?", help="interpreter of the new build, or INTERPRETER:FOLDER")
-    parser.add_argument("--device", choices=tuple(CASES), default="cpu", help="(cpu)")
-    parser.add_argument("--turns", type=int, default=15, help="measurements per build and case (15)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (all cores)")
-    parser.add_argument("--out", type=Path, help="write the result to this file")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.serve:
-        work(options.device)
-        return 0
-    if options.old is None or options.new is None:
-        parser.error("name the old and the new build")
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Start one process per build, measure every case in alternation, and return the times and ratios."""
     builds = [Build(place, options.device, options.threads) for place in (options.old, options.new)]
     result: dict[str, Any] = {}
     for case in CASES[options.device]:
@@ -175,6 +173,35 @@ def main(arguments: list[str] | None = None) -> int:
         result[case] = {"old_seconds": old, "new_seconds": new, "ratio": ratio, "output_difference": difference}
         print(f"{case:46} old {1e6 * old:10.1f} µs  new {1e6 * new:10.1f} µs  new/old {ratio:.3f}", flush=True)
         print(f"{'':46} relative difference of the outputs: {difference:.1e}", flush=True)
+    for build in builds:
+        build.close()
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old", nargs="?", help="interpreter of the old build, or INTERPRETER:FOLDER")
+    parser.add_argument("new", nargs="?", help="interpreter of the new build, or INTERPRETER:FOLDER")
+    parser.add_argument("--device", choices=tuple(CASES), default="cpu", help="(cpu)")
+    parser.add_argument("--turns", type=int, default=15, help="measurements per build and case (15)")
+    parser.add_argument("--restarts", type=int, default=1, help="times to start both processes anew (1)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (all cores)")
+    parser.add_argument("--out", type=Path, help="write the result to this file")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.serve:
+        work(options.device)
+        return 0
+    if options.old is None or options.new is None:
+        parser.error("name the old and the new build")
+    restarts = [compare(options) for _ in range(options.restarts)]
+    result: dict[str, Any] = {}
+    for case in CASES[options.device]:
+        results = [restart[case] for restart in restarts]
+        ratio = statistics.median(entry["ratio"] for entry in results)
+        result[case] = {"ratio": ratio, "restarts": results}
+        if options.restarts > 1:
+            print(f"{case:46} new/old {ratio:.3f}, median of {options.restarts} restarts", flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0

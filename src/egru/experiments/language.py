@@ -163,9 +163,9 @@ def evnn(data: TextData = "ptb") -> LanguageConfig:
     )
 
 
-def evnn_gru() -> LanguageConfig:
+def evnn_gru(data: TextData = "ptb") -> LanguageConfig:
     """Return a GRU with the training settings of :func:`evnn`."""
-    return replace(evnn(), cell="gru")
+    return replace(evnn(data), cell="gru")
 
 
 _1350 = Paper(None, 57.2, 79.7, 46.3, "33M", "9.9M", "perplexity 58.7 in the supplement")
@@ -207,6 +207,13 @@ add(
     partial(awd_lstm, "wikitext2"),
     Paper(None, 65.8, None, None, "33M", "32.0M"),
     "AWD-LSTM",
+)
+add("wikitext2-evnn", partial(evnn, "wikitext2"), Paper(note="our recipe"), "EGRU 1350 with EvNN's settings for PTB")
+add(
+    "wikitext2-evnn-gru",
+    partial(evnn_gru, "wikitext2"),
+    Paper(note="our recipe"),
+    "GRU 1350, trained like wikitext2-evnn",
 )
 
 
