@@ -26,8 +26,8 @@ import egru
 from egru import experiments, runs
 from egru.compress import prune
 from egru.data import Split, Text
+from egru.format import count, percent
 from egru.models import LanguageModel
-from egru.report.format import count, percent
 from egru.runs.load import find_run
 from egru.training.loop import score
 

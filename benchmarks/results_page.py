@@ -25,7 +25,7 @@ from results_records import Record, read_record, training_sparsity, validation_s
 from results_tasks import INTRODUCTION, TASKS, Row, Task
 
 from egru.experiments import RECIPES, Paper
-from egru.report.format import count, percent, seconds
+from egru.format import count, percent, seconds
 from egru.runs.command import recorded_command, train_command
 
 ROOT = pathlib.Path(__file__).parent.parent

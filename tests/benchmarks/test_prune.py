@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import prune
 from egru import experiments, runs
-from egru.report.format import count
+from egru.format import count
 
 ROOT = Path(__file__).parents[2]
 

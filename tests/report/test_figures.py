@@ -6,7 +6,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from egru.report import Raster, figures, format
+from egru import format
+from egru.report import Raster, figures
 from tests.report import examples
 
 

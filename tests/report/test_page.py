@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import egru
+from egru import format
 from egru.environment import Environment
 from egru.records import to_plain
-from egru.report import DARK, LIGHT, Epoch, Raster, format, page, read_runs, write_report
+from egru.report import DARK, LIGHT, Epoch, Raster, page, read_runs, write_report
 from tests.report import examples
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from egru.report import DARK, LIGHT, Raster, activity_histogram, event_raster, format, macs_bar, training_curves
+from egru import format
+from egru.report import DARK, LIGHT, Raster, activity_histogram, event_raster, macs_bar, training_curves
 from tests.report import examples
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures require matplotlib")

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
+from egru import format
 from egru.activity.operations import EnergyModel, LayerCost
 from egru.records import JSONRecord, dumps
 
@@ -211,13 +212,13 @@ class ActivitySummary(JSONRecord):
             (
                 f"{layer.name} ({layer.kind})",
                 f"{layer.hidden_size}",
-                _percent(layer.activity_sparsity),
-                _percent(layer.backward_sparsity),
-                _percent(layer.backward_skippable),
-                _percent(layer.cost.input_density),
-                _count(layer.cost.forward),
-                _percent(layer.cost.forward / layer.cost.dense.forward),
-                _count(layer.cost.backward),
+                format.percent(layer.activity_sparsity),
+                format.percent(layer.backward_sparsity),
+                format.percent(layer.backward_skippable),
+                format.percent(layer.cost.input_density),
+                format.count(layer.cost.forward),
+                format.percent(layer.cost.forward / layer.cost.dense.forward),
+                format.count(layer.cost.backward),
             )
             for layer in self.layers
         ]
@@ -228,23 +229,23 @@ class ActivitySummary(JSONRecord):
                 "",
                 "",
                 "",
-                _percent(linear.input_density),
-                _count(linear.macs / self.steps),
-                _percent(linear.input_density),
-                _count(2 * linear.macs / self.steps),
+                format.percent(linear.input_density),
+                format.count(linear.macs / self.steps),
+                format.percent(linear.input_density),
+                format.count(2 * linear.macs / self.steps),
             )
             for linear in self.linears
         ]
         total = (
             "overall",
             f"{sum(layer.hidden_size for layer in self.layers)}",
-            _percent(self.activity_sparsity),
-            _percent(self.backward_sparsity),
-            _percent(self.backward_skippable),
+            format.percent(self.activity_sparsity),
+            format.percent(self.backward_sparsity),
+            format.percent(self.backward_skippable),
             "",
-            _count(self.forward_macs),
-            _percent(self.forward_macs / self.dense_forward_macs),
-            _count(self.backward_macs),
+            format.count(self.forward_macs),
+            format.percent(self.forward_macs / self.dense_forward_macs),
+            format.count(self.backward_macs),
         )
         lines = _aligned([header, *rows, total])
         rule = "-" * len(lines[0])
@@ -255,8 +256,8 @@ class ActivitySummary(JSONRecord):
                 *lines[1:-1],
                 rule,
                 lines[-1],
-                f"{_count(self.parameters)} parameters, {self.steps:,} steps; MACs are per time step",
-                f"energy {self.joules * 1e6:.3g} uJ per step, dense {self.dense_joules * 1e6:.3g} uJ, assuming",
+                f"{format.count(self.parameters)} parameters, {self.steps:,} steps; MACs are per time step",
+                f"energy {format.joules(self.joules)} per step, dense {format.joules(self.dense_joules)}, assuming",
                 self.energy.assumption,
             ]
         )
@@ -275,14 +276,3 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
         for row in rows
     ]
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
-
-
-def _count(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if value >= limit:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"

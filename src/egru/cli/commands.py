@@ -99,11 +99,11 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write the best weights of a run as small files."""
-    from egru import runs
+    from egru import format, runs
 
     largest = int(options.part * 2**20)
     for path in runs.export(Path(options.folder), Path(options.out), options.weights, largest):
-        print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
+        print(f"{path}: {format.size(path.stat().st_size)}")
     return 0
 
 
@@ -219,13 +219,13 @@ def _configure(recipe: Any, smoke: bool, arguments: list[str]) -> Any:
 
 
 def _print_scores(label: str, scores: Any, activity: Any) -> None:
-    from egru.report.format import count
+    from egru import format
 
-    quality = f"accuracy {100 * scores.accuracy:.2f} %"
+    quality = f"accuracy {format.percent(scores.accuracy, 2)}"
     if scores.perplexity is not None:
         quality = f"perplexity {scores.perplexity:.2f}, {quality}"
-    sparsity = f"activity sparsity {100 * activity.activity_sparsity:.1f} %"
+    sparsity = f"activity sparsity {format.percent(activity.activity_sparsity)}"
     if activity.backward_sparsity is not None:
-        sparsity += f", backward sparsity {100 * activity.backward_sparsity:.1f} %"
-    macs = f"{count(activity.forward_macs)} of {count(activity.dense_forward_macs)} MACs per step"
+        sparsity += f", backward sparsity {format.percent(activity.backward_sparsity)}"
+    macs = f"{format.count(activity.forward_macs)} of {format.count(activity.dense_forward_macs)} MACs per step"
     print(f"{label}: {quality}, {sparsity}, {macs}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from egru.report import format
+from egru import format
 from egru.report.run import Epoch, Raster, RunReport
 
 MAX_UNITS = 192

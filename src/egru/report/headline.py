@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from egru.report import format
+from egru import format
 from egru.report.run import RunReport
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from egru.report import format
+from egru import format
 from egru.report.run import RunReport, check_runs
 from egru.report.theme import LIGHT, Theme
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from egru.report import format
+from egru import format
 from egru.report.run import Raster
 from egru.report.theme import LIGHT, Theme
 

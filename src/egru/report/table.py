@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from egru.report import format
+from egru import format
 from egru.report.run import RunReport, check_runs
 
 

@@ -11,13 +11,13 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from egru import format
 from egru.experiments.config import read_config
 from egru.experiments.registry import RECIPES, Paper
 from egru.experiments.results import RESULTS, KeptResult, format_results, read_results
 from egru.experiments.tables import ALIASES, TABLES, find_table
 from egru.files import replace_file
 from egru.records import write_json
-from egru.report import format
 from egru.runs.command import recorded_command
 from egru.runs.load import training_metrics
 from egru.training import Run, RunError

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from egru import format
 from egru.experiments import Config, LanguageConfig
-from egru.report import format
 from egru.training import EpochMetrics
 
 Search = Callable[[Any], dict[str, Any]]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from egru import format
 from egru.records import to_plain
 from egru.training.records import EpochMetrics
 
@@ -41,7 +42,7 @@ class PrintedProgress(NoProgress):
 def describe_epoch(metrics: EpochMetrics) -> str:
     """Return the metrics of an epoch as one line of text."""
     train, scores = metrics.train, metrics.validation
-    quality = f"accuracy {100 * scores.accuracy:.1f} %"
+    quality = f"accuracy {format.percent(scores.accuracy)}"
     if scores.perplexity is not None:
         quality = f"perplexity {scores.perplexity:.1f}"
     waiting = train.waited / max(metrics.seconds, 1e-9)

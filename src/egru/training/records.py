@@ -7,6 +7,7 @@
 import dataclasses
 import math
 
+from egru import format
 from egru.activity import ActivitySummary, LayerActivity, Stability
 from egru.records import JSONRecord
 
@@ -163,12 +164,13 @@ class ThresholdTrial:
 
     def __str__(self) -> str:
         scores = self.validation
-        quality = f"accuracy {100 * scores.accuracy:.2f} %"
+        quality = f"accuracy {format.percent(scores.accuracy, 2)}"
         if scores.perplexity is not None:
             quality = f"perplexity {scores.perplexity:.2f}"
+        floors = " ".join(f"{value:g}" for value in self.floor)
         return (
-            f"floors {' '.join(f'{value:g}' for value in self.floor)}: loss {scores.loss:.4f}, {quality}, "
-            f"activity sparsity {100 * self.activity_sparsity:.1f} %, {self.forward_macs:,.0f} MACs per step"
+            f"floors {floors}: loss {scores.loss:.4f}, {quality}, activity sparsity "
+            f"{format.percent(self.activity_sparsity)}, {format.count(self.forward_macs)} MACs per step"
         )
 
 

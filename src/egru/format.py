@@ -1,4 +1,4 @@
-"""Number formats that the page, the figures and the terminal share."""
+"""Formats of numbers with fitting units, for the terminal, the report page and the figures."""
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -32,6 +32,14 @@ def joules(value: float) -> str:
         if value >= 0.9995 * limit:
             return f"{_three_digits(value / limit)} {unit}"
     return f"{_three_digits(value / 1e-12)} pJ"
+
+
+def size(value: float) -> str:
+    """Format a number of bytes with the binary unit that leaves one to three digits: 912 B, 8.21 KiB, 60.5 MiB."""
+    for limit, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= 0.9995 * limit:
+            return f"{_three_digits(value / limit)} {unit}"
+    return f"{value:.0f} B"
 
 
 def seconds(value: float) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from egru.report import format
+from egru import format
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ def test_count(value, text):
 )
 def test_joules(value, text):
     assert format.joules(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (912, "912 B"), (2519, "2.46 KiB"), (1023.9, "1 KiB"), (63_438_848, "60.5 MiB")]
+)
+def test_size(value, text):
+    assert format.size(value) == text
 
 
 def test_ratio_and_percent():
