@@ -175,7 +175,7 @@ def test_summary_prints_a_table():
     text = str(summary)
     assert f"{100 * summary.activity_sparsity:.1f} %" in text
     assert "inner.rnn (EGRU)" in text
-    assert "readout (Linear)" in text
+    assert "\nreadout  " in text
     assert "assuming" in text
     assert EnergyModel().assumption in text
 

@@ -1,5 +1,6 @@
 """Running counts of the layers that an :class:`egru.ActivityMonitor` watches."""
 
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from egru.activity.operations import LayerCost
 from egru.activity.summary import LayerActivity, LinearActivity
 from egru.layers import Direction, EventRNN, Record
 from egru.layers.structure import direction_label, direction_name
+
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+LinearModule = nn.Linear | Convolution
 
 
 class Counts:
@@ -152,25 +156,43 @@ class DenseCounts(Counts):
 
 
 class LinearCounts(Counts):
-    """Non-zero inputs of a linear layer."""
+    """Inputs of a linear layer or a convolution.
+
+    A convolution is a linear layer that reads one patch per output position. All entries of its patches count, padding
+    and zeros too: dense convolutions skip nothing, and the paper counts them in full. A transposed convolution is a
+    linear layer that writes one patch per input position.
+    """
 
     sums = ("calls", "active")
 
-    def __init__(self, module: nn.Linear, label: str) -> None:
+    def __init__(self, module: LinearModule, label: str) -> None:
         self.module, self.label, self.calls = module, label, 0
         self.active: Tensor | int = 0
 
     @torch.no_grad()
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         """Add one forward pass."""
         x: Tensor = _module_input(args, kwargs)
-        self.calls += x.numel() // x.shape[-1]
-        self.active = self.active + (x != 0).sum()
+        if isinstance(self.module, nn.Linear):
+            self.calls += x.numel() // x.shape[-1]
+            self.active = self.active + (x != 0).sum()
+            return
+        transposed = self.module.transposed
+        calls = x.numel() // self.module.in_channels if transposed else output.numel() // self.module.out_channels
+        self.calls += calls
+        self.active = self.active + calls * self._sizes()[0]
 
     def activity(self) -> LinearActivity:
         """Return the counts so far."""
+        return LinearActivity(self.label, *self._sizes(), self.calls, int(self.active))
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return the number of inputs and outputs of one call, so that their product is the number of weights."""
         module = self.module
-        return LinearActivity(self.label, module.in_features, module.out_features, self.calls, int(self.active))
+        if isinstance(module, nn.Linear):
+            return module.in_features, module.out_features
+        patch = math.prod(module.weight.shape[1:])
+        return (module.in_channels, patch) if module.transposed else (patch, module.out_channels)
 
 
 _TORCH_GATES = {"GRU": 3, "LSTM": 4, "RNN_TANH": 1, "RNN_RELU": 1}

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from egru.activity.counts import Counts, DenseCounts, EventCounts, LinearCounts, dense_costs
+from egru.activity.counts import Counts, DenseCounts, EventCounts, LinearCounts, LinearModule, dense_costs
 from egru.activity.operations import EnergyModel, count_parameters
 from egru.activity.summary import ActivitySummary, LayerActivity
 from egru.layers import EventRNN, event_directions, labelled_modules
@@ -16,7 +16,7 @@ class ActivityMonitor:
 
     Event layers are counted exactly, per layer and direction, on their device. Dense recurrent layers (``nn.GRU``,
     ``nn.LSTM``, ``nn.RNN`` and the baselines of :mod:`egru.models`) count outputs with ``|h| <= tolerance`` as
-    inactive. They and ``nn.Linear`` are observed by forward hooks.
+    inactive. They, ``nn.Linear`` and convolutions are observed by forward hooks. Convolutions skip nothing.
 
     Counts accumulate when the context is entered again; :meth:`reset` clears them. Outside the context there is no
     overhead. A model under ``torch.compile`` is recompiled, with the counting inside.
@@ -65,7 +65,7 @@ class ActivityMonitor:
         for label, module in labelled_modules(self.model):
             if costs := dense_costs(module):
                 self._dense.append(DenseCounts(module, label, costs, self.tolerance))
-            elif isinstance(module, nn.Linear):
+            elif isinstance(module, LinearModule):
                 self._linear.append(LinearCounts(module, label))
         if active:
             self._start()

@@ -83,14 +83,14 @@ class LayerActivity:
 
 @dataclasses.dataclass(frozen=True)
 class LinearActivity:
-    """Counts of a linear layer.
+    """Counts of a linear layer, or of a convolution as a linear layer that reads one patch per output position.
 
     Attributes:
         name: Name of the module in the model.
-        in_features: Number of inputs.
-        out_features: Number of outputs.
-        calls: Number of input rows.
-        active: Number of non-zero input entries, over all rows.
+        in_features: Number of inputs; for a convolution, the entries of a patch in one group of channels.
+        out_features: Number of outputs; for a convolution, of output channels.
+        calls: Number of input rows or patches.
+        active: Number of input entries that are not skipped: the non-zero ones of a linear layer, all of a convolution.
     """
 
     name: str
@@ -101,12 +101,12 @@ class LinearActivity:
 
     @property
     def input_density(self) -> float:
-        """Fraction of input entries that are not zero."""
+        """Fraction of input entries that are not skipped."""
         return self.active / (self.calls * self.in_features)
 
     @property
     def macs(self) -> float:
-        """Multiply-accumulates of all rows, with zero inputs skipped."""
+        """Multiply-accumulates of all rows. Zero inputs of a linear layer are skipped."""
         return float(self.active * self.out_features)
 
     @property
@@ -124,7 +124,7 @@ class ActivitySummary(JSONRecord):
 
     Attributes:
         layers: One entry per layer and direction of each recurrent module.
-        linears: One entry per linear layer.
+        linears: One entry per linear layer or convolution.
         parameters: Number of parameters, from :func:`egru.activity.count_parameters`.
         energy: Energy per operation.
 
@@ -224,7 +224,7 @@ class ActivitySummary(JSONRecord):
         ]
         rows += [
             (
-                f"{linear.name} (Linear)",
+                linear.name,
                 f"{linear.out_features}",
                 "",
                 "",
