@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from egru._autograd import SECOND_DERIVATIVES, in_forward_mode
+
 
 class EventState(NamedTuple):
     """The state that a layer carries from one call to the next.
@@ -128,8 +130,33 @@ class Surrogate:
         return k.clamp(0, 1) if self.bounded else k
 
 
+class _Slopes(torch.autograd.Function):
+    """Map ``(v, c, theta, e)`` to the slopes ``s`` and ``k - e``, whose derivatives raise."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, c: Tensor, theta: Tensor, events: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
+        slope = surrogate.slope(c, theta)
+        return slope, surrogate.output_slope(value, events, slope) - events
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(SECOND_DERIVATIVES)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(SECOND_DERIVATIVES)
+
+
 class _Emit(torch.autograd.Function):
     """Map ``(v, c, theta)`` to ``(v * e, e)`` with ``e = [c > theta]``; see :func:`emit`."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
@@ -140,19 +167,30 @@ class _Emit(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         value, c, theta, ctx.surrogate = inputs
         ctx.save_for_backward(value, c, theta, output[1])
+        ctx.save_for_forward(value, c, theta, output[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         grad_y, grad_e = grads
         value, c, theta, events = ctx.saved_tensors
-        slope = ctx.surrogate.slope(c, theta)
-        through_c = ctx.surrogate.output_slope(value, events, slope) - events
+        slope, through_c = _Slopes.apply(value, c, theta, events, ctx.surrogate)  # pyright: ignore
         grad_theta = -(grad_y * value * slope + grad_e * slope)
         return (
             grad_y * events,
             grad_y * through_c + grad_e * slope,
             grad_theta.sum_to_size(theta.shape),
             None,
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
+        value, c, theta, events = ctx.saved_tensors
+        d_value, d_c, d_theta = (0 if tangent is None else tangent for tangent in tangents[:3])
+        slope, through_c = _Slopes.apply(value, c, theta, events, ctx.surrogate)  # pyright: ignore
+        zero = torch.zeros_like(c)
+        return (
+            zero + events * d_value + through_c * d_c - value * slope * d_theta,
+            zero + slope * (d_c - d_theta),
         )
 
 
@@ -170,6 +208,11 @@ def emit(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple
 
     Returns:
         ``(y, e)``: the emitted values and the events as 0 and 1, both differentiable through the surrogate.
+
+    Raises:
+        RuntimeError: If forward-mode differentiation is compiled: ``torch.compile`` would return zeros.
     """
+    if torch.compiler.is_compiling() and in_forward_mode():
+        raise RuntimeError("egru: torch.compile does not support forward-mode differentiation of events")
     y, e = _Emit.apply(value, c, theta, surrogate)  # pyright: ignore[reportGeneralTypeIssues]
     return y, e

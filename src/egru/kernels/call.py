@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from egru._autograd import in_transform
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.kernels.registry import choose, get
 
@@ -16,7 +17,7 @@ def is_plain(x: Tensor) -> bool:
         type(x) is Tensor
         and not torch.compiler.is_compiling()
         and not torch._C._is_tracing()  # pyright: ignore[reportPrivateUsage]
-        and not torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage]
+        and not in_transform()
         and torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportPrivateUsage]
     )
 
@@ -36,7 +37,7 @@ def forward(problem: Problem, kernel: str, save: bool) -> Forward:
         ValueError: If an argument or the final state is not finite (on the CPU only).
     """
     check_finite(problem.input, problem.c0, problem.y0, problem.theta)
-    with _NoAutocast(problem.input.device.type):
+    with NoAutocast(problem.input.device.type):
         result = get(kernel).forward(problem, save)
     check_result(result.c_last)
     return result
@@ -51,7 +52,7 @@ def backward(
 ) -> Backward:
     """Run a kernel's backward pass on what :func:`tensors_to_save` returned."""
     grad_y, grad_c, grad_c_last, grad_y_last = grads
-    with _NoAutocast(problem.input.device.type):
+    with NoAutocast(problem.input.device.type):
         return get(kernel).backward(problem, *saved, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient)
 
 
@@ -69,7 +70,7 @@ def mask_gradients(gradients: Backward, needed: Sequence[bool]) -> tuple[Tensor 
     return *masked, *[None] * (len(needed) - len(masked))
 
 
-class _NoAutocast:
+class NoAutocast:
     """Disable autocast: kernels do their own rounding. Has less overhead than ``torch.autocast``."""
 
     __slots__ = ("device", "enabled")

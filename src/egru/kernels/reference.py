@@ -22,9 +22,28 @@ def _shared_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 # Derived from the signatures, so that an option which egru.functional implements needs no change here.
 _BACKWARD_ARGUMENTS = _shared_arguments(functional.egru_backward)
-_FORWARD_ARGUMENTS = tuple(
-    name for name in _shared_arguments(functional.egru_sequence) if name not in FIELDS.backward_only
-)
+_SEQUENCE_ARGUMENTS = _shared_arguments(functional.egru_sequence)
+_FORWARD_ARGUMENTS = tuple(name for name in _SEQUENCE_ARGUMENTS if name not in FIELDS.backward_only)
+
+
+def run_torch(problem: Problem, options: tuple[str, ...] = _SEQUENCE_ARGUMENTS) -> functional.Sequence:
+    """Run the sequence as torch operations, which autograd and the transforms of ``torch.func`` can differentiate.
+
+    Args:
+        problem: The problem to run.
+        options: Names of the options to pass to :func:`egru.functional.egru_sequence`.
+    """
+    problem = problem.rounded()
+    return functional.egru_sequence(
+        problem.input,
+        EventState(problem.c0, problem.y0),
+        problem.weight_ih,
+        problem.weight_hh,
+        problem.bias_ih,
+        problem.bias_hh,
+        problem.theta,
+        **{name: getattr(problem, name) for name in options},
+    )
 
 
 class ReferenceKernel:
@@ -48,17 +67,7 @@ class ReferenceKernel:
         return (gates, T, B, problem.theta.shape[0])
 
     def forward(self, problem: Problem, save: bool) -> Forward:
-        problem = problem.rounded()
-        result = functional.egru_sequence(
-            problem.input,
-            EventState(problem.c0, problem.y0),
-            problem.weight_ih,
-            problem.weight_hh,
-            problem.bias_ih,
-            problem.bias_hh,
-            problem.theta,
-            **{name: getattr(problem, name) for name in _FORWARD_ARGUMENTS},
-        )
+        result = run_torch(problem, _FORWARD_ARGUMENTS)
         reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory
         return Forward(result.y, result.c, result.state.c.clone(), result.state.y.clone(), reserve)

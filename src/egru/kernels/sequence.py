@@ -2,11 +2,13 @@
 
 from torch import Tensor
 
+from egru._autograd import in_transform
 from egru.events import EventState
-from egru.kernels.call import is_plain, prepare
+from egru.kernels.call import NoAutocast, is_plain, prepare
 from egru.kernels.eager import run_eager
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem
+from egru.kernels.reference import run_torch
 from egru.kernels.registry import begin
 from egru.types import Backend, ResetGate
 
@@ -30,6 +32,9 @@ def begin_sequence(
 def run_sequence(problem: Problem, backend: Backend = "auto") -> tuple[Tensor, Tensor, EventState]:
     """Run the sequence operation; differentiable.
 
+    The kernels have first derivatives in reverse mode. Under forward-mode differentiation and the transforms of
+    ``torch.func`` the sequence runs in plain torch, and values are not checked.
+
     Args:
         problem: The arguments.
         backend: The kernel to use. ``"auto"`` takes the fastest one that supports the problem.
@@ -38,11 +43,24 @@ def run_sequence(problem: Problem, backend: Backend = "auto") -> tuple[Tensor, T
         ``(y, c, state)``: the events and the state that the threshold saw, both ``(T, B, H)``, and the carried state.
 
     Raises:
-        ValueError: If ``backend`` does not support the problem, or if a value on the CPU is not finite.
+        ValueError: If ``backend`` does not support the problem or an active transform, or if a value on the CPU is not
+            finite.
     """
+    if in_transform():
+        return _transform(problem, backend)
     problem, kernel, save = prepare(problem, backend)
     if is_plain(problem.input):
         y, c, c_last, y_last = run_eager(problem, kernel, save)
     else:
         y, c, c_last, y_last, _ = sequence(*problem.flatten(), kernel, save)
     return y, c, EventState(c_last, y_last)
+
+
+def _transform(problem: Problem, backend: Backend) -> tuple[Tensor, Tensor, EventState]:
+    if backend not in ("auto", "reference"):
+        raise ValueError(
+            f"backend={backend!r} does not support forward-mode differentiation or torch.func; use backend='auto'"
+        )
+    with NoAutocast(problem.input.device.type):
+        result = run_torch(problem)
+    return result.y, result.c, result.state

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from egru._autograd import in_transform
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
 from egru.kernels.call import check_finite, check_result
@@ -28,7 +29,7 @@ class _AutogradEventRNN(EventRNN):
         lengths: Tensor | None = None,
         started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
-        check_values = not torch.compiler.is_compiling()  # a compiled graph cannot raise
+        check_values = not (torch.compiler.is_compiling() or in_transform())  # neither can read values
         if check_values:
             check_finite(x, *state, weights.theta)
         result = event_sequence(
