@@ -151,12 +151,12 @@ def test_evaluate_accepts_the_name_of_a_pretrained_model(capsys, monkeypatch, tm
 def test_resume_continues_an_interrupted_run(capsys, monkeypatch, tmp_path):
     calls, original = 0, ClassifierTask.evaluate
 
-    def evaluate(self, model, split):
+    def evaluate(self, model, split, progress=None):
         nonlocal calls
         calls += 1
         if calls == 2:
             raise KeyboardInterrupt
-        return original(self, model, split)
+        return original(self, model, split, progress)
 
     monkeypatch.setattr(ClassifierTask, "evaluate", evaluate)
     code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run")

@@ -6,12 +6,13 @@ from pathlib import Path
 from egru.activity import ActivitySummary
 from egru.runs.load import load
 from egru.training import Scores, score
+from egru.training.progress import evaluation_progress
 
 
 def evaluate(
     folder: Path, split: str = "test", log: Callable[[str], None] = print, device: str | None = None
 ) -> tuple[Scores, ActivitySummary, int | None]:
-    """Score the best epoch of a run.
+    """Score the best epoch of a run. The progress is shown on the standard error.
 
     Args:
         folder: The folder of a run or an export, or the name of a pretrained model.
@@ -23,5 +24,6 @@ def evaluate(
         The scores, the activity on the split, and the epoch. The epoch is None if the run has no result.
     """
     trained = load(folder, device, log)
-    scores, activity = score(trained.model, trained.task, split)
+    with evaluation_progress(f"{folder}, {split} split") as progress:
+        scores, activity = score(trained.model, trained.task, split, progress)
     return scores, activity, trained.epoch

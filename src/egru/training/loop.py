@@ -3,6 +3,7 @@
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -211,19 +212,22 @@ def make_step(
     return GraphedStep(step, [p for p in model.parameters() if p.requires_grad], capture)
 
 
-def score(model: nn.Module, task: Task, split: str) -> tuple[Scores, ActivitySummary]:
+def score(
+    model: nn.Module, task: Task, split: str, progress: Callable[[float], None] | None = None
+) -> tuple[Scores, ActivitySummary]:
     """Evaluate a model on a split and measure its activity there.
 
     Args:
         model: Model to evaluate.
         task: Data and scores.
         split: "train", "validation" or "test".
+        progress: Called with the fraction of the split that is done. May be None.
 
     Returns:
         The scores and the activity, over all processes.
     """
     with ActivityMonitor(model) as monitor:
-        scores = task.evaluate(model, split)
+        scores = task.evaluate(model, split, progress)
     for counts in distributed.gather_from_others(monitor.counts()):
         monitor.add(counts)
     return scores, monitor.summary()

@@ -1,7 +1,10 @@
 """Progress display: a bar and one line per epoch, and optionally TensorBoard."""
 
 import contextlib
-from collections.abc import Iterator
+import importlib.util
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -87,6 +90,45 @@ def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
                 bar.console.print(describe_epoch(metrics), highlight=False)
 
         yield BarProgress()
+
+
+_LINE_SECONDS = 10.0
+"""Seconds between two lines of :func:`evaluation_progress` without a bar."""
+
+
+@contextlib.contextmanager
+def evaluation_progress(name: str) -> Iterator[Callable[[float], None]]:
+    """Display the progress of an evaluation on the standard error.
+
+    In a terminal with rich it is a bar, otherwise one line every ten seconds.
+
+    Args:
+        name: Label of the display.
+
+    Yields:
+        A function of the fraction that is done.
+
+    Example:
+        >>> with evaluation_progress("test") as progress:
+        ...     score(model, task, "test", progress)
+    """
+    if sys.stderr.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console
+        from rich.progress import Progress as Bar
+
+        with Bar(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task(name, total=1.0)
+            yield lambda fraction: bar.update(task, completed=fraction)
+        return
+    printed = time.monotonic()
+
+    def print_line(fraction: float) -> None:
+        nonlocal printed
+        if time.monotonic() - printed >= _LINE_SECONDS:
+            printed = time.monotonic()
+            print(f"{name}: {100 * fraction:.0f} % done", file=sys.stderr, flush=True)
+
+    yield print_line
 
 
 @contextlib.contextmanager

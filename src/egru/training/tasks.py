@@ -1,7 +1,7 @@
 """Tasks: how a data set becomes batches, a batch becomes a loss, and a split becomes scores."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -16,6 +16,9 @@ from egru.training.records import Scores
 
 _EVALUATION_WORDS = {"cpu": 2048, "cuda": 8192}
 """Words evaluated per call, unless a training batch has more: fewer calls give the same scores."""
+_EVALUATION_STEPS = 1 << 14
+"""Steps of all sequences that a classifier evaluates per call on a CPU: the states of more would not stay in the
+cache, which makes long sequences three times slower."""
 _PROBE_SEQUENCES = 64
 """Sequences in :meth:`ClassifierTask.probe`."""
 
@@ -58,8 +61,14 @@ class Task(Protocol):
         """
         ...
 
-    def evaluate(self, model: nn.Module, split: str) -> Scores:
-        """Return the scores on a split: "train", "validation" or "test"."""
+    def evaluate(self, model: nn.Module, split: str, progress: Callable[[float], None] | None = None) -> Scores:
+        """Return the scores on a split: "train", "validation" or "test".
+
+        Args:
+            model: Model to evaluate.
+            split: Name of the split.
+            progress: Called with the fraction of the split that is done, after every part. May be None.
+        """
         ...
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
@@ -132,19 +141,27 @@ class ClassifierTask:
         return loss, loss.new_zeros(()), None
 
     @torch.no_grad()
-    def evaluate(self, model: nn.Module, split: str) -> Scores:
+    def evaluate(self, model: nn.Module, split: str, progress: Callable[[float], None] | None = None) -> Scores:
         model.eval()
         zero = torch.zeros((), device=self.training.device)
         losses, correct, count = [zero.double()], [zero.long()], 0
-        for x, y in self.data.get(split, ()):
+        for x, y in self._parts(split):
             with self.autocast:
                 scores = _sequence_scores(model(x)[0].double())
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
             correct.append((scores.argmax(-1) == y).sum())
             count += len(y)
+            if progress is not None:
+                progress(count / len(self.data[split].split.y))
         sums = torch.stack([torch.stack(losses).sum(), torch.stack(correct).sum().double(), zero.double() + count])
         loss, correct, count = distributed.all_sum(sums).tolist()
         return Scores(loss / count, correct / count)
+
+    def _parts(self, split: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of a split, on a CPU in parts of at most :data:`_EVALUATION_STEPS` steps."""
+        for x, y in self.data.get(split, ()):
+            rows = max(1, _EVALUATION_STEPS // x.shape[1]) if x.device.type == "cpu" else len(y)
+            yield from zip(x.split(rows), y.split(rows), strict=True)
 
     def merit(self, scores: Scores) -> tuple[float, ...]:
         return (scores.accuracy, -scores.loss)
@@ -215,17 +232,21 @@ class LanguageTask:
         return loss, extra, detach_state(state)
 
     @torch.no_grad()
-    def evaluate(self, model: Any, split: str) -> Scores:
+    def evaluate(self, model: Any, split: str, progress: Callable[[float], None] | None = None) -> Scores:
         model.eval()
         text, state = self.data[split], None
         length = max(self.training.bptt, _EVALUATION_WORDS[text.device.type] // max(1, text.shape[1]))
         total, correct = torch.zeros((), dtype=torch.float64, device=text.device), text.new_zeros(())
         segments = zip(text[:-1].split(length), text[1:].split(length), strict=True) if text.numel() else ()
+        done = 0
         for x, y in segments:
             with self.autocast:
                 logits, state = model(x, state)
             total += F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), reduction="sum").double()
             correct += (logits.argmax(-1) == y).sum()
+            done += len(x)
+            if progress is not None:
+                progress(done / (len(text) - 1))
         sums = torch.stack([total, correct.double(), torch.full_like(total, text[1:].numel())])
         total, correct, targets = distributed.all_sum(sums).tolist()
         loss = total / targets
