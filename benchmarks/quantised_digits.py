@@ -58,8 +58,8 @@ def main() -> None:
         print(
             f"{weights:9} test accuracy {100 * accuracy:.2f} %, {100 * changed:.3f} % of events differ from the layer"
         )
-    assert math.isclose(rows["float32"]["test_accuracy"], report.test_accuracy, abs_tol=1 / len(y) + 1e-9)
-    args.out.write_text(json.dumps({"seed": args.seed, "layer": report.test_accuracy, "engine": rows}, indent=2) + "\n")
+    assert math.isclose(rows["float32"]["test_accuracy"], report.accuracy, abs_tol=1 / len(y) + 1e-9)
+    args.out.write_text(json.dumps({"seed": args.seed, "layer": report.accuracy, "engine": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

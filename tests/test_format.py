@@ -33,6 +33,7 @@ def test_ratio_and_percent():
 
 def test_seconds():
     assert [format.seconds(s) for s in (2.54, 120, 7200)] == ["2.5 s", "2.0 min", "2.0 h"]
+    assert [format.seconds(s) for s in (0.045, 2.9e-6, 3e-8, 0.5, 0)] == ["45 ms", "2.9 µs", "30 ns", "0.5 s", "0.0 s"]
 
 
 def test_accuracy_difference():

@@ -1,6 +1,7 @@
 """Formats of numbers with fitting units, for the terminal, the report page and the figures."""
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
+_SHORT = ((1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def escape_mathtext(text: str) -> str:
@@ -43,7 +44,10 @@ def size(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a duration in seconds, minutes or hours: 2.5 s, 19.8 min, 1.5 h."""
+    """Format a duration with a fitting unit: 2.9 µs, 45 ms, 2.5 s, 19.8 min, 1.5 h."""
+    if 0 < value < 0.09995:
+        limit, unit = next(((limit, unit) for limit, unit in _SHORT if value >= 0.9995 * limit), _SHORT[-1])
+        return f"{_three_digits(value / limit)} {unit}"
     if value < 90:
         return f"{value:.1f} s"
     return f"{value / 60:.1f} min" if value < 5400 else f"{value / 3600:.1f} h"

@@ -5,7 +5,9 @@ import math
 import numpy as np
 
 from egru.activity import ActivitySummary, EnergyModel, LayerActivity, LinearActivity
-from egru.report import Epoch, Raster, RunReport
+from egru.report import Epoch, Raster, RunReport, ThresholdSearch
+from egru.training import Scores
+from egru.training.records import ThresholdTrial
 
 STEPS = 640
 
@@ -36,8 +38,17 @@ def run(
         Epoch(i, 2 * math.exp(-i), 1 - 0.9 * math.exp(-i), 1 - math.exp(-i) if events else None, 0.5)
         for i in range(1, epochs + 1)
     )
-    values = {"history": history, "test_accuracy": accuracy, "activity": activity, "seconds": 2.5, "seed": 3} | changes
+    values = {"history": history, "accuracy": accuracy, "activity": activity, "seconds": 2.5, "seed": 3} | changes
     return RunReport(name, **values)
+
+
+def searched(name: str = "EGRU", **changes) -> RunReport:
+    """Return a run that was derived from another one by raising thresholds."""
+    trials = tuple(
+        ThresholdTrial((floor,), Scores(0.1 + floor / 100, 0.98 - floor / 100), 0.8 + floor / 10, 3000.0 - 500 * floor)
+        for floor in (0.0, 0.5, 1.0)
+    )
+    return run(name, epochs=0, search=ThresholdSearch("first", trials, 1), seconds=75.0, **changes)
 
 
 def pair() -> list[RunReport]:

@@ -9,24 +9,41 @@ from pathlib import Path
 
 import pytest
 
-from egru.report import DARK, LIGHT, page, write_report
+from egru.report import DARK, LIGHT, StepTime, page, write_report
 from tests.report import examples
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="requires Chromium (apt-get install chromium)")
 
-FIGURES = ("computation", "layers-1", "raster-1", "raster-2", "activity-1", "sparsity-1", "curves")
+FIGURES = ("quality", "computation", "layers-1", "raster-1", "raster-2", "activity-1", "sparsity-1", "curves")
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     runs = [*examples.pair()[:1], examples.run("EGRU <i>&")]
     rasters = [examples.raster(T=30, hidden=24), examples.raster(inputs=5, image=False)]
+    return write(tmp_path_factory.mktemp("page"), runs, rasters)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory) -> Path:
+    """A page of five runs with long names: two dense ones, one derived by a search, two with a time per step."""
+    name = "(a-recipe-with-a-long-name-seed0-20260101-1200)"
+    config = {"data": "digits", "device": "cpu"} | {f"setting_{i}": i for i in range(40)}
+    runs = [
+        examples.run(f"EGRU 1350 {name}", config=config, changed=("device",)),
+        examples.searched(f"EGRU 1351 {name}", config=config | {"device": "cuda"}),
+        examples.run(f"EGRU 1352 {name}", config=config, step_time=StepTime(3e-6, "EventEngine", "a CPU")),
+        examples.run(f"GRU 1350 {name}", config=config, step_time=StepTime(9e-6, "PyTorch", "a CPU")),
+        examples.run(f"LSTM 1350 {name}", config=config | {"setting_1": 2.5}),
+    ]
+    return write(tmp_path_factory.mktemp("comparison"), runs, [examples.raster()])
+
+
+def write(folder: Path, runs, rasters) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "_png_files", lambda runs, rasters: {})
-        return write_report(
-            tmp_path_factory.mktemp("page"), "Digits & events", runs, rasters, command="c", config={"a": 1}
-        )
+        return write_report(folder, "Digits & events", runs, rasters, command="c", config={"a": 1})
 
 
 def evaluate(path: Path, script: str, *, width: int = 1200, dark: bool = False):
@@ -36,11 +53,25 @@ def evaluate(path: Path, script: str, *, width: int = 1200, dark: bool = False):
     statement = f"document.body.dataset.value = JSON.stringify((() => {{ {script} }})());"
     source = path.read_text(encoding="utf-8").replace("</body>", f"<script>{statement}</script></body>")
     probe.write_text(source, encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--enable-logging=stderr"]
+    page = probe
+    if width < 500:  # Chromium has no narrower windows
+        page = path.with_name(f"frame-{width}-{dark}.html")
+        copy = "document.body.dataset.value = frames[0].document.body.dataset.value"
+        page.write_text(
+            f'<body><iframe src="{probe.name}" style="width:{width}px;height:900px;border:0" onload="{copy}"></iframe>'
+        )
+    options = [
+        "--allow-file-access-from-files",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=2000",
+        "--enable-logging=stderr",
+    ]
     options += [f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},900"]
     options.append(f"--blink-settings=preferredColorScheme={0 if dark else 1}")
     process = subprocess.run(
-        [BROWSER, *options, "--dump-dom", f"file://{probe}"], capture_output=True, text=True, timeout=120, check=True
+        [BROWSER, *options, "--dump-dom", f"file://{page}"], capture_output=True, text=True, timeout=120, check=True
     )
     assert [line for line in process.stderr.splitlines() if "CONSOLE" in line] == []
     match = re.search(r'<body data-value="(.*?)"', process.stdout)
@@ -58,7 +89,7 @@ const ink = (canvas) => {  // fraction of pixels that are not transparent
 """
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (520, False)])
+@pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
 def test_every_figure_is_drawn(report, width, dark):
     drawn = evaluate(
         report,
@@ -81,7 +112,7 @@ def test_every_figure_is_drawn(report, width, dark):
         dark=dark,
     )
     assert [figure[0] for figure in drawn["figures"]] == list(FIGURES)
-    kinds = ["html", "html", "raster", "raster", "histogram", "lines", "lines"]
+    kinds = ["scatter", "html", "html", "raster", "raster", "histogram", "lines", "lines"]
     assert [figure[1] for figure in drawn["figures"]] == kinds
     assert all(w > 150 and h > 100 for _, _, w, h in drawn["figures"])
     assert drawn["lines"] == 5  # loss and accuracy of two runs, sparsity of one
@@ -92,6 +123,55 @@ def test_every_figure_is_drawn(report, width, dark):
     channels = ", ".join(str(int(theme.ink[i : i + 2], 16)) for i in (1, 3, 5))
     assert drawn["ink_colour"] == f"rgb({channels})"
     assert (drawn["paper"] == "rgb(17, 20, 24)") is dark
+
+
+LAYOUT = """
+const inside = (element, box) => {
+  const a = element.getBoundingClientRect();
+  return a.left >= box.left - 1 && a.right <= box.right + 1;
+};
+const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+for (const folded of document.querySelectorAll("details")) folded.open = true;
+return {
+  repeated: ids.filter((id, i) => ids.indexOf(id) !== i),
+  wide: document.documentElement.scrollWidth > innerWidth,
+  clipped: [...document.querySelectorAll("svg text")]
+    .filter((text) => !inside(text, text.ownerSVGElement.getBoundingClientRect())).map((text) => text.textContent),
+  outside: [...document.querySelectorAll("main h1, main h2, main h3, main p, main figcaption, main dd, main summary")]
+    .filter((element) => !inside(element, document.querySelector("main").getBoundingClientRect()))
+    .map((element) => element.textContent),
+  tables: [...document.querySelectorAll("table")].map((table) => {
+    const box = table.closest(".scroll"), left = (element) => element.getBoundingClientRect().left;
+    return [inside(box, document.querySelector("main").getBoundingClientRect()),
+      getComputedStyle(box).overflowX, left(table.rows[0].cells[0]) === left(box) + 1];
+  }),
+};
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_clipped_or_wider_than_the_page(comparison, width):
+    layout = evaluate(comparison, LAYOUT, width=width)
+    assert layout["repeated"] == []
+    assert layout["clipped"] == []
+    assert layout["outside"] == []
+    assert not layout["wide"]
+    assert len(layout["tables"]) == 4  # all numbers, before and after, trials, settings that differ
+    assert all(table == [True, "auto", True] for table in layout["tables"])
+
+
+def test_points_of_runs_have_tooltips(comparison):
+    tips = evaluate(
+        comparison,
+        """
+        const tip = document.getElementById("tip");
+        return [...document.querySelectorAll("#quality circle")].map((circle) => {
+          circle.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 5, clientY: 5 }));
+          return tip.textContent;
+        });""",
+    )
+    assert len(tips) == 7  # five runs with MACs, two with a time
+    assert sum("measured time per step 3 µs" in tip and "EventEngine, a CPU" in tip for tip in tips) == 1
 
 
 POINTER = """
@@ -176,7 +256,7 @@ def test_curves_and_histograms_have_tooltips(report):
         report,
         POINTER
         + """
-        const curve = document.querySelector("#curves svg");
+        const curve = document.querySelector("#curves .panels svg");
         send(curve, "pointermove", 52, 60);
         const first = tip.textContent;
         const bar = document.querySelector("#activity-1 rect");

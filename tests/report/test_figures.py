@@ -1,4 +1,4 @@
-"""Tests of the figures' HTML and of the data that page.js draws."""
+"""Tests of the figures' HTML and of the data that the scripts draw."""
 
 import base64
 import dataclasses
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from egru import format
-from egru.report import Raster, figures
+from egru.report import Raster, figures, rasters
 from tests.report import examples
 
 
@@ -60,7 +60,7 @@ def test_layer_that_runs_every_other_step_counts_half():
 
 
 def test_language_models_have_a_perplexity_panel():
-    run = examples.run(test_perplexity=60.0)
+    run = examples.run(perplexity=60.0)
     language = dataclasses.replace(
         run, history=tuple(dataclasses.replace(epoch, validation_perplexity=70.0) for epoch in run.history)
     )
@@ -102,7 +102,7 @@ def test_histogram_counts_every_unit_once():
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_raster_data_contain_every_event_and_its_value(sign):
     raster = examples.raster(T=20, hidden=16, sign=sign)
-    data = figures.raster(raster, "raster-1").data
+    data = rasters.raster_figure(raster, "raster-1").data
     assert data is not None
     order = data["layers"][0]["units"]
     assert sorted(order) == list(range(16))
@@ -121,7 +121,7 @@ def test_large_rasters_show_evenly_spaced_units():
     rng = np.random.default_rng(0)
     events = (rng.random((900, 1000)) < np.linspace(0, 1, 1000)).astype(float)
     raster = Raster("Large", rng.random((900, 300)), events, None, "", (("a", 600), ("b", 400)))
-    figure = figures.raster(raster, "raster-1", cells=152_200)
+    figure = rasters.raster_figure(raster, "raster-1", cells=152_200)
     data = figure.data
     assert data is not None
     assert data["steps"] == 784
@@ -132,34 +132,57 @@ def test_large_rasters_show_evenly_spaced_units():
     assert levels(data["input"]["data"], 64).shape == (64, 784)
     drawn = levels(data["events"], 194)[97:] > 0
     np.testing.assert_array_equal(drawn, events[:784, 600 + np.array(data["layers"][1]["units"])].T > 0)
-    assert "Shown: 194 of 1,000 units. Shown: the first 784 of 900 steps." in figure.caption
+    inactive = int((events[:784] == 0).all(0).sum())
+    assert f"Not drawn: {inactive} of 1,000 units, which emit no event here." in figure.caption
+    active = 1000 - inactive
+    assert f"Drawn: 194 of the {active} active units, evenly spaced by activity." in figure.caption
+    assert "Shown: the first 784 of 900 steps." in figure.caption
     assert data["active"][0] == int((events[0] != 0).sum())  # counts all units
 
 
+def test_units_without_events_are_left_out_and_counted():
+    events = np.zeros((20, 12))
+    events[::2, 3], events[0, 7], events[5:, 10] = 0.5, 0.25, 1.0
+    raster = Raster("Dead units", np.zeros((20, 1)), events, None, "", (("a", 6), ("b", 3), ("c", 3)))
+    figure = rasters.raster_figure(raster, "raster-1")
+    assert figure.data is not None
+    assert [layer["units"] for layer in figure.data["layers"]] == [[3], [1], [1]]
+    assert (levels(figure.data["events"], 3) > 0).sum() == 26
+    assert "Not drawn: 9 of 12 units, which emit no event here." in figure.caption
+    only_c = dataclasses.replace(raster, events=np.where(np.arange(12) == 10, events, 0.0))
+    figure = rasters.raster_figure(only_c, "raster-1")
+    assert figure.data is not None
+    assert [layer["units"] for layer in figure.data["layers"]] == [[], [], [1]]
+    silent = rasters.raster_figure(dataclasses.replace(raster, events=np.zeros((20, 12))), "raster-1")
+    assert silent.data is not None
+    assert sum(len(layer["units"]) for layer in silent.data["layers"]) == 12
+    assert "Not drawn" not in silent.caption
+
+
 def test_short_rasters_are_limited_too():
-    data = figures.raster(Raster("Wide", np.zeros((9, 1)), np.ones((9, 1000)), None, ""), "raster-1").data
+    data = rasters.raster_figure(Raster("Wide", np.zeros((9, 1)), np.ones((9, 1000)), None, ""), "raster-1").data
     assert data is not None
-    assert len(data["layers"][0]["units"]) == figures.MAX_UNITS
+    assert len(data["layers"][0]["units"]) == rasters.MAX_UNITS
 
 
 def test_rasters_share_the_limit_of_the_page():
     large = Raster("Large", np.zeros((500, 1)), np.ones((500, 400)), None, "")
-    drawn = figures.rasters([large] * 10)
-    assert sum(len(base64.b64decode(f.data["events"])) for f in drawn if f.data) <= figures.MAX_CELLS
+    drawn = rasters.raster_figures([large] * 10)
+    assert sum(len(base64.b64decode(f.data["events"])) for f in drawn if f.data) <= rasters.MAX_CELLS
 
 
 def test_images_and_sequences_of_frames_are_reduced():
-    picture = figures.raster(examples.raster(), "r").data
+    picture = rasters.raster_figure(examples.raster(), "r").data
     assert picture is not None
     assert (picture["image"]["rows"], picture["image"]["columns"], picture["image"]["frames"]) == (8, 8, 1)
     frames = dataclasses.replace(examples.raster(), image=np.arange(20 * 96 * 128.0).reshape(20, 96, 128))
-    data = figures.raster(frames, "r").data
+    data = rasters.raster_figure(frames, "r").data
     assert data is not None
     assert (data["image"]["rows"], data["image"]["columns"], data["image"]["frames"]) == (64, 64, 20)
     brightness = levels(data["image"]["data"], 20)
     assert (np.diff(brightness.astype(int).mean(1)) > 0).all()  # every frame is brighter than the one before
     stripes = dataclasses.replace(frames, image=np.broadcast_to(np.arange(96.0)[:, None], (20, 96, 128)).copy())
-    data = figures.raster(stripes, "r").data
+    data = rasters.raster_figure(stripes, "r").data
     assert data is not None
     first = levels(data["image"]["data"], 20)[0].reshape(64, 64)
     assert (first == first[:, :1]).all()  # rows are not transposed
@@ -168,6 +191,6 @@ def test_images_and_sequences_of_frames_are_reduced():
 
 def test_raster_data_contain_the_words():
     raster = dataclasses.replace(examples.raster(T=3), words=("the", "old", "man"))
-    data = figures.raster(raster, "r").data
+    data = rasters.raster_figure(raster, "r").data
     assert data is not None
     assert data["words"] == ["the", "old", "man"]

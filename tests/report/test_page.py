@@ -20,7 +20,7 @@ from tests.report import examples
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 matplotlib.use("Agg")
 
-FIGURES = ["computation", "layers-1", "raster-1", "activity-1", "sparsity-1", "curves"]
+FIGURES = ["quality", "computation", "layers-1", "raster-1", "activity-1", "sparsity-1", "curves"]
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -40,11 +40,16 @@ def drawn(tmp_path_factory):
 
 
 class Page(HTMLParser):
-    """Text, addresses and figures of a page. Fails on tags that are not closed."""
+    """Text, addresses and figures of a page.
+
+    Fails on tags that are not closed, on repeated ids, and on tables outside a box that scrolls.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.classes: list[str] = []
+        self.ids: list[str] = []
         self.tags: list[str] = []
         self.addresses: list[str] = []
         self.figures: list[str] = []
@@ -53,18 +58,23 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == []
+        assert len(set(self.ids)) == len(self.ids)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
+        self.ids += [value or "" for key, value in attrs if key == "id"]
+        assert tag != "table" or self.classes[-1] == "scroll"
         self.addresses += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data", "action")]
         self.described += dict(attrs).get("role") == "img" and bool(dict(attrs).get("aria-label"))
         if tag == "figure":
             self.figures.append(dict(attrs)["id"] or "")
         if tag not in VOID:
             self.open.append(tag)
+            self.classes.append(dict(attrs).get("class") or "")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self.classes.pop()
 
     def handle_data(self, data):
         if not {"style", "script"} & set(self.open):
@@ -112,7 +122,7 @@ def test_headline_states_the_saving(drawn):
 def test_page_contains_the_data_of_its_figures(drawn):
     source = drawn.read_text(encoding="utf-8")
     numbers = json.loads(re.search(r'id="numbers">(.*?)</script>', source, re.DOTALL)[1])  # pyright: ignore
-    assert list(numbers) == ["raster-1", "activity-1", "sparsity-1", "curves"]  # bars are HTML
+    assert list(numbers) == ["quality", "raster-1", "activity-1", "sparsity-1", "curves"]  # bars are HTML
     assert numbers["curves"]["panels"][1]["series"][0]["points"][-1] == [4, pytest.approx(0.98352, abs=1e-5)]
 
 
@@ -149,7 +159,7 @@ def test_page_of_a_large_language_model_stays_small(tmp_path):
         )
         for i in range(1, 2501)
     )
-    run = examples.run(history=history, test_perplexity=57.2)
+    run = examples.run(history=history, perplexity=57.2)
     page = write(tmp_path, [run, dataclasses.replace(run, name="EGRU 2")], [raster, raster])
     assert page.stat().st_size < 1.5e6  # 3 MB are allowed
     assert "Validation perplexity" in page.read_text(encoding="utf-8")
@@ -162,7 +172,7 @@ def test_page_compares_settings_and_environments_of_runs(tmp_path):
         for name in ("EGRU", "EGRU b")
     ]
     text = " ".join(Page(write(tmp_path, runs, [], config={"shared": 1}, notes=["No data & no events."])).text.split())
-    assert "Settings that differ EGRU EGRU b cell EGRU EGRU b" in text
+    assert "Settings that differ setting EGRU EGRU b cell EGRU EGRU b" in text
     assert "Settings shared 1 hidden 32" in text
     assert "train EGRU train EGRU b egru demo --seed 3" in text
     assert f"Environment python {environment.versions['python']} egru " in text
@@ -173,8 +183,74 @@ def test_page_compares_settings_and_environments_of_runs(tmp_path):
     text = " ".join(Page(write(tmp_path, other, [])).text.split())
     assert "Environment EGRU python " in text
     assert "EGRU b python " in text
+    again = [*other, dataclasses.replace(runs[0], name="EGRU c")]
+    assert "Environment EGRU, EGRU c python " in " ".join(Page(write(tmp_path, again, [])).text.split())
     assert f" threads {environment.threads} " in text
     assert " threads 99 " in text
+
+
+def test_only_settings_with_different_values_are_called_different(tmp_path):
+    runs = [
+        examples.run("EGRU", config={"data": "digits", "width": 0.5, "rate": 2, "depth": 1, "on": True}),
+        examples.run("GRU", config={"data": "digits", "rate": 2.0, "depth": 2, "on": 1}),
+    ]
+    text = " ".join(Page(write(tmp_path, runs, [])).text.split())
+    differing = text.split("Settings that differ")[1].split("Settings hidden_size")[0]
+    assert differing.split() == ["setting", "EGRU", "GRU", "depth", "1", "2", "on", "yes", "1"]
+    assert "data digits width 0.5 rate 2" in text.split("Settings hidden_size")[1]
+
+
+def test_long_lists_of_settings_are_folded_and_changed_ones_come_first(tmp_path):
+    config = {f"setting {i:02}": i for i in range(65)}
+    path = write(tmp_path, [examples.run(config=config, changed=("setting 40",))], [], config={})
+    text = " ".join(Page(path).text.split())
+    assert "Settings Changed from the recipe setting 40 40 64 more settings setting 00 0" in text
+    source = path.read_text(encoding="utf-8")
+    assert source.index("<dt>setting 40</dt>") < source.index("<details>") < source.index("<dt>setting 00</dt>")
+    other = examples.run("GRU", config={name: -1 - i for i, name in enumerate(config)})
+    source = write(tmp_path, [examples.run(config=config), other], []).read_text(encoding="utf-8")
+    assert "<h2>Settings that differ</h2><details><summary>65 settings</summary>" in source
+
+
+def test_derived_run_shows_its_search_and_no_training(tmp_path):
+    path = write(tmp_path, [examples.searched()], [])
+    parsed, text = Page(path), " ".join(Page(path).text.split())
+    assert parsed.figures == ["computation", "layers-1", "search-1", "activity-1"]
+    assert "EGRU is first with raised thresholds; nothing was trained." in text
+    assert "The search measured 3 settings of the thresholds on the validation split in 75.0 s." in text
+    assert "on validation before after smallest threshold, per layer 0 0.5 loss 0.1000 0.1050" in text
+    assert "time of the threshold search 75.0 s" in text
+    assert "training time" not in text
+    assert "epochs" not in text
+    assert not (tmp_path / "training.png").exists()
+    both = write(tmp_path, [examples.searched("EGRU b"), examples.run("EGRU a")], [])
+    parsed, text = Page(both), " ".join(Page(both).text.split())
+    assert "EGRU b has no training curves: its weights are those of first." in text
+    assert "training time - 2.5 s time of the threshold search 75.0 s -" in text
+    assert [figure for figure in parsed.figures if figure.startswith("sparsity")] == ["sparsity-2"]
+
+
+def test_page_names_runs_that_were_not_tested(tmp_path):
+    text = " ".join(Page(write(tmp_path, [examples.run(split="validation")], [])).text.split())
+    assert "The test split was not scored: the numbers of EGRU are on validation." in text
+    assert "validation accuracy 97.8 %" in text
+    assert "test accuracy" not in text
+    text = " ".join(Page(write(tmp_path, [examples.run(split="validation"), examples.run("GRU")], [])).text.split())
+    assert "accuracy 97.8 % (validation) 97.8 % (test)" in text
+    assert "points below" not in text  # the splits differ
+
+
+def test_runs_on_other_data_are_no_baseline(tmp_path):
+    runs = [examples.run("GRU", config={"data": "dvs"}), examples.run(config={"data": "smnist"})]
+    parsed = Page(write(tmp_path, runs, []))
+    assert "points" not in parsed.text
+    assert "quality" not in parsed.figures
+    assert "no dense baseline" in parsed.text
+
+
+def test_many_runs_have_no_sentence_each(tmp_path):
+    parsed = Page(write(tmp_path, [examples.run(f"EGRU {i}") for i in range(6)], []))
+    assert "EGRU 1 used" not in parsed.text
 
 
 def test_more_than_two_runs_have_a_table_instead_of_cards(tmp_path):
@@ -221,7 +297,8 @@ def test_page_of_two_event_runs_without_baseline(tmp_path):
     assert "EGRU a used" in parsed.text
     assert "EGRU b used" in parsed.text
     assert "layers-2" in parsed.figures
-    assert "points" not in parsed.text
+    assert "points above" not in parsed.text
+    assert "points below" not in parsed.text
     assert {p.name for p in tmp_path.glob("activity-*")} == {"activity-egru-a.png", "activity-egru-b.png"}
 
 

@@ -8,12 +8,13 @@ import torch
 
 import egru
 from egru.records import FormatError
-from egru.report import Epoch, Raster, RunReport
+from egru.report import Epoch, Raster, RunReport, StepTime, ThresholdSearch
 from tests.report import examples
 
 
 def test_round_trip_through_json_is_exact():
-    for original in examples.pair():
+    measured = examples.run(step_time=StepTime(3e-6, "EventEngine", "a CPU"), changed=("hidden",), split="validation")
+    for original in (*examples.pair(), examples.searched(), measured):
         again = RunReport.from_dict(json.loads(json.dumps(original.to_dict(), allow_nan=False)))
         assert again == original
 
@@ -60,8 +61,8 @@ def test_event_layers_are_those_with_backward_sparsity():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"accuracy": math.nan}, "test_accuracy must be a fraction between 0 and 1, got nan"),
-        ({"accuracy": 97.8}, r"test_accuracy must be a fraction between 0 and 1, got 97\.8"),
+        ({"accuracy": math.nan}, "accuracy must be a fraction between 0 and 1, got nan"),
+        ({"accuracy": 97.8}, r"accuracy must be a fraction between 0 and 1, got 97\.8"),
         ({"epochs": 0}, "history must contain at least one epoch, got none"),
         ({"seconds": -1.0}, r"seconds must be finite and not negative, got -1\.0"),
         ({"seconds": math.inf}, "seconds must be finite and not negative, got inf"),
@@ -71,6 +72,21 @@ def test_event_layers_are_those_with_backward_sparsity():
 def test_invalid_run_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         examples.run(**changes)
+
+
+def test_derived_run_has_no_history():
+    assert examples.searched().history == ()
+    with pytest.raises(ValueError, match="history must be empty with a search, got 4 epochs"):
+        dataclasses.replace(examples.searched(), history=examples.run().history)
+    trials = examples.searched().search.trials  # pyright: ignore[reportOptionalMemberAccess]
+    with pytest.raises(ValueError, match="chosen must be the index of one of the 3 trials, got 3"):
+        ThresholdSearch("first", trials, 3)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
+def test_time_per_step_must_be_positive(seconds):
+    with pytest.raises(ValueError, match="StepTime: seconds must be positive and finite"):
+        StepTime(seconds, "EventEngine", "a CPU")
 
 
 def test_epochs_must_increase():

@@ -12,6 +12,7 @@ from egru.data import Text
 from egru.experiments import build, find
 from egru.layers import EventRNN
 from egru.records import write_json
+from egru.report import read_runs
 from egru.runs import evaluate, quieten, report, train
 from egru.runs.load import load, training_metrics
 from egru.runs.quieten import search
@@ -60,12 +61,30 @@ def test_result_is_that_of_the_exported_network(first, tmp_path):
     assert result.derivation is not None
     assert result.derivation.source == str(first)
     assert result.derivation.validation.loss == evaluate(tmp_path / "quiet", "validation")[0].loss
-    assert (report([tmp_path / "quiet"])).exists()
     shutil.move(first, tmp_path / "moved")
     with pytest.raises(
         RunError, match=r"quiet was derived from .*first, which was not found; place that run next to it"
     ):
-        report([tmp_path / "quiet"])
+        training_metrics(exported)
+
+
+def test_page_shows_the_search_and_not_the_training_of_the_source(first, tmp_path):
+    result = quieten(first, tmp_path / "quiet", within=0.5)
+    assert result.derivation is not None
+    shutil.move(first, tmp_path / "moved")  # the page does not need the source
+    source = report([tmp_path / "quiet"]).read_text(encoding="utf-8")
+    (run,) = read_runs(tmp_path / "quiet" / "report" / "report.json")
+    assert run.history == ()
+    assert run.search is not None
+    assert run.search.source == "first"
+    assert run.search.trials == result.derivation.trials
+    chosen = run.search.trials[run.search.chosen]
+    assert list(chosen.floor) == Run.open(tmp_path / "quiet").config()["config"]["threshold_floor"]
+    assert chosen.forward_macs < run.search.trials[0].forward_macs
+    assert "time of the threshold search" in source
+    assert ">training time<" not in source
+    assert 'id="curves"' not in source
+    assert 'id="sparsity-1"' not in source
 
 
 def test_search_keeps_the_amount_that_an_event_resets(tmp_path):

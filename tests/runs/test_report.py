@@ -16,6 +16,7 @@ from egru.report import page, read_runs
 from egru.runs import report, train
 from egru.runs.command import train_command
 from egru.runs.raster import draw_rasters
+from egru.runs.timing import recorded_step_time
 from egru.training import Run, RunError, checkpoint
 
 
@@ -56,7 +57,7 @@ def test_finished_run_has_a_page(runs):
     (run,) = read_runs(runs / "digits" / "report" / "report.json")
     result = Run.open(runs / "digits").result()
     assert result is not None
-    assert run.test_accuracy == result.test.accuracy
+    assert run.accuracy == result.test.accuracy
     assert run.activity == result.activity
     assert [epoch.epoch for epoch in run.history] == [1, 2]
     assert run.config["threshold.mean"] == -4.0
@@ -110,14 +111,67 @@ def test_events_of_a_gpu_run_are_drawn_on_the_cpu(runs):
     assert 'id="raster-1"' in report([runs / "digits"]).read_text(encoding="utf-8")
 
 
-def test_unfinished_run_is_refused(runs):
+def test_run_without_a_result_shows_its_validation_scores(runs):
+    """A trial of a sweep, or a run that is not finished: the test split is not scored."""
     (runs / "digits" / "result.json").unlink()
-    with pytest.raises(RunError, match=r"is not finished \(2 of 2 epochs\): `egru train --resume"):
+    messages = []
+    source = report([runs / "digits"], log=messages.append).read_text(encoding="utf-8")
+    run, (page_run,) = Run.open(runs / "digits"), read_runs(runs / "digits" / "report" / "report.json")
+    best = next(line for line in run.metrics() if line.epoch == run.best_epoch())
+    assert page_run.split == "validation"
+    assert page_run.accuracy == best.validation.accuracy
+    assert page_run.activity.forward_macs == pytest.approx(best.activity.forward_macs)
+    assert "The test split was not scored: the numbers of EGRU 8 are on validation." in source
+    assert messages == [f"{runs / 'digits'} has no result: scoring epoch {best.epoch} on the validation split"]
+    assert run.result() is None
+
+
+def test_folder_without_epochs_is_refused(runs):
+    (runs / "digits" / "result.json").unlink()
+    (runs / "digits" / "metrics.jsonl").unlink()
+    with pytest.raises(RunError, match="digits has no epoch yet: `egru train --resume"):
         report([runs / "digits"])
     with pytest.raises(RunError, match="is not a run"):
         report([runs])
     with pytest.raises(ValueError, match="at least one run"):
         report([])
+
+
+def test_dense_runs_have_no_settings_of_events(runs):
+    report([runs / "digits-gru"])
+    (run,) = read_runs(runs / "digits-gru" / "report" / "report.json")
+    assert not [name for name in run.config if name.startswith(("threshold", "surrogate", "reset"))]
+    assert set(run.changed) == {"epochs", "batch", "evaluation_batch", "hidden", "limit"}
+
+
+def test_many_names_are_shortened_in_the_title(runs, tmp_path):
+    for i in range(4):
+        shutil.copytree(runs / "digits", runs / f"copy{i}")
+    folders = [runs / "digits", *(runs / f"copy{i}" for i in range(4))]
+    source = report(folders, tmp_path / "out").read_text(encoding="utf-8")
+    title = ", ".join(f"EGRU 8 ({folder.name})" for folder in folders[:4])
+    assert f"<title>5 runs: {title}, 1 more</title>" in source
+
+
+def test_time_per_step_is_measured_and_recorded(runs, tmp_path):
+    folders = [runs / "digits", runs / "digits-gru"]
+    report(folders, tmp_path / "out")
+    assert [run.step_time for run in read_runs(tmp_path / "out" / "report.json")] == [None, None]
+    source = report(folders, tmp_path / "out", time=True).read_text(encoding="utf-8")
+    measured = [run.step_time for run in read_runs(tmp_path / "out" / "report.json")]
+    assert [time.method.split(",")[0] for time in measured if time is not None] == ["EventEngine", "PyTorch"]
+    assert "against measured time per step" in source
+    report(folders, tmp_path / "again")  # reads the record
+    assert [run.step_time for run in read_runs(tmp_path / "again" / "report.json")] == measured
+
+
+def test_time_per_word_of_the_streaming_benchmark_is_read(tmp_path):
+    assert recorded_step_time(tmp_path) is None
+    record = {"contestants": {"engine float32": {"microseconds_per_word": 700.0}}, "machine": "a CPU, 2 cores"}
+    (tmp_path / "engine.json").write_text(json.dumps(record))
+    time = recorded_step_time(tmp_path)
+    assert time is not None
+    assert (time.seconds, time.machine) == (pytest.approx(7e-4), "a CPU, 2 cores")
 
 
 def test_unmeasured_layer_sparsity_is_empty(runs):

@@ -122,7 +122,8 @@ def report(options: argparse.Namespace) -> int:
     """Write the report page of one run or several."""
     from egru import runs
 
-    print(runs.report([Path(folder) for folder in options.folders], options.out and Path(options.out)))
+    folders, out = [Path(folder) for folder in options.folders], options.out and Path(options.out)
+    print(runs.report(folders, out, time=options.time))
     return 0
 
 

@@ -121,6 +121,9 @@ def _add_report(subparsers: Any) -> None:
     command.add_argument(
         "--out", metavar="FOLDER", help="folder for the page (default: RUN/report; for several runs: report)"
     )
+    command.add_argument(
+        "--time", action="store_true", help="measure the time per step of each run on this CPU and record it in the run"
+    )
 
 
 def _add_export(subparsers: Any) -> None:

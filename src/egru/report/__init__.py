@@ -8,7 +8,7 @@ from egru.report.page import read_runs, write_report
 from egru.report.pareto import pareto_front
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
-from egru.report.run import Epoch, Raster, RunReport
+from egru.report.run import Epoch, Raster, RunReport, StepTime, ThresholdSearch
 from egru.report.table import print_table
 from egru.report.theme import DARK, LIGHT, Theme
 
@@ -18,7 +18,9 @@ __all__ = [
     "Epoch",
     "Raster",
     "RunReport",
+    "StepTime",
     "Theme",
+    "ThresholdSearch",
     "activity_histogram",
     "event_raster",
     "macs_bar",

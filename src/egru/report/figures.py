@@ -1,32 +1,19 @@
-"""The figures of the page: captions, and the data that ``page.js`` draws them from.
+"""Bars, curves and histograms of the page: captions, and the data that the scripts in ``script`` draw.
 
-Bars are plain HTML. ``page.js`` draws curves, histograms and rasters in the browser, at the width of the window, with
-tooltips.
+Bars are plain HTML. The scripts draw the other figures in the browser, at the width of the window, with tooltips.
 """
 
-import base64
 import dataclasses
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
 from egru import format
-from egru.report.run import Epoch, Raster, RunReport
-
-MAX_UNITS = 192
-"""Units per layer in a raster. Larger layers show this many, evenly spaced from the most to the least active."""
-MAX_STEPS = 784
-"""Steps of a raster, enough for an MNIST image read pixel by pixel."""
-MAX_CELLS = 250_000
-"""Units times steps, summed over all rasters of a page. They take a third of a megabyte."""
-MAX_INPUT_ROWS = 64
-"""Rows of the input above a raster. Neighbouring rows of larger inputs are averaged."""
-MAX_IMAGE_SIDE = 64
-"""Pixels along each side of an image. Neighbouring pixels of larger images are averaged."""
+from egru.report.curves import Panel, panels
+from egru.report.run import RunReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +24,8 @@ class Figure:
         name: Identifier of the HTML element.
         description: Text for screen readers.
         caption: Text below the figure.
-        data: What ``page.js`` draws. None if the figure is plain HTML.
-        content: HTML of the figure; ``page.js`` replaces it if there is data.
+        data: What the script draws. None if the figure is plain HTML.
+        content: HTML of the figure; the script replaces it if there is data.
         wide: Whether the figure takes the full width of the page.
     """
 
@@ -149,42 +136,34 @@ def _bar(
 
 
 def curves(runs: Sequence[RunReport]) -> Figure:
-    """Draw training loss, validation score and activity sparsity against the epoch."""
-    is_language = all(run.history[-1].validation_perplexity is not None for run in runs)
-    panels = [_panel("Training loss", runs, lambda epoch: epoch.train_loss)]
-    if is_language:
-        panels.append(_panel("Validation perplexity", runs, lambda epoch: epoch.validation_perplexity, log=True))
-    else:
-        panels.append(_panel("Validation accuracy", runs, lambda epoch: epoch.validation_accuracy, percent=True))
-    if any(epoch.activity_sparsity is not None for run in runs for epoch in run.history):
-        panels.append(_panel("Activity sparsity", runs, lambda epoch: epoch.activity_sparsity, percent=True))
+    """Draw training loss, validation score and activity sparsity of the trained runs against the epoch."""
+    trained = [run for run in runs if run.history]
+    colours = dict(zip((run.name for run in runs), run_colours(runs), strict=True))
+    drawn = panels(trained)
+    caption = ["Solid lines are event-based models, dashed lines dense ones."]
+    caption += [text for panel in drawn if (text := panel.describe_cut(trained))]
     return Figure(
         "curves",
-        f"Line chart: training loss, validation {'perplexity' if is_language else 'accuracy'} and activity sparsity by "
-        "epoch",
-        "Solid lines are event-based models, dashed lines dense ones. Hover over an epoch to see its numbers.",
-        {"kind": "lines", "panels": panels, "x": "epoch"},
+        f"Line chart: {', '.join(panel.title.lower() for panel in drawn)} by epoch",
+        " ".join([*caption, "Hover over an epoch to see its numbers."]),
+        {"kind": "lines", "panels": [_panel(panel, trained, colours) for panel in drawn], "x": "epoch"},
         wide=True,
     )
 
 
-def _panel(
-    title: str,
-    runs: Sequence[RunReport],
-    value: Callable[[Epoch], float | None],
-    percent: bool = False,
-    log: bool = False,
-) -> dict[str, Any]:
+def _panel(panel: Panel, runs: Sequence[RunReport], colours: Mapping[str, str]) -> dict[str, Any]:
     series = [
-        {"name": run.name, "colour": colour, "dash": not run.event_layers, "points": _points(run, value)}
-        for run, colour in zip(runs, run_colours(runs), strict=True)
+        {"name": run.name, "colour": colours[run.name], "dash": not run.event_layers, "points": _points(panel, run)}
+        for run in runs
     ]
-    return {"title": title, "percent": percent, "log": log, "series": [entry for entry in series if entry["points"]]}
+    low, high = panel.limits(runs)
+    limits = {name: short(value) for name, value in (("low", low), ("high", high)) if value is not None}
+    data = {"title": panel.title, "percent": panel.is_fraction, "log": panel.is_log, **limits}
+    return data | {"series": [entry for entry in series if entry["points"]]}
 
 
-def _points(run: RunReport, value: Callable[[Epoch], float | None]) -> list[tuple[int, float]]:
-    values = ((entry.epoch, value(entry)) for entry in run.history)
-    return [(epoch, _short(y)) for epoch, y in values if y is not None and math.isfinite(y)]
+def _points(panel: Panel, run: RunReport) -> list[tuple[int, float]]:
+    return [(epoch, short(y)) for epoch, y in panel.points(run)]
 
 
 def sparsity(run: RunReport, colour: str, name: str) -> Figure:
@@ -195,13 +174,13 @@ def sparsity(run: RunReport, colour: str, name: str) -> Figure:
         {
             "name": layer,
             "colour": f"var(--hue{(0, 2, 3, 1)[i % 4]})",  # as in the histogram
-            "points": _points(run, lambda epoch, layer=layer: epoch.layer_sparsity.get(layer)),
+            "points": _points(Panel(layer, lambda epoch, layer=layer: epoch.layer_sparsity.get(layer)), run),
         }
         for i, layer in enumerate(names)
     ]
     if not names:
         caption = "Activity sparsity of the whole network. The run has no metrics per layer."
-    whole = _points(run, lambda epoch: epoch.activity_sparsity)
+    whole = _points(Panel("all layers", lambda epoch: epoch.activity_sparsity), run)
     series.append(
         {"name": "all layers", "colour": "var(--ink)" if names else colour, "dash": bool(names), "points": whole}
     )
@@ -237,88 +216,10 @@ def histogram(run: RunReport, name: str) -> Figure:
         f"Histogram: fraction of steps at which each unit of {run.name} is active",
         "Number of units by the fraction of steps at which they emit an event. Units that are never active can be "
         "pruned; units that are always active save no computation.",
-        {"kind": "histogram", "title": title, "layers": rows, "mean": _short(mean)},
+        {"kind": "histogram", "title": title, "layers": rows, "mean": short(mean)},
     )
 
 
-# ---- rasters ---------------------------------------------------------------------------------------------------------
-
-
-def rasters(sequences: Sequence[Raster]) -> list[Figure]:
-    """Draw one figure per sequence, each with its share of :data:`MAX_CELLS`."""
-    cells = MAX_CELLS // max(1, len(sequences))
-    return [raster(sequence, f"raster-{i}", cells) for i, sequence in enumerate(sequences, 1)]
-
-
-def raster(sequence: Raster, name: str, cells: int = MAX_CELLS) -> Figure:
-    """Draw the input, the events and the number of active units of one sequence."""
-    steps = min(len(sequence.events), MAX_STEPS)
-    sizes = sequence.layers or (("", sequence.events.shape[1]),)
-    units_per_layer = max(1, min(MAX_UNITS, cells // (steps * len(sizes))))
-    shown: list[dict[str, Any]] = []
-    columns: list[np.ndarray] = []
-    first = 0
-    for layer, units in sizes:
-        activity = (sequence.events[:, first : first + units] != 0).sum(0)
-        order = np.argsort(-activity, kind="stable")
-        selected = order[np.linspace(0, units - 1, min(units, units_per_layer)).round().astype(int)]
-        columns.append(first + selected)
-        shown.append({"name": layer, "size": units, "units": selected.tolist()})
-        first += units
-    events = sequence.events[:steps, np.concatenate(columns)]
-    low, high = min(0.0, float(events.min())), max(0.0, float(events.max()))
-    level = 1 + np.round(254 * (events - low) / ((high - low) or 1.0))
-    data: dict[str, Any] = {
-        "kind": "raster",
-        "title": f"{sequence.title}: activity sparsity {format.percent(sequence.activity_sparsity, 0)}",
-        "label": sequence.label,
-        "steps": steps,
-        "layers": shown,
-        "low": _short(low),
-        "high": _short(high),
-        "events": _bytes(np.where(events == 0, 0, level).T),
-        "active": (sequence.events[:steps] != 0).sum(1).tolist(),
-        "input": _image(_average_rows(sequence.input[:steps].T, MAX_INPUT_ROWS)),
-        "inputs": sequence.input.shape[1],
-        "words": list(sequence.words[:steps]),
-    }
-    if sequence.image is not None:
-        frames = sequence.image[:steps] if sequence.image.ndim == 3 else sequence.image[None]
-        frames = _average_rows(frames.swapaxes(0, 1), MAX_IMAGE_SIDE).swapaxes(0, 1)
-        frames = _average_rows(frames.swapaxes(0, 2), MAX_IMAGE_SIDE).swapaxes(0, 2)
-        data["image"] = _image(frames.reshape(len(frames), -1)) | {"rows": frames.shape[1], "columns": frames.shape[2]}
-        data["image"]["frames"] = len(frames)
-    caption = (
-        f"{int((sequence.events != 0).sum()):,} events; a dense network would transmit {sequence.events.size:,} "
-        "values. Each dot is an event, coloured by its value. Hover over a dot to see its unit. Drag to zoom in, "
-        "double-click to reset."
-    )
-    if events.shape[1] < sequence.events.shape[1]:
-        caption += f" Shown: {events.shape[1]:,} of {sequence.events.shape[1]:,} units."
-    if steps < len(sequence.events):
-        caption += f" Shown: the first {steps} of {len(sequence.events):,} steps."
-    return Figure(name, f"Event raster: {sequence.title}", caption, data, wide=True)
-
-
-def _average_rows(rows: np.ndarray, limit: int) -> np.ndarray:
-    """Reduce ``rows`` to at most ``limit`` by averaging neighbours."""
-    if len(rows) <= limit:
-        return rows
-    edges = np.linspace(0, len(rows), limit + 1).astype(int)
-    return np.stack([rows[a:b].mean(0) for a, b in itertools.pairwise(edges)])
-
-
-def _image(rows: np.ndarray) -> dict[str, Any]:
-    """Encode rows as grey levels from 0 to 255. The upper bound is a quantile, to be robust against outliers."""
-    low, high = float(rows.min()), float(np.quantile(rows, 0.995))
-    high = high if high > low else float(rows.max())
-    level = np.clip((rows - low) / ((high - low) or 1.0), 0, 1) * 255
-    return {"rows": rows.shape[0], "columns": rows.shape[1], "data": _bytes(level)}
-
-
-def _bytes(values: np.ndarray) -> str:
-    return base64.b64encode(np.ascontiguousarray(values.round(), dtype=np.uint8).tobytes()).decode()
-
-
-def _short(value: float) -> float:
+def short(value: float) -> float:
+    """Round to five digits, which keeps the page small."""
     return float(f"{value:.5g}")

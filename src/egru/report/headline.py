@@ -17,9 +17,13 @@ class Card:
     highlight: bool = False
 
 
-def find_baseline(runs: Sequence[RunReport]) -> RunReport | None:
-    """Return the first run without event layers, which the others are compared with."""
-    return next((run for run in runs if not run.event_layers), None)
+def find_baseline(run: RunReport, runs: Sequence[RunReport]) -> RunReport | None:
+    """Return the run that ``run`` is compared with: the first dense one with the same data, split and kind of score."""
+
+    def task(each: RunReport) -> tuple[object, ...]:
+        return each.config.get("data"), each.split, each.perplexity is None
+
+    return next((other for other in runs if not other.event_layers and task(other) == task(run)), None)
 
 
 def headline(runs: Sequence[RunReport]) -> str:
@@ -32,10 +36,10 @@ def headline(runs: Sequence[RunReport]) -> str:
 
 
 def score_text(run: RunReport) -> str:
-    """Name and value of the score on the test split."""
-    if run.test_perplexity is not None:
-        return f"test perplexity of {run.test_perplexity:.1f}"
-    return f"test accuracy of {format.percent(run.test_accuracy)}"
+    """Name and value of the score."""
+    if run.perplexity is not None:
+        return f"{run.split} perplexity of {run.perplexity:.1f}"
+    return f"{run.split} accuracy of {format.percent(run.accuracy)}"
 
 
 def summary(run: RunReport, baseline: RunReport | None) -> str:
@@ -49,13 +53,13 @@ def summary(run: RunReport, baseline: RunReport | None) -> str:
 
 
 def _quality(run: RunReport, baseline: RunReport | None) -> str:
-    """The test score, compared with the baseline if there is one."""
+    """The score, compared with the baseline if there is one."""
     if baseline is None:
         return score_text(run)
-    if run.test_perplexity is not None and baseline.test_perplexity is not None:
-        return f"{score_text(run)} ({baseline.name}: {baseline.test_perplexity:.1f})"
-    difference = run.test_accuracy - baseline.test_accuracy
-    return f"test accuracy {format.accuracy_difference(difference, baseline.name)}"
+    if baseline.perplexity is not None:
+        return f"{score_text(run)} ({baseline.name}: {baseline.perplexity:.1f})"
+    difference = run.accuracy - baseline.accuracy
+    return f"{run.split} accuracy {format.accuracy_difference(difference, baseline.name)}"
 
 
 def cards(run: RunReport, baseline: RunReport | None) -> list[Card]:
@@ -63,11 +67,11 @@ def cards(run: RunReport, baseline: RunReport | None) -> list[Card]:
     activity = run.activity
     reference = "no dense baseline"
     if baseline is not None:
-        reference = f"{baseline.name}: {format.percent(baseline.test_accuracy)}"
-    quality = Card(format.percent(run.test_accuracy), "test accuracy", reference)
-    if run.test_perplexity is not None:
-        detail = f"{format.percent(run.test_accuracy)} of next words predicted correctly"
-        quality = Card(f"{run.test_perplexity:.1f}", "test perplexity", detail)
+        reference = f"{baseline.name}: {format.percent(baseline.accuracy)}"
+    quality = Card(format.percent(run.accuracy), f"{run.split} accuracy", reference)
+    if run.perplexity is not None:
+        detail = f"{format.percent(run.accuracy)} of next words predicted correctly"
+        quality = Card(f"{run.perplexity:.1f}", f"{run.split} perplexity", detail)
     forward = baseline and baseline.activity.forward_macs
     backward = baseline and baseline.activity.backward_macs
     return [

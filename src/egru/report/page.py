@@ -1,36 +1,38 @@
 """Write a report: a self-contained HTML page, its numbers as JSON, and its figures as PNG files."""
 
-import dataclasses
 import datetime
-import importlib.resources
 import io
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from egru import format
 from egru.environment import Environment
 from egru.files import replace_file
 from egru.records import FORMAT, read_json, to_plain
 from egru.report import figures
 from egru.report.figures import Figure
 from egru.report.headline import cards, find_baseline, headline, score_text, summary
+from egru.report.html import document, figure_grid, folded, json_value, small, table
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
-from egru.report.run import Raster, RunReport, check_runs
+from egru.report.rasters import raster_figures
+from egru.report.run import Raster, RunReport, ThresholdSearch, check_runs
+from egru.report.scatter import floors, quality, threshold_search
+from egru.report.settings import differing_settings, environments, shared_settings
 from egru.report.table import NOTE, measures
-from egru.report.theme import DARK, LIGHT, Theme, require_matplotlib
+from egru.report.theme import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 DPI = 200
 """Resolution of the PNG files: twice that of a page, for high-density screens."""
+MAX_SUMMARIES = 4
+"""Runs with one sentence each at the top. Pages with more have only the table."""
 
 
 def write_report(
@@ -78,9 +80,9 @@ def write_report(
         "title": title,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": command,
-        "config": _json_value(config),
+        "config": json_value(config),
         "environment": to_plain(environment),
-        "runs": [_json_value(run.to_dict()) for run in runs],
+        "runs": [json_value(run.to_dict()) for run in runs],
         "derived": {run.name: run.derived() for run in runs},
     }
     page = _page(record, environment, runs, rasters, notes)
@@ -111,7 +113,9 @@ def _png_files(runs: Sequence[RunReport], rasters: Sequence[Raster]) -> dict[str
         require_matplotlib()
     except ImportError:
         return {}
-    files = {"macs.png": _png(macs_bar(runs)), "training.png": _png(training_curves(runs))}
+    files = {"macs.png": _png(macs_bar(runs))}
+    if any(run.history for run in runs):
+        files["training.png"] = _png(training_curves(runs))
     for run, file in zip(runs, _file_names("activity", [run.name for run in runs]), strict=True):
         if run.event_layers:
             files[file] = _png(activity_histogram(run))
@@ -137,74 +141,56 @@ def _page(
     ]
     computation = [figures.computation(runs)]
     computation += [figures.layers(run, colour, f"layers-{i}") for i, (run, colour) in enumerate(with_events, 1)]
-    sequences = figures.rasters(rasters)
+    compared = [figure for figure in [quality(runs)] if figure is not None]
+    searches = [
+        (run, search, threshold_search(run, search, colour, f"search-{i}"))
+        for i, (run, colour) in enumerate(with_events, 1)
+        if (search := run.search) is not None
+    ]
+    sequences = raster_figures(rasters)
     units = [
         figure
         for i, (run, colour) in enumerate(with_events, 1)
         for figure in (figures.histogram(run, f"activity-{i}"), figures.sparsity(run, colour, f"sparsity-{i}"))
+        if figure.name.startswith("activity") or run.history
     ]
-    training = [figures.curves(runs)]
-    data = {f.name: f.data for f in (*computation, *sequences, *units, *training) if f.data is not None}
+    training = [figures.curves(runs)] if any(run.history for run in runs) else []
+    drawn = [*computation, *compared, *(figure for _, _, figure in searches), *sequences, *units, *training]
 
     several = len(runs) > 2
     numbers = f"<h2>All numbers</h2>{_table(runs)}"
     title = record["title"]
     parts = [*_headlines(title, runs, with_cards=not several), *([numbers] if several else [])]
-    parts += ["<h2>Where the computation goes</h2>", _figures(computation)]
+    if compared:
+        parts += ["<h2>Quality against cost</h2>", figure_grid(compared)]
+    parts += ["<h2>Where the computation goes</h2>", figure_grid(computation)]
+    if searches:
+        parts += ["<h2>Threshold search</h2>", *(_search(*entry) for entry in searches)]
     if sequences or notes:
-        remarks = "".join(f'<p class="small">{escape(note)}</p>' for note in notes)
-        parts += ["<h2>Event raster</h2>", _figures(sequences), remarks]
+        parts += ["<h2>Event raster</h2>", figure_grid(sequences), *map(small, notes)]
     if units:
-        parts += ["<h2>Activity of the units</h2>", _figures(units)]
-    parts += ["<h2>Training curves</h2>", _figures(training), *([] if several else [numbers])]
-    parts += ["<h2>Command</h2>", f"<pre>{escape(_commands(record['command'], runs))}</pre>"]
-    different, shared = _settings(runs, record["config"])
+        parts += ["<h2>Activity of the units</h2>", figure_grid(units)]
+    if training:
+        parts += ["<h2>Training curves</h2>", figure_grid(training)]
+        parts += [
+            small(f"{run.name} has no training curves: its weights are those of {run.search.source}.")
+            for run in runs
+            if run.search
+        ]
+    parts += [*([] if several else [numbers])]
+    parts += ["<h2>Command</h2>", f"<pre>{escape(_commands(record['command'], runs))}</pre>", differing_settings(runs)]
     parts.append(
-        f'{different}<div class="facts"><section><h2>Settings</h2>{shared}</section>'
-        f"<section><h2>Environment</h2>{_environments(runs, environment, record['date'])}</section></div>"
+        f'<div class="facts"><section><h2>Settings</h2>{shared_settings(runs, record["config"])}</section>'
+        f"<section><h2>Environment</h2>{environments(runs, environment, record['date'])}</section></div>"
     )
-    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/").replace("<!", "<\\u0021")
-    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_colours()}{_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(parts)
-        + '\n</main>\n<div id="tip" role="status" hidden></div>\n'
-        + f'<script type="application/json" id="numbers">{text}</script>\n<script>\n{_file("page.js")}</script>\n'
-        + "</body>\n</html>\n"
-    )
-
-
-def _file(name: str) -> str:
-    return importlib.resources.files("egru.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _colours() -> str:
-    """Return the colours of both themes as CSS variables."""
-
-    def variables(theme: Theme) -> str:
-        values = {
-            "ink": theme.ink,
-            "muted": theme.muted,
-            "faint": theme.faint,
-            "dense": theme.dense,
-            "alarm": theme.alarm,
-        }
-        values |= {f"hue{i}": value for i, value in enumerate(theme.event)}
-        values |= {f"value{i}": value for i, value in enumerate(theme.value_colours)}
-        return " ".join(f"--{name}: {value};" for name, value in values.items())
-
-    return f":root {{ {variables(LIGHT)} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {variables(DARK)} }} }}\n"
+    return document(title, parts, drawn)
 
 
 def _headlines(title: str, runs: Sequence[RunReport], with_cards: bool) -> list[str]:
-    baseline = find_baseline(runs)
-    parts = [f'<p class="kicker">{escape(title)}</p>', f"<h1>{_emphasise_percentages(headline(runs))}</h1>"]
+    parts = [f'<p class="kicker">{escape(title)}</p>', f"<h1>{emphasise_percentages(headline(runs))}</h1>"]
     with_events = [run for run in runs if run.event_layers]
-    for run in with_events:
+    for run in with_events if len(with_events) <= MAX_SUMMARIES else []:
+        baseline = find_baseline(run, runs)
         parts.append(f'<p class="lead">{escape(summary(run, baseline))}</p>')
         if with_cards:
             cells = "".join(
@@ -215,115 +201,65 @@ def _headlines(title: str, runs: Sequence[RunReport], with_cards: bool) -> list[
             parts.append(f'<section class="headline">{cells}</section>')
     if not with_events:
         scores = ", ".join(f"{run.name} has a {score_text(run)}" for run in runs)
-        return [*parts, f'<p class="lead">None of the runs has event layers. {escape(scores)}.</p>']
+        parts.append(f'<p class="lead">None of the runs has event layers. {escape(scores)}.</p>')
+    if untested := [run.name for run in runs if run.split != "test"]:
+        parts.append(small(f"The test split was not scored: the numbers of {', '.join(untested)} are on validation."))
+    if not with_events:
+        return parts
     assumptions = dict.fromkeys(run.activity.energy.assumption for run in with_events)
     return [
         *parts,
-        '<p class="small">Computation is counted in multiply-accumulates (MACs), not timed. The count assumes hardware '
-        "that skips zeros and is compared with the same network with nothing skipped. Each model was trained once.</p>",
-        f'<p class="small">The energy estimate assumes {escape("; or ".join(assumptions))}.</p>',
+        small(
+            "Computation is counted in multiply-accumulates (MACs), not timed. The count assumes hardware that skips "
+            "zeros and is compared with the same network with nothing skipped. Each model was trained once."
+        ),
+        small(f"The energy estimate assumes {'; or '.join(assumptions)}."),
     ]
 
 
-def _emphasise_percentages(text: str) -> str:
+def emphasise_percentages(text: str) -> str:
     """Escape ``text`` and mark its percentages, which the style sheet colours."""
-    return re.sub(r"(\d+ %(?: to \d+ %)?)", r"<em>\1</em>", escape(text))
-
-
-def _figures(group: Sequence[Figure]) -> str:
-    return f'<div class="figures">{"".join(figure.html() for figure in group)}</div>' if group else ""
+    return re.sub(r"(\d[\d.]* %(?: to \d+ %)?)", r"<em>\1</em>", escape(text))
 
 
 def _table(runs: Sequence[RunReport]) -> str:
-    return _run_table(runs, measures(runs)) + f'<p class="small">{escape(NOTE)}</p>'
+    marked = [bool(run.event_layers) for run in runs]
+    return table([run.name for run in runs], measures(runs), marked) + small(NOTE)
 
 
-def _run_table(runs: Sequence[RunReport], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Return a table with one column per run."""
-    mark = [" class=event" if run.event_layers else "" for run in runs]
-    names = "".join(f'<th scope="col"{m}>{escape(run.name)}</th>' for m, run in zip(mark, runs, strict=True))
-    body = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>'
-        + "".join(f"<td{m}>{escape(cell)}</td>" for m, cell in zip(mark, cells, strict=True))
-        + "</tr>"
-        for label, cells in rows
+def _search(run: RunReport, search: ThresholdSearch, figure: Figure) -> str:
+    """Describe how a run was derived: where from, the time, and the validation scores before and after."""
+    before, after = search.trials[0], search.trials[search.chosen]
+    number = f"{len(search.trials)} settings" if len(search.trials) > 1 else "one setting"
+    text = (
+        f"{run.name} is {search.source} with raised thresholds; nothing was trained. The search measured {number} of "
+        f"the thresholds on the validation split in {format.seconds(run.seconds)}."
     )
+    rows = [
+        ("smallest threshold, per layer", [floors(trial) for trial in (before, after)]),
+        ("loss", [f"{trial.validation.loss:.4f}" for trial in (before, after)]),
+        ("accuracy", [format.percent(trial.validation.accuracy, 2) for trial in (before, after)]),
+        ("activity sparsity", [format.percent(trial.activity_sparsity) for trial in (before, after)]),
+        ("forward MACs per step", [format.count(trial.forward_macs) for trial in (before, after)]),
+    ]
+    if before.validation.perplexity is not None:
+        rows.insert(2, ("perplexity", [f"{trial.validation.perplexity:.2f}" for trial in (before, after)]))
+    trials = [
+        (
+            f"{i}{' (before)' if i == 0 else ''}{' (chosen)' if i == search.chosen else ''}",
+            [floors(t), f"{t.validation.loss:.4f}", format.percent(t.activity_sparsity), format.count(t.forward_macs)],
+        )
+        for i, t in enumerate(search.trials)
+    ]
+    every = table(["smallest thresholds", "loss", "activity sparsity", "MACs per step"], trials, corner="trial")
     return (
-        f'<div class="scroll"><table><thead><tr><th scope="col"></th>{names}</tr></thead><tbody>{body}</tbody></table>'
-        "</div>"
+        f'<p class="lead">{escape(text)}</p><div class="figures">{figure.html()}<div>'
+        f"{table(['before', 'after'], rows, [False, True], 'on validation')}{folded('All trials', every)}</div></div>"
     )
 
 
 def _commands(command: str, runs: Sequence[RunReport]) -> str:
     return "\n".join(dict.fromkeys(filter(None, (*(run.command for run in runs), command))))
-
-
-def _settings(runs: Sequence[RunReport], config: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a table of the settings that differ between runs, and a list of those that all share."""
-    settings = [_format_values(_json_value(run.config)) for run in runs]
-    names = list(dict.fromkeys(name for values in settings for name in values))
-    rows = [(name, [values.get(name, "-") for values in settings]) for name in names]
-    different = [(name, values) for name, values in rows if len(set(values)) > 1]
-    shared = {name: values[0] for name, values in rows if len(set(values)) == 1}
-    table = f"<h2>Settings that differ</h2>{_run_table(runs, different)}" if different else ""
-    return table, _definition_list(_format_values(config) | shared)
-
-
-def _environments(runs: Sequence[RunReport], current: Environment, date: str) -> str:
-    """Return the environment of each run, once if they are equal."""
-    written = {"page written": date}
-    environments = [run.environment or current for run in runs]
-    if all(environment == environments[0] for environment in environments):
-        return _definition_list(_environment_entries(environments[0]) | written)
-    parts = [
-        f"<h3>{escape(run.name)}</h3>{_definition_list(_environment_entries(environment))}"
-        for run, environment in zip(runs, environments, strict=True)
-    ]
-    return "".join(parts) + _definition_list(written)
-
-
-def _environment_entries(environment: Environment) -> dict[str, str]:
-    return {
-        **environment.versions,
-        "machine": environment.machine,
-        "threads": str(environment.threads),
-        "GPU": environment.cuda or "none",
-        **{f"kernel {name}": status for name, status in environment.kernels.items()},
-    }
-
-
-def _definition_list(entries: Mapping[str, str]) -> str:
-    if not entries:
-        return '<p class="small">No settings were recorded.</p>'
-    return f"<dl>{''.join(f'<dt>{escape(key)}</dt><dd>{escape(value)}</dd>' for key, value in entries.items())}</dl>"
-
-
-def _json_value(value: Any) -> Any:
-    """Convert a value to JSON. Values that JSON cannot represent become text, also NaN and infinity."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(entry) for entry in value]
-    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    return str(value)
-
-
-def _format_values(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _format_value(value) for key, value in values.items()}
-
-
-def _format_value(value: Any) -> str:
-    """Format a JSON value on one line."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_format_value(entry)}" for key, entry in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_format_value, value))
-    return {None: "none", True: "yes", False: "no"}[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _file_names(prefix: str, names: Sequence[str]) -> list[str]:

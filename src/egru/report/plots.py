@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from egru import format
+from egru.report.curves import panels
 from egru.report.run import RunReport, check_runs
 from egru.report.theme import LIGHT, Theme
 
@@ -18,36 +19,37 @@ WIDTH = 5.4
 
 
 def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
-    """Plot training loss, validation accuracy and activity sparsity against the epoch.
+    """Plot training loss, validation score and activity sparsity against the epoch.
+
+    Axes that the first epochs would stretch are cut; the title of the panel says where.
 
     Args:
-        runs: Runs with distinct names. Dense runs have no curve of activity sparsity.
+        runs: Runs with distinct names. Dense runs have no curve of activity sparsity. At least one was trained.
         theme: Colours of the figure.
 
     Returns:
         A matplotlib figure with one panel per quantity.
 
     Raises:
-        ValueError: If ``runs`` is empty or two runs have the same name.
+        ValueError: If ``runs`` is empty, two runs have the same name, or none was trained.
         ImportError: If matplotlib is not installed.
     """
     check_runs("training_curves", runs)
-    panels = [
-        ("Training loss", lambda epoch: epoch.train_loss, False),
-        ("Validation accuracy", lambda epoch: epoch.validation_accuracy, True),
-    ]
-    if any(epoch.activity_sparsity is not None for run in runs for epoch in run.history):
-        panels.append(("Activity sparsity", lambda epoch: epoch.activity_sparsity, True))
+    trained = [run for run in runs if run.history]
+    if not trained:
+        raise ValueError("training_curves: runs must contain at least one run with a history, got none")
+    drawn = panels(trained)
     with theme.context():
         from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator, PercentFormatter
+        from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-        figure = Figure(figsize=(WIDTH, 0.75 + 1.75 * len(panels)), layout="constrained")
-        rows: list[Axes] = list(np.atleast_1d(figure.subplots(len(panels), 1, sharex=True)))  # pyright: ignore
-        for axes, (title, value, is_fraction) in zip(rows, panels, strict=True):
+        figure = Figure(figsize=(WIDTH, 0.75 + 1.75 * len(drawn)), layout="constrained")
+        rows: list[Axes] = list(np.atleast_1d(figure.subplots(len(drawn), 1, sharex=True)))  # pyright: ignore
+        for axes, panel in zip(rows, drawn, strict=True):
+            if panel.is_log:
+                axes.set_yscale("log")
             for run, colour in zip(runs, theme.colours(runs), strict=True):
-                points = [(entry.epoch, value(entry)) for entry in run.history if value(entry) is not None]
-                if points:
+                if points := panel.points(run):
                     axes.plot(
                         *zip(*points, strict=True),
                         color=colour,
@@ -56,10 +58,17 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
                         marker="o" if len(points) < 25 else None,
                         markersize=3.5,
                     )
-            axes.set_title(title)
+            low, high = panel.limits(trained)
+            limit = low if high is None else high
+            shown = "" if limit is None else (format.percent(limit) if panel.is_fraction else f"{limit:.3g}")
+            axes.set_title(panel.title + (f" (cut at {shown})" if shown else ""))
+            axes.set_ylim(low, high)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
             axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-            if is_fraction:
+            axes.yaxis.set_minor_locator(NullLocator())
+            if panel.is_log:
+                axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            if panel.is_fraction:
                 axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
             theme.grid(axes)
         rows[-1].set_xlabel("epoch")

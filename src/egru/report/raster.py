@@ -87,11 +87,12 @@ def _draw_input(axes: "Axes", raster: Raster, theme: Theme) -> None:
 
 
 def _draw_events(axes: "Axes", scale: "Axes", raster: Raster, theme: Theme) -> None:
-    """Draw the events, most active units first, and the colour scale."""
+    """Draw the events, most active units first, and the colour scale. Units without an event are left out."""
     from matplotlib.ticker import MaxNLocator
 
-    order = np.argsort(-(raster.events != 0).sum(0), kind="stable")
-    events = raster.events[:, order]
+    activity = (raster.events != 0).sum(0)
+    inactive = int((activity == 0).sum()) if activity.any() else 0
+    events = raster.events[:, np.argsort(-activity, kind="stable")[: len(activity) - inactive]]
     T, H = events.shape
     t, unit = np.nonzero(events)
     value = events[t, unit]
@@ -114,5 +115,6 @@ def _draw_events(axes: "Axes", scale: "Axes", raster: Raster, theme: Theme) -> N
         axes.text(0.5, 0.5, "no events", transform=axes.transAxes, ha="center", va="center", color=theme.muted)
     axes.set_ylim(H - 0.1, -0.9)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.set_ylabel("units, most active first")
+    note = f" ({inactive} without events left out)" if inactive else ""
+    axes.set_ylabel(f"units, most active first{note}")
     axes.tick_params(labelbottom=False)

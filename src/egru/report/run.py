@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from egru.activity import ActivitySummary, LayerActivity
 from egru.environment import Environment
 from egru.records import JSONRecord
+from egru.training.records import ThresholdTrial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,18 +52,68 @@ class Epoch:
 
 
 @dataclasses.dataclass(frozen=True)
+class ThresholdSearch:
+    """How a run was derived from a trained one by raising thresholds, without training.
+
+    Attributes:
+        source: Name of the run it was derived from.
+        trials: Validation scores of the thresholds that were tried. The first trial is the run before.
+        chosen: Index of the trial whose thresholds the run has.
+
+    Raises:
+        ValueError: If ``chosen`` is not the index of a trial.
+    """
+
+    source: str
+    trials: tuple[ThresholdTrial, ...]
+    chosen: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.chosen < len(self.trials):
+            raise ValueError(
+                f"ThresholdSearch: chosen must be the index of one of the {len(self.trials)} trials, got {self.chosen}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime(JSONRecord):
+    """The measured time per step of a network that reads one sequence.
+
+    Attributes:
+        seconds: Seconds per step.
+        method: What was timed, for example "EventEngine, float32, 1 thread".
+        machine: The machine of the measurement.
+
+    Raises:
+        ValueError: If ``seconds`` is not positive and finite.
+    """
+
+    seconds: float
+    method: str
+    machine: str
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < math.inf:
+            raise ValueError(f"StepTime: seconds must be positive and finite, got {self.seconds!r}")
+
+
+@dataclasses.dataclass(frozen=True)
 class RunReport(JSONRecord):
-    """The numbers of one trained model.
+    """The numbers of one model.
 
     Attributes:
         name: Name in figures and tables, such as "GRU". Unique among the runs of a report.
-        history: One entry per epoch, in order.
-        test_accuracy: Accuracy on the test split, as a fraction.
-        activity: Activity on the test split, from :meth:`egru.ActivityMonitor.summary`.
-        seconds: Duration of training.
+        history: One entry per epoch, in order. Empty if the run was derived from another one by a ``search``.
+        accuracy: Accuracy on ``split``, as a fraction.
+        activity: Activity on ``split``, from :meth:`egru.ActivityMonitor.summary`.
+        seconds: Duration of training, or of the ``search``.
         seed: Seed of the run.
-        test_perplexity: Perplexity of a language model, None for other models.
+        perplexity: Perplexity of a language model on ``split``, None for other models.
+        split: The split that was scored: "validation" for a run whose test split was not scored.
+        search: The search that the run was derived by. None for a run that was trained.
+        step_time: Measured time per step, None if it was not measured.
         config: Settings of this run. Settings that all runs share are passed to :func:`write_report`.
+        changed: Names of the settings that differ from the recipe. They are listed first.
         environment: Software and hardware of the run. If None, those of the process that writes the report are shown.
         command: Command that repeats the run.
 
@@ -72,12 +123,16 @@ class RunReport(JSONRecord):
 
     name: str
     history: tuple[Epoch, ...]
-    test_accuracy: float
+    accuracy: float
     activity: ActivitySummary
     seconds: float
     seed: int
-    test_perplexity: float | None = None
+    perplexity: float | None = None
+    split: Literal["test", "validation"] = "test"
+    search: ThresholdSearch | None = None
+    step_time: StepTime | None = None
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    changed: tuple[str, ...] = ()
     environment: Environment | None = None
     command: str = ""
 
@@ -85,14 +140,16 @@ class RunReport(JSONRecord):
         if not self.name.strip():
             raise ValueError(f"RunReport: name must not be empty, got {self.name!r}")
         where = f"RunReport {self.name!r}"
-        if not self.history:
-            raise ValueError(f"{where}: history must contain at least one epoch, got none")
+        if bool(self.history) == (self.search is not None):
+            found = f"{len(self.history)} epochs" if self.history else "none"
+            needed = "be empty with a search" if self.search is not None else "contain at least one epoch"
+            raise ValueError(f"{where}: history must {needed}, got {found}")
         epochs = [entry.epoch for entry in self.history]
         if any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"{where}: the epochs of history must increase, got {epochs}")
-        _fraction(where, "test_accuracy", self.test_accuracy)
-        if self.test_perplexity is not None and not (math.isfinite(self.test_perplexity) and self.test_perplexity >= 1):
-            raise ValueError(f"{where}: test_perplexity must be finite and at least 1, got {self.test_perplexity!r}")
+        _fraction(where, "accuracy", self.accuracy)
+        if self.perplexity is not None and not (math.isfinite(self.perplexity) and self.perplexity >= 1):
+            raise ValueError(f"{where}: perplexity must be finite and at least 1, got {self.perplexity!r}")
         _duration(where, self.seconds)
 
     @property

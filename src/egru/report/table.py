@@ -1,57 +1,58 @@
 """A table of runs with one column per run, narrow enough for a terminal or a phone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from egru import format
 from egru.report.run import RunReport, check_runs
 
 
 def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
-    """Return the rows of the table: a label and one cell per run."""
+    """Return the rows of the table: a label and one cell per run. Rows that apply to no run are left out."""
 
     def with_share(used: float, dense: float) -> str:
         return f"{format.count(used)} ({format.percent(used / dense, 0)})"
 
-    columns = [
+    def cells(value: Callable[[RunReport], str | None]) -> list[str]:
+        return ["-" if (cell := value(run)) is None else cell for run in runs]
+
+    split = runs[0].split if len({run.split for run in runs}) == 1 else None
+
+    def score(name: str, value: Callable[[RunReport], str | None]) -> tuple[str, list[str]]:
+        """Name the split in the label if it is the same for all runs, and in each cell otherwise."""
+        if split is not None:
+            return f"{split} {name}", cells(value)
+        return name, cells(lambda run: None if (text := value(run)) is None else f"{text} ({run.split})")
+
+    rows = [
+        score("perplexity", lambda run: None if run.perplexity is None else f"{run.perplexity:.1f}"),
+        score("accuracy", lambda run: format.percent(run.accuracy)),
         (
-            format.percent(run.test_accuracy),
-            format.percent(run.history[-1].validation_accuracy),
-            format.percent(run.activity.activity_sparsity),
-            format.percent(run.activity.backward_sparsity),
-            format.percent(run.activity.backward_skippable),
-            with_share(run.activity.forward_macs, run.activity.dense_forward_macs),
-            format.count(run.activity.dense_forward_macs),
-            with_share(run.activity.backward_macs, run.activity.dense_backward_macs),
-            format.count(run.activity.dense_backward_macs),
-            format.joules(run.activity.joules),
-            f"{run.activity.parameters:,}",
-            f"{len(run.history)}",
-            format.seconds(run.seconds),
-            f"{run.seed}",
-        )
-        for run in runs
+            "validation accuracy (last epoch)",
+            cells(lambda run: format.percent(run.history[-1].validation_accuracy) if run.history else None),
+        ),
+        ("activity sparsity", cells(lambda run: format.percent(run.activity.activity_sparsity))),
+        ("backward sparsity (paper)", cells(lambda run: format.percent(run.activity.backward_sparsity))),
+        ("backward sparsity (skippable)", cells(lambda run: format.percent(run.activity.backward_skippable))),
+        (
+            "forward MACs (% of dense)",
+            cells(lambda run: with_share(run.activity.forward_macs, run.activity.dense_forward_macs)),
+        ),
+        ("forward MACs (dense)", cells(lambda run: format.count(run.activity.dense_forward_macs))),
+        (
+            "backward MACs (% of dense)",
+            cells(lambda run: with_share(run.activity.backward_macs, run.activity.dense_backward_macs)),
+        ),
+        ("backward MACs (dense)", cells(lambda run: format.count(run.activity.dense_backward_macs))),
+        ("energy per step (estimate)", cells(lambda run: format.joules(run.activity.joules))),
+        ("time per step (measured)", cells(lambda run: run.step_time and format.seconds(run.step_time.seconds))),
+        ("parameters", cells(lambda run: f"{run.activity.parameters:,}")),
+        ("epochs", cells(lambda run: f"{len(run.history)}" if run.history else None)),
+        ("training time", cells(lambda run: None if run.search else format.seconds(run.seconds))),
+        ("time of the threshold search", cells(lambda run: format.seconds(run.seconds) if run.search else None)),
+        ("seed", cells(lambda run: f"{run.seed}")),
     ]
-    labels = (
-        "test accuracy",
-        "validation accuracy (last epoch)",
-        "activity sparsity",
-        "backward sparsity (paper)",
-        "backward sparsity (skippable)",
-        "forward MACs (% of dense)",
-        "forward MACs (dense)",
-        "backward MACs (% of dense)",
-        "backward MACs (dense)",
-        "energy per step (estimate)",
-        "parameters",
-        "epochs",
-        "training time",
-        "seed",
-    )
-    rows = [(label, list(cells)) for label, cells in zip(labels, zip(*columns, strict=True), strict=True)]
-    perplexities = [run.test_perplexity for run in runs]
-    if any(value is not None for value in perplexities):
-        rows.insert(0, ("test perplexity", ["-" if value is None else f"{value:.1f}" for value in perplexities]))
-    return rows
+    always = {"backward sparsity (paper)", "backward sparsity (skippable)"}
+    return [(label, row) for label, row in rows if label in always or set(row) != {"-"}]
 
 
 NOTE = (

@@ -16,13 +16,17 @@ def recorded_command(recipe: str, config: Config, result: Result | None) -> str:
 
 def train_command(recipe: str, config: Config) -> str:
     """Return the `egru train` command for ``config``: the recipe and every field that differs from it."""
-    words = [f"egru train {recipe}"]
-    if recipe in RECIPES:
-        defaults = flatten(to_plain(RECIPES[recipe].make()))
-        for name, value in flatten(to_plain(config)).items():
-            if value != defaults.get(name) and name != "root":
-                words.append(_option(name, value))
-    return " ".join(words)
+    options = (_option(name, value) for name, value in changed_settings(recipe, config).items())
+    return " ".join([f"egru train {recipe}", *options])
+
+
+def changed_settings(recipe: str, config: Config) -> dict[str, Any]:
+    """Return the fields that differ from the recipe, by the names of their options. Empty for an unknown recipe."""
+    if recipe not in RECIPES:
+        return {}
+    defaults = flatten(to_plain(RECIPES[recipe].make()))
+    fields = flatten(to_plain(config))
+    return {name: value for name, value in fields.items() if value != defaults.get(name) and name != "root"}
 
 
 def flatten(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:

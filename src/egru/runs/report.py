@@ -4,13 +4,22 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from egru.experiments.config import Config, read_config
-from egru.report import Epoch, Raster, RunReport, write_report
-from egru.runs.command import flatten, recorded_command
-from egru.runs.load import TrainedRun, load, training_metrics
+from egru.report import Epoch, Raster, RunReport, ThresholdSearch, write_report
+from egru.runs.command import changed_settings, flatten, recorded_command
+from egru.runs.load import TrainedRun, load
 from egru.runs.raster import draw_rasters
+from egru.runs.timing import STEP_TIME, measure_step_times, recorded_step_time
 from egru.runtime.shards import find_shards
-from egru.training import DamagedCheckpointError, EpochMetrics, Run, RunError, to_plain
+from egru.training import DamagedCheckpointError, EpochMetrics, Result, Run, RunError, score, to_plain
+from egru.types import EVENT_CELLS
+
+MAX_NAMES = 4
+"""Runs that the title of a page names. The others are counted."""
+_EVENT_SETTINGS = ("threshold", "surrogate", "reset", "freeze_thresholds", "rate_loss", "state_loss", "squared_rate")
+"""Beginnings of the names of settings that only event-based cells use."""
 
 
 def report(
@@ -18,10 +27,13 @@ def report(
     out: Path | None = None,
     log: Callable[[str], None] = print,
     trained: TrainedRun | None = None,
+    time: bool = False,
 ) -> Path:
-    """Write the report page of finished runs.
+    """Write the report page of runs.
 
-    The events of a run are drawn if its checkpoints and data are available. Otherwise the page says what is missing.
+    The events of a run are drawn if its checkpoints and data are available. Otherwise the page says what is missing. A
+    run without a result, such as a trial of a sweep, is shown with the scores of its best epoch on the validation
+    split, which requires its checkpoints and data.
 
     Args:
         folders: The folders of the runs.
@@ -29,17 +41,23 @@ def report(
             working directory for several.
         log: Called with messages for the user, such as a damaged checkpoint.
         trained: The model of a single run, on the CPU. If None, it is loaded from the run's checkpoints.
+        time: Measure the time per step of each run on this machine's CPU and record it in the run's folder. If False,
+            the page shows the times that were recorded before.
 
     Returns:
         The path of the page.
 
     Raises:
         ValueError: If ``folders`` is empty.
-        RunError: If a folder is not a run, or the run is not finished.
+        RunError: If a folder is not a run, or the run has no epoch yet.
+        FileNotFoundError: If a run has no result and its data are not available.
     """
     if not folders:
         raise ValueError("report: folders must contain at least one run")
     runs = [Run.open(folder, log) for folder in folders]
+    if time:
+        for run, measured in zip(runs, measure_step_times([_load_on_cpu(run) for run in runs]), strict=True):
+            measured.write(run.folder / STEP_TIME)
     configs = [read_config(run.config()) for run in runs]
     names = _distinct_names([config for _, config in configs], [recipe for recipe, _ in configs], folders)
     reports = [_read_report(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
@@ -57,7 +75,10 @@ def report(
         run_rasters = run_rasters[: 1 if len(runs) > 2 else 2]
         prefix = "" if sum(bool(r.event_layers) for r in reports) == 1 else f"{name}: "
         rasters += [dataclasses.replace(raster, title=f"{prefix}{raster.title}") for raster in run_rasters]
-    title = f"{configs[0][0]}, {names[0]}" if len(runs) == 1 else f"{len(runs)} runs: {', '.join(names)}"
+    title = f"{configs[0][0]}, {names[0]}"
+    if len(runs) > 1:
+        more = [f"{len(runs) - MAX_NAMES} more"] if len(runs) > MAX_NAMES else []
+        title = f"{len(runs)} runs: {', '.join([*names[:MAX_NAMES], *more])}"
     if out is None:
         out = Path(folders[0]) / "report" if len(runs) == 1 else Path("report")
     command = "" if len(runs) == 1 else f"egru report {' '.join(map(str, folders))}"
@@ -77,25 +98,49 @@ def _distinct_names(configs: Sequence[Config], recipes: Sequence[str], folders: 
 
 def _read_report(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     result = run.result()
-    if result is None:
-        epochs = len(run.metrics())
-        raise RunError(
-            f"{run.folder} is not finished ({epochs} of {config.epochs} epochs): `egru train --resume {run.folder}`"
-        )
-    settings = flatten(to_plain(config))
-    del settings["root"]
+    search = None if result is None else _read_search(result, config)
+    settings = {key: value for key, value in flatten(to_plain(config)).items() if key != "root"}
+    if config.cell not in EVENT_CELLS:
+        settings = {key: value for key, value in settings.items() if not key.startswith(_EVENT_SETTINGS)}
+    scored = result or _score_on_validation(run, config)
     return RunReport(
         name,
-        tuple(map(_epoch, training_metrics(run))),
-        result.test.accuracy,
-        result.activity,
-        result.seconds,
+        () if search else tuple(map(_epoch, run.metrics())),
+        scored.test.accuracy,
+        scored.activity,
+        scored.seconds,
         config.seed,
-        result.test.perplexity,
+        scored.test.perplexity,
+        "validation" if result is None else "test",
+        search,
+        recorded_step_time(run.folder),
         config=settings,
+        changed=tuple(key for key in changed_settings(recipe, config) if key in settings),
         environment=run.environment(),
         command=recorded_command(recipe, config, result),
     )
+
+
+def _read_search(result: Result, config: Config) -> ThresholdSearch | None:
+    """Return how the thresholds of a run were found, or None if the run was trained."""
+    derivation = result.derivation
+    if derivation is None:
+        return None
+    floors = [trial.floor for trial in derivation.trials]
+    chosen = floors.index(config.threshold_floor) if config.threshold_floor in floors else len(floors) - 1
+    return ThresholdSearch(Path(derivation.source).name, derivation.trials, chosen)
+
+
+def _score_on_validation(run: Run, config: Config) -> Result:
+    """Score the best epoch of a run without a result on the validation split. The test split is not read."""
+    metrics = run.metrics()
+    if not metrics:
+        raise RunError(f"{run.folder} has no epoch yet: `egru train --resume {run.folder}`")
+    on_gpu = config.device.startswith("cuda") and torch.cuda.is_available()
+    trained = load(run.folder, None if on_gpu else "cpu", run.log)
+    run.log(f"{run.folder} has no result: scoring epoch {trained.epoch} on the validation split")
+    scores, activity = score(trained.model, trained.task, "validation")
+    return Result(trained.epoch or 0, scores, activity, sum(line.seconds for line in metrics))
 
 
 def _epoch(metrics: EpochMetrics) -> Epoch:
