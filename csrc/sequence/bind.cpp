@@ -34,8 +34,8 @@ void bind_sequence(nb::module_& m) {
 
     define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); },
            "Return the number of bytes that the forward pass needs at call.workspace.");
-    define(m, "train_forward_begin", [](const TrainCall& c) { EGRU_PICK(forward_table).begin(c); },
-           "Pack the weights for a forward pass.");
+    define(m, "train_forward_begin", [](const TrainCall& c) { return EGRU_PICK(forward_table).begin(c); },
+           "Pack the weights for a forward pass. Return whether all of them are finite.");
     define(m, "train_forward_chunk", [](const TrainCall& c) { EGRU_PICK(forward_table).chunk(c); },
            "Run the steps from call.first to call.last.");
     define(m, "train_backward_workspace", [](const TrainCall& c) { return EGRU_PICK(backward_table).workspace(c); },

@@ -173,16 +173,34 @@ private:
     }
 };
 
+// Steps skip the weights of inactive units, so NaN there would not reach the state.
 template <class S>
-void begin(const TrainCall& call) {
+bool all_finite(const S* values, int64_t count) {
+    Vector<S> sum = {};  // x - x is 0 if x is finite, else NaN
+    for (int64_t i = 0; i < count; i += lanes<S>) sum += load<S>(values + i) - load<S>(values + i);
+    for (int i = 0; i < lanes<S>; ++i)
+        if (sum[i] != 0) return false;
+    return true;
+}
+
+template <class S>
+bool begin(const TrainCall& call) {
     const Layer<S> layer(call);
     const ForwardSpace<S> space(layer);
+    bool finite[max_team];
+    for (bool& flag : finite) flag = true;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks;
         const int from = team.begin(panels), to = team.end(panels);
         pack_panels(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
         pack_panels(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
+        const int64_t size_V = layer.panel_size(layer.tiles_H), size_W = layer.panel_size(layer.tiles_I);
+        finite[team.index] = all_finite(space.V + from * size_V, (to - from) * size_V) &&
+                             all_finite(space.W + from * size_W, (to - from) * size_W);
     });
+    for (bool flag : finite)
+        if (!flag) return false;
+    return true;
 }
 
 template <class S>
@@ -208,7 +226,7 @@ int64_t gates_size(const TrainCall& call) {
 const ForwardTable forward_table{
     [](const TrainCall& call) { return call.float64 ? gates_size<double>(call) : gates_size<float>(call); },
     [](const TrainCall& call) { return call.float64 ? workspace<double>(call) : workspace<float>(call); },
-    [](const TrainCall& call) { call.float64 ? begin<double>(call) : begin<float>(call); },
+    [](const TrainCall& call) { return call.float64 ? begin<double>(call) : begin<float>(call); },
     [](const TrainCall& call) { call.float64 ? chunk<double>(call) : chunk<float>(call); },
 };
 

@@ -47,7 +47,7 @@ struct TrainCall {
 struct ForwardTable {
     std::int64_t (*gates_size)(const TrainCall&);  // elements of the reserve
     std::int64_t (*workspace)(const TrainCall&);   // bytes
-    void (*begin)(const TrainCall&);
+    bool (*begin)(const TrainCall&);               // whether all weights are finite
     void (*chunk)(const TrainCall&);
 };
 struct BackwardTable {

@@ -1,4 +1,4 @@
-"""Helpers for autograd functions: detect transforms, refuse second derivatives, bound gradients."""
+"""Helpers for autograd functions: recognise plain calls and transforms, refuse second derivatives, bound gradients."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,6 +19,17 @@ def in_forward_mode() -> bool:
 def in_transform() -> bool:
     """Return whether a ``torch.func`` transform or forward-mode differentiation is active."""
     return torch._C._are_functorch_transforms_active() or in_forward_mode()  # pyright: ignore[reportPrivateUsage]
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return whether this is an ordinary eager call: no tracing, no transform, no tensor subclass."""
+    return (
+        type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._is_tracing()  # pyright: ignore[reportPrivateUsage]
+        and not in_transform()
+        and torch._C._len_torch_dispatch_stack() == 0  # pyright: ignore[reportPrivateUsage]
+    )
 
 
 class _SecondDerivative(torch.autograd.Function):

@@ -347,8 +347,10 @@ def train_forward_workspace(call: TrainCall) -> int:
     Return the number of bytes that the forward pass needs at call.workspace.
     """
 
-def train_forward_begin(call: TrainCall) -> None:
-    """Pack the weights for a forward pass."""
+def train_forward_begin(call: TrainCall) -> bool:
+    """
+    Pack the weights for a forward pass. Return whether all of them are finite.
+    """
 
 def train_forward_chunk(call: TrainCall) -> None:
     """Run the steps from call.first to call.last."""

@@ -89,8 +89,41 @@ def test_nan_in_input_or_weights_raises(make):
         layer(torch.full((5, 2, 3), float("nan")))
     with torch.no_grad():
         layer.get_parameter("weight_ih_l0")[1] = float("nan")
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="weight_ih contains nan; expected finite values"):
         layer(torch.ones(5, 2, 3))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["weight_ih", "weight_hh"])
+@pytest.mark.parametrize("hidden_size", [4, 70])
+@pytest.mark.parametrize(
+    "make", [egru.EGRU, lambda *sizes: egru.EGRU(*sizes, backend="reference"), egru.ELSTM, egru.ERNN]
+)
+def test_weights_of_inactive_units_and_inputs_are_checked(make, hidden_size, name, bad):
+    """Kernels skip these weights, so that NaN there would not change the outputs."""
+    layer = make(3, hidden_size)
+    with torch.no_grad():
+        layer.get_parameter("threshold_l0").fill_(50.0)
+        layer.get_parameter(name + "_l0")[-1, -1] = bad
+    with pytest.raises(ValueError, match=f"{name} contains {bad}; expected finite values"):
+        layer(torch.tensor([1.0, 1.0, 0.0]).expand(5, 2, 3))
+
+
+def test_reset_scale_that_requires_a_gradient_raises():
+    layer, x = egru.EGRU(3, 4), torch.ones(5, 2, 3)
+    layer.reset_scale.requires_grad_()
+    with pytest.raises(ValueError, match="EGRU: reset_scale must not require a gradient, because no kernel computes"):
+        layer(x)
+    with torch.no_grad():
+        layer(x)
+
+
+@pytest.mark.parametrize("layer_class", [egru.ELSTM, egru.ERNN])
+def test_layers_without_kernels_have_a_gradient_of_reset_scale(layer_class):
+    layer, x = layer_class(3, 4, threshold=egru.Threshold.constant(-1.0)), torch.randn(5, 2, 3)
+    layer.reset_scale.requires_grad_()
+    layer(x)[0].sum().backward()
+    assert layer.reset_scale.grad.abs() > 0
 
 
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "threshold_l0"])
@@ -99,7 +132,8 @@ def test_nan_in_a_parameter_raises(name):
     layer = egru.EGRU(3, 4)
     with torch.no_grad():
         layer.get_parameter(name).view(-1)[1] = float("nan")
-    with pytest.raises(ValueError, match="not finite" if name != "threshold_l0" else "threshold contains nan"):
+    message = "biases are not finite" if name == "bias_hh_l0" else f"{name.removesuffix('_l0')} contains nan"
+    with pytest.raises(ValueError, match=message):
         layer(torch.ones(5, 2, 3), egru.EventState(torch.ones(1, 2, 4), torch.ones(1, 2, 4)))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from egru import functional
 from egru.events import EventState
+from egru.kernels.finite import check_finite
 from egru.kernels.problem import FIELDS, Backward, Forward, Problem
 
 
@@ -67,6 +68,8 @@ class ReferenceKernel:
         return (gates, T, B, problem.theta.shape[0])
 
     def forward(self, problem: Problem, save: bool) -> Forward:
+        problem = problem.rounded()
+        check_finite({"weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
         result = run_torch(problem, _FORWARD_ARGUMENTS)
         reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory

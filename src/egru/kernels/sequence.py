@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from egru._autograd import in_transform
+from egru._autograd import in_transform, is_plain
 from egru.events import EventState
-from egru.kernels.call import NoAutocast, is_plain, prepare
+from egru.kernels.call import NoAutocast, prepare
 from egru.kernels.eager import run_eager
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem

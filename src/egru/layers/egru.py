@@ -44,6 +44,11 @@ class _EventGRU(EventRNN):
         lengths: Tensor | None = None,
         started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
+        if weights.reset_scale.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                f"{type(self).__name__}: reset_scale must not require a gradient, because no kernel computes it; call "
+                "reset_scale.requires_grad_(False)"
+            )
         problem = Problem(
             x,
             *state,

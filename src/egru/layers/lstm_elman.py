@@ -7,7 +7,7 @@ from torch import Tensor
 from egru._autograd import in_transform
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
-from egru.kernels.call import check_finite, check_result
+from egru.kernels.finite import check_finite, check_result
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Weights
 from egru.types import RESETS
@@ -31,7 +31,8 @@ class _AutogradEventRNN(EventRNN):
     ) -> tuple[Tensor, Tensor, EventState]:
         check_values = not (torch.compiler.is_compiling() or in_transform())  # neither can read values
         if check_values:
-            check_finite(x, *state, weights.theta)
+            arguments = {"input": x, "state.c": state.c, "state.y": state.y, "the threshold": weights.theta}
+            check_finite({**arguments, "weight_ih": weights.ih, "weight_hh": weights.hh})
         result = event_sequence(
             lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
             F.linear(x, weights.ih, weights.bias_ih).to(state.c.dtype),  # autocast rounds products, never the state

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from egru import compiled
+from egru.kernels.finite import check_finite
 from egru.kernels.problem import Backward, Forward, Problem
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class CPUKernel:
         reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
         call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
         call.allocate_workspace(core.train_forward_workspace)
-        core.train_forward_begin(call.raw)
+        if not core.train_forward_begin(call.raw):
+            check_finite({"weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
         first, steps = 0, max(1, call.raw.chunk // 4)
         while first < T:
             start = time.perf_counter()

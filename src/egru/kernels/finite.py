@@ -1,0 +1,35 @@
+"""Checks for NaN and infinity on the CPU. On other devices a check would wait for the device.
+
+NaN compares false, so an unchecked NaN would look like an inactive unit.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from egru._autograd import is_plain
+
+
+def check_finite(values: Mapping[str, Tensor | None]) -> None:
+    """Raise ``ValueError`` if one of the named tensors is on the CPU and contains NaN or infinity."""
+    for name, value in values.items():
+        if value is not None and not _all_finite(value):
+            bad = value[~torch.isfinite(value)][0].item()
+            raise ValueError(f"{name} contains {bad}; expected finite values")
+
+
+def check_result(c_last: Tensor) -> None:
+    """Raise ``ValueError`` if the final state on the CPU is not finite. A state that became NaN stays NaN."""
+    if not _all_finite(c_last):
+        raise ValueError("the state became NaN or infinite: biases are not finite, or products of weights overflow")
+
+
+def _all_finite(value: Tensor) -> bool:
+    if value.device.type != "cpu":
+        return True
+    # NumPy where possible: threads that torch wakes here would spin for longer than a short sequence takes.
+    if value.dtype in (torch.float32, torch.float64) and is_plain(value):
+        return bool(np.isfinite(value.detach().numpy()).all())
+    return bool(torch.isfinite(value).all())
