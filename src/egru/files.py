@@ -1,11 +1,14 @@
 """Atomic file writing: a crash or a concurrent reader sees the old file or the new one, never a part."""
 
+import contextlib
+import errno
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, exclusive: bool = False) -> None:
     """Write ``data`` to ``path`` atomically.
 
     The data are written to a temporary file in the same folder, flushed to disk and renamed.
@@ -13,26 +16,57 @@ def replace_file(path: Path, data: bytes) -> None:
     Args:
         path: File to create or replace. Its folder must exist.
         data: Complete new content.
+        exclusive: Whether to refuse to replace a file, also one that another process writes at the same time.
 
     Raises:
+        FileExistsError: If ``exclusive`` is True and ``path`` exists.
         OSError: If the file cannot be written. The temporary file is removed and ``path`` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{threading.get_native_id()}")  # unique among threads and processes
     try:
         write_synced(temporary, data)
-        temporary.replace(path)
+        if not (exclusive and _link(temporary, path)):
+            temporary.replace(path)
         sync_folder(path.parent)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    """Give a file the name ``path``, unless the file system has no hard links. A link, unlike a rename, replaces no
+    file."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
         raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        return False
+    return True
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and flush it to disk."""
-    with path.open("wb") as file:
+    """Write a file and flush it to disk.
+
+    Raises:
+        OSError: If the file cannot be written. The error names ``path``.
+    """
+    with name_in_errors(path), path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Add ``path`` to an OSError that names no file, as that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def sync_folder(folder: Path) -> None:

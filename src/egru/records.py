@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from egru.files import replace_file
 
-FORMAT = 2
+FORMAT = 3
 """Format number of every record this version writes, and the only one it reads. ``CHANGELOG.md`` lists the formats."""
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class JSONRecord:
 
         Raises:
             FormatError: If the format number is missing or unsupported.
-            ValueError: If a field is missing or unknown.
+            ValueError: If a field is missing, unknown or has the wrong type. The message names ``source``.
         """
         source = cls.__name__ if source is None else source
         fields = without_format(plain, source)
@@ -87,7 +87,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = T
         use_defaults: Whether a missing field takes its default value. If False, a missing field is an error.
 
     Raises:
-        ValueError: If a field is unknown, or missing without a default.
+        ValueError: If a field is unknown, missing without a default, or has a value of the wrong type.
     """
     fields = _fields(cls)
     if unknown := sorted(plain.keys() - fields.keys()):
@@ -95,7 +95,22 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = T
     for name, (_, has_default) in fields.items():
         if name not in plain and not (use_defaults and has_default):
             raise ValueError(f"{cls.__name__}: field {name!r} is missing")
-    return cls(**{name: _convert(fields[name][0], value, use_defaults) for name, value in plain.items()})
+    values: dict[str, Any] = {}
+    for name, value in plain.items():
+        try:
+            values[name] = _convert(fields[name][0], value, use_defaults)
+        except _WrongType as error:
+            raise ValueError(f"{cls.__name__}: {name} must be {error}, got {_shorten(value)}") from None
+    return cls(**values)
+
+
+class _WrongType(Exception):
+    """A value of another type than expected. The message is the expected type in words."""
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @functools.cache
@@ -110,22 +125,53 @@ def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
 
 
 def _convert(hint: Any, value: Any, use_defaults: bool) -> Any:
-    """Convert a JSON value to the type that ``hint`` names."""
-    if value is None or hint in (int, str, bool):
-        return value
-    if hint is float:
-        return float(value)
+    """Convert a JSON value to the type that ``hint`` names.
+
+    Raises:
+        _WrongType: If the value has another type.
+        ValueError: If a field of a nested dataclass is not valid.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
         return _convert(next(part for part in arguments if part is not type(None)), value, use_defaults)
+    if hint in _SCALARS:
+        name, accepted = _SCALARS[hint]
+        if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
+            raise _WrongType(name)
+        try:
+            return hint(value)
+        except OverflowError:  # an int that no float can represent
+            raise _WrongType(name) from None
+    if origin is typing.Literal:
+        if value not in arguments:
+            raise _WrongType(f"one of {', '.join(map(str, arguments))}")
+        return value
     if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise _WrongType("an object")
         return from_plain(typing.cast(type, hint), value, use_defaults=use_defaults)
     if origin is tuple:
-        hints = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        length = None if arguments[-1] is Ellipsis else len(arguments)
+        if not isinstance(value, list | tuple) or length not in (None, len(value)):
+            raise _WrongType("a list" if length is None else f"a list of {length}")
+        hints = arguments if length is not None else [arguments[0]] * len(value)
         return tuple(_convert(part, entry, use_defaults) for part, entry in zip(hints, value, strict=True))
-    if origin is dict:
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _WrongType("an object")
         return {name: _convert(arguments[1], entry, use_defaults) for name, entry in value.items()}
     return value
+
+
+_SCALARS: dict[Any, tuple[str, Any]] = {
+    int: ("an int", int),
+    str: ("a string", str),
+    bool: ("true or false", bool),
+    float: ("a number", (int, float)),
+}
+"""Description and accepted JSON types of the types that are stored as they are."""
 
 
 def without_format(plain: Mapping[str, Any], source: str | Path) -> dict[str, Any]:
@@ -133,7 +179,10 @@ def without_format(plain: Mapping[str, Any], source: str | Path) -> dict[str, An
 
     Raises:
         FormatError: If the number is missing or is not :data:`FORMAT`. The message names ``source``.
+        ValueError: If ``plain`` is not a mapping.
     """
+    if not isinstance(plain, Mapping):
+        raise ValueError(f"{source}: expected a JSON object, got {_shorten(plain)}")
     if "format" not in plain:
         raise FormatError(f"{source}: the record has no format number; this version of egru reads format {FORMAT}")
     if plain["format"] != FORMAT:
@@ -152,15 +201,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return without_format(_load(path), path)
 
 
-def write_json(path: Path, plain: Mapping[str, Any]) -> None:
-    """Write ``plain`` with the format number to ``path``, atomically."""
-    replace_file(path, f"{dumps({'format': FORMAT, **plain})}\n".encode())
+def write_json(path: Path, plain: Mapping[str, Any], *, exclusive: bool = False) -> None:
+    """Write ``plain`` with the format number to ``path``, as :func:`egru.files.replace_file` does."""
+    replace_file(path, f"{dumps({'format': FORMAT, **plain})}\n".encode(), exclusive=exclusive)
 
 
 def _load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # includes UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # ValueError includes UnicodeDecodeError
         raise ValueError(f"{path}: not a JSON file: {error}") from error
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import egru
-from egru.records import FormatError
+from egru.records import FORMAT, FormatError
 from egru.report import Epoch, Raster, RunReport, StepTime, ThresholdSearch
 from tests.report import examples
 
@@ -39,9 +39,8 @@ def test_derived_numbers_are_not_part_of_the_record():
 
 def test_another_format_is_refused():
     plain = examples.run().to_dict()
-    with pytest.raises(
-        FormatError, match=r"report\.json: the record has format 1; this version of egru reads format 2"
-    ):
+    expected = rf"report\.json: the record has format 1; this version of egru reads format {FORMAT}"
+    with pytest.raises(FormatError, match=expected):
         RunReport.from_dict(plain | {"format": 1}, "report.json")
 
 

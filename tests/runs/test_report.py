@@ -175,11 +175,10 @@ def test_time_per_word_of_the_streaming_benchmark_is_read(tmp_path):
 
 
 def test_unmeasured_layer_sparsity_is_empty(runs):
-    path = runs / "digits" / "metrics.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["layers"]["layer0"]["activity_sparsity"] = 0.75
-    lines[1]["layers"] = {}  # not measured
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    stored = Run.open(runs / "digits")
+    first, second = stored.metrics()
+    layers = {"layer0": dataclasses.replace(first.layers["layer0"], activity_sparsity=0.75)}
+    stored.write_metrics([dataclasses.replace(first, layers=layers), dataclasses.replace(second, layers={})])
     report([runs / "digits"])
     (run,) = read_runs(runs / "digits" / "report" / "report.json")
     assert [epoch.layer_sparsity for epoch in run.history] == [{"layer0": 0.75}, {}]

@@ -9,7 +9,7 @@ import pytest
 from egru.experiments import RECIPES
 from egru.experiments.results import KeptResult, format_results, read_results
 from egru.experiments.tables import ALIASES, TABLES
-from egru.records import FormatError
+from egru.records import FORMAT, FormatError
 from egru.runs import reproduce
 from egru.runs.reproduce import RUNS, collect_results, format_table, keep_run, list_tables
 from egru.training import Run, RunError
@@ -101,9 +101,8 @@ def test_packaged_results_have_known_values():
 
 def test_results_of_another_format_are_refused(tmp_path):
     (tmp_path / "results.json").write_text('{"format": 0, "results": []}')
-    with pytest.raises(
-        FormatError, match=r"results\.json: the record has format 0; this version of egru reads format 2"
-    ):
+    expected = rf"results\.json: the record has format 0; this version of egru reads format {FORMAT}"
+    with pytest.raises(FormatError, match=expected):
         read_results(tmp_path / "results.json")
 
 

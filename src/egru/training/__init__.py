@@ -14,6 +14,7 @@ from egru.training import checkpoint, distributed
 from egru.training.checkpoint import DamagedCheckpointError
 from egru.training.config import ClassifierTraining, LanguageTraining, Training
 from egru.training.loop import score, train
+from egru.training.metrics import DamagedMetricsError
 from egru.training.optimise import AveragedSGD, learning_rate_factor, make_optimiser
 from egru.training.progress import NoProgress, Progress, progress_bar, tensorboard
 from egru.training.records import EpochMetrics, Result, Scores
@@ -26,6 +27,7 @@ __all__ = [
     "ClassifierTask",
     "ClassifierTraining",
     "DamagedCheckpointError",
+    "DamagedMetricsError",
     "EpochMetrics",
     "FormatError",
     "LanguageTask",

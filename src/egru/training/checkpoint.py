@@ -107,33 +107,30 @@ def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, devic
         The metadata given to :func:`save`.
 
     Raises:
+        DamagedCheckpointError: If a file cannot be read or has another structure than :func:`save` writes.
         RuntimeError: If the weights do not fit the model.
         ValueError: If the optimiser's type or parameter groups differ from those of the checkpoint.
     """
-    tensors = _read_tensors(folder / TRAINER)
-    stored = read_json(folder / STATE)
+    tensors, stored = _read_tensors(folder / TRAINER), _read_state(folder)
     raw = {name.removeprefix("raw."): value for name, value in tensors.items() if name.startswith("raw.")}
     set_weights(model, read_weights(folder) | raw)
-    state: dict[int, dict[str, Any]] = {int(key): dict(value) for key, value in stored["optimiser"]["state"].items()}
-    for name, value in tensors.items():
-        if name.startswith("optimiser."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = value
-    groups = _merge_groups(optimiser, stored["optimiser"]["groups"])
-    optimiser.load_state_dict({"state": state, "param_groups": groups})
-    torch.set_rng_state(tensors["random.cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["random.cuda"], device)
+    try:
+        _load_optimiser(optimiser, stored["optimiser"], tensors)
+        torch.set_rng_state(tensors["random.cpu"])
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"], device)
+    except (AttributeError, LookupError, TypeError) as error:
+        raise DamagedCheckpointError(f"{folder.name}: {type(error).__name__}: {error}") from error
     return stored["metadata"]
 
 
 def load_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a checkpoint without loading its tensors."""
-    return read_json(folder / STATE)["metadata"]
+    """Return the metadata of a checkpoint without loading its tensors; raises as :func:`load` does."""
+    return _read_state(folder)["metadata"]
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint by name. Tied weights appear once."""
+    """Return the weights of a checkpoint by name; raises as :func:`load` does. Tied weights appear once."""
     return _read_tensors(folder / WEIGHTS)
 
 
@@ -177,6 +174,16 @@ def set_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
     model.load_state_dict(weights | tied)
 
 
+def _load_optimiser(optimiser: torch.optim.Optimizer, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Restore what :func:`_optimiser_state` returned."""
+    state: dict[int, dict[str, Any]] = {int(key): dict(value) for key, value in stored["state"].items()}
+    for name, value in tensors.items():
+        if name.startswith("optimiser."):
+            _, index, key = name.split(".", 2)
+            state.setdefault(int(index), {})[key] = value
+    optimiser.load_state_dict({"state": state, "param_groups": _merge_groups(optimiser, stored["groups"])})
+
+
 def _optimiser_state(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split the optimiser's state into named tensors and JSON values."""
     stored = optimiser.state_dict()
@@ -209,7 +216,21 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
-    return safetensors.torch.load(path.read_bytes())
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except Exception as error:  # safetensors raises its own exception class, and KeyError for an unknown type
+        raise DamagedCheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _read_state(folder: Path) -> dict[str, Any]:
+    """Return ``state.json``, which has the entries "optimiser" and "metadata"."""
+    try:
+        state = read_json(folder / STATE)
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpointError(f"{folder / STATE} cannot be read: {error}") from error
+    if not all(isinstance(state.get(name), dict) for name in ("optimiser", "metadata")):
+        raise DamagedCheckpointError(f"{folder / STATE} has no optimiser or no metadata")
+    return state
 
 
 def _digest(path: Path) -> str:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from egru.training.config import Training
 from egru.training.records import EpochMetrics, Result
-from egru.training.run import Run
+from egru.training.run import Best, Run
 
 T = TypeVar("T")
 
@@ -235,7 +235,7 @@ class ReadOnlyRun(Run):
 
     def restore(
         self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler
-    ) -> tuple[int, int]:
+    ) -> tuple[int, Best]:
         epoch = self.newest_epoch()
         return epoch, self._load(epoch, model, optimiser, device, scaler)
 

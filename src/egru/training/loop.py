@@ -24,7 +24,7 @@ from egru.training.optimise import (
 )
 from egru.training.progress import NoProgress, Progress
 from egru.training.records import EpochMetrics, LayerStability, ModelActivity, Result, Scores, Sparsity, layer_sparsity
-from egru.training.run import Paused, Run
+from egru.training.run import Best, Paused, Run
 from egru.training.statistics import EpochStatistics, explosion_warning
 from egru.training.tasks import Batch, Task
 
@@ -72,14 +72,13 @@ def train(
         run.remove_temporary_files()
         if run.saved_epochs():
             epoch, best = run.restore(model, optimiser, device, scaler)
+            if epoch and device.type == "cpu":
+                run.check_threads()
         else:
             run.require_no_metrics()
-            epoch, best = 0, 0
+            epoch, best = 0, Best(0, ())
             run.save(epoch, model, optimiser, device, best, scaler)
     saved_epoch, warned = epoch, False
-    merits = {line.epoch: task.merit(line.validation) for line in run.metrics()}
-    if best and best not in merits:
-        run.log(f"the metrics of epoch {best}, the best so far, are lost: the next saved epoch replaces it")
 
     while epoch < training.epochs:
         epoch_start = time.perf_counter()
@@ -94,12 +93,12 @@ def train(
             stabilities = measure_stability(model, lambda: task.probe(model)) if diagnose else []
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
-        merits[epoch] = task.merit(scores)
+        merit = task.merit(scores)
         is_last = epoch == training.epochs
         is_late = distributed.from_rank_zero(lambda: time.monotonic() >= deadline)
         is_saved = epoch % training.save_every == 0 or is_last or is_late
-        if is_saved and (best not in merits or merits[epoch] > merits[best]):
-            best = epoch
+        if is_saved and (not best.epoch or merit > best.merit):
+            best = Best(epoch, merit)
         metrics = EpochMetrics(
             epoch,
             train_metrics,
@@ -127,10 +126,10 @@ def train(
             )
 
     distributed.barrier()
-    best = run.best_epoch()
-    checkpoint.load_weights(run.checkpoint_path(best), model)
+    best_epoch = run.best_epoch()
+    checkpoint.load_weights(run.checkpoint_path(best_epoch), model)
     scores, activity = score(model, task, "test")
-    result = Result(best, scores, activity, sum(line.seconds for line in run.metrics()))
+    result = Result(best_epoch, scores, activity, sum(line.seconds for line in run.metrics()))
     run.write_result(result)
     return result
 

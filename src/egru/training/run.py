@@ -2,21 +2,21 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from egru.environment import Environment
 from egru.files import replace_file
-from egru.records import read_json, without_format, write_json
+from egru.records import read_json, write_json
 from egru.training import checkpoint
+from egru.training import metrics as metrics_file
 from egru.training.records import EpochMetrics, Result
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
@@ -24,6 +24,7 @@ CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metri
 _FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
 _TEMPORARY = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
 """Temporary names of :mod:`egru.files` and :mod:`egru.training.checkpoint`; they end with a process or thread id."""
+_CHECKPOINT = re.compile(r"epoch-(\d{5,})")
 
 
 class RunError(RuntimeError):
@@ -32,6 +33,18 @@ class RunError(RuntimeError):
 
 class Paused(RunError):
     """Raised when a time limit ends training early. The run is saved and can be resumed."""
+
+
+class Best(NamedTuple):
+    """The best saved epoch. It is part of a checkpoint, whose checksum protects it.
+
+    Attributes:
+        epoch: Number of the epoch, 0 before the first one.
+        merit: Key of its validation scores, from :meth:`egru.training.Task.merit`.
+    """
+
+    epoch: int
+    merit: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,22 +70,30 @@ class Run:
     def create(cls, folder: str | Path, config: Mapping[str, Any], log: Callable[[str], None] = print) -> "Run":
         """Create a run.
 
+        The config is written last, and only a folder with a config is a run. If the process is killed before that,
+        ``folder`` can be used again.
+
         Args:
-            folder: Path that does not exist, or an empty folder.
+            folder: Path that does not exist, an empty folder, or one where creating a run was interrupted.
             config: Settings to store, as JSON values.
             log: Called with messages for the user.
 
         Raises:
-            RunError: If ``folder`` is not empty.
+            RunError: If ``folder`` is not empty or cannot be written.
         """
         folder = Path(folder)
         if (folder / CONFIG).exists():
             raise RunError(f"{folder} already contains a run: continue it with --resume {folder}, or use a new folder")
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.exists() and not is_unused(folder):
             raise RunError(f"{folder} exists and is not an empty folder; use a new folder")
-        (folder / "checkpoints").mkdir(parents=True)
-        Environment.current().write(folder / ENVIRONMENT)
-        write_json(folder / CONFIG, config)
+        try:
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            Environment.current().write(folder / ENVIRONMENT)
+            write_json(folder / CONFIG, config, exclusive=True)
+        except FileExistsError as error:
+            raise RunError(f"another process has created {folder / CONFIG}; use a new folder") from error
+        except OSError as error:
+            raise RunError(f"cannot create the run {folder}: {error.strerror}") from error
         return cls(folder, log)
 
     @classmethod
@@ -118,7 +139,7 @@ class Run:
         model: nn.Module,
         optimiser: torch.optim.Optimizer,
         device: torch.device,
-        best: int,
+        best: Best,
         scaler: torch.amp.GradScaler,
     ) -> None:
         """Write the checkpoint of ``epoch`` and delete old ones.
@@ -127,16 +148,16 @@ class Run:
         """
         earlier = [saved for saved in self.saved_epochs() if saved < epoch]
         with self._report_write_errors():
-            metadata = {"epoch": epoch, "best": best, "scaler": scaler.state_dict()}
+            metadata = {"epoch": epoch, "best": best.epoch, "merit": best.merit, "scaler": scaler.state_dict()}
             checkpoint.save(self.checkpoint_path(epoch), model, optimiser, device, metadata)
-        keep = {epoch, best, *earlier[-1:]} | {self._best_at(saved) for saved in earlier[-1:]}
+        keep = {epoch, best.epoch, *earlier[-1:]} | {self._best_at(saved) for saved in earlier[-1:]}
         for saved in self.saved_epochs():
             if saved not in keep:
                 checkpoint.discard(self.checkpoint_path(saved))
 
     def restore(
         self, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device, scaler: torch.amp.GradScaler
-    ) -> tuple[int, int]:
+    ) -> tuple[int, Best]:
         """Load the newest intact checkpoint, and delete checkpoints and metrics of later epochs.
 
         Returns:
@@ -145,11 +166,14 @@ class Run:
         Raises:
             RunError: If there is no intact checkpoint, or if it does not fit the model and optimiser.
         """
-        epoch = self.newest_epoch()
+        epoch, metrics = self.newest_epoch(), self.metrics()
         for later in [saved for saved in self.saved_epochs() if saved > epoch]:
             checkpoint.discard(self.checkpoint_path(later))
         best = self._load(epoch, model, optimiser, device, scaler)
-        self.write_metrics([metrics for metrics in self.metrics() if metrics.epoch <= epoch])
+        kept = [line for line in metrics if line.epoch <= epoch]
+        if len(kept) < epoch:
+            self.log(f"{self.folder / METRICS} has the metrics of {len(kept)} of {epoch} epochs; the others are lost")
+        self.write_metrics(kept)
         return epoch, best
 
     def _load(
@@ -159,16 +183,16 @@ class Run:
         optimiser: torch.optim.Optimizer,
         device: torch.device,
         scaler: torch.amp.GradScaler,
-    ) -> int:
+    ) -> Best:
         """Load the checkpoint of ``epoch`` and return the best epoch up to it."""
         try:
             metadata = checkpoint.load(self.checkpoint_path(epoch), model, optimiser, device)
             if metadata["scaler"]:  # empty unless the loss is scaled
                 scaler.load_state_dict(metadata["scaler"])
-        except (KeyError, RuntimeError, ValueError) as error:
+            return Best(int(metadata["best"]), tuple(map(float, metadata["merit"])))
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {reason}") from error
-        return metadata["best"]
 
     def require_no_metrics(self) -> None:
         """Raise :class:`RunError` if there are metrics of epochs whose checkpoints are lost."""
@@ -209,7 +233,8 @@ class Run:
 
     def saved_epochs(self) -> list[int]:
         """Return the epochs that have a checkpoint, in increasing order."""
-        return sorted(int(path.name[6:]) for path in (self.folder / "checkpoints").glob("epoch-*"))
+        names = ((_CHECKPOINT.fullmatch(path.name), path) for path in (self.folder / "checkpoints").glob("epoch-*"))
+        return sorted(int(match[1]) for match, path in names if match and path.is_dir())
 
     def checkpoint_path(self, epoch: int) -> Path:
         """Return the folder of the checkpoint of ``epoch``."""
@@ -219,7 +244,7 @@ class Run:
         """Return the best epoch up to the checkpoint of ``epoch``."""
         try:
             return int(checkpoint.load_metadata(self.checkpoint_path(epoch))["best"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (checkpoint.DamagedCheckpointError, ValueError, KeyError, TypeError):
             return epoch  # damaged, so there is no other checkpoint to keep for it
 
     @contextlib.contextmanager
@@ -249,42 +274,55 @@ class Run:
         return read_json(self.folder / CONFIG)
 
     def environment(self) -> Environment:
-        """Return the software and hardware that the run was created with."""
+        """Return the software and hardware that the run was created with.
+
+        Raises:
+            ValueError: If the file is damaged. The message names it.
+        """
         return Environment.read(self.folder / ENVIRONMENT)
+
+    def check_threads(self) -> None:
+        """Log a warning if torch uses another number of threads than when the run was created.
+
+        Sums are then added in another order, so that the run does not end with the same bits.
+        """
+        try:
+            created, current = self.environment().threads, torch.get_num_threads()
+        except (OSError, ValueError) as error:
+            self.log(f"the number of threads that the run was created with is unknown: {error}")
+            return
+        if created != current:
+            self.log(
+                f"the run was created with {created} threads and continues with {current}: its results will not be "
+                f"bit-identical to those of an uninterrupted run; OMP_NUM_THREADS={created} restores the number"
+            )
 
     def append_metrics(self, metrics: EpochMetrics) -> None:
         """Append the metrics of one epoch and flush them to disk."""
-        with self._report_write_errors(), (self.folder / METRICS).open("ab") as file:
-            file.write(_encode(metrics))
+        path = self.folder / METRICS
+        line = metrics_file.encode([metrics], metrics_file.last_checksum(path))
+        with self._report_write_errors(), path.open("ab") as file:
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
 
     def write_metrics(self, metrics: Sequence[EpochMetrics]) -> None:
         """Replace the metrics of all epochs."""
-        path, lines = self.folder / METRICS, b"".join(map(_encode, metrics))
+        path, lines = self.folder / METRICS, metrics_file.encode(metrics)
         if not path.exists() or path.read_bytes() != lines:
             with self._report_write_errors():
                 replace_file(path, lines)
 
     def metrics(self) -> list[EpochMetrics]:
-        """Return the metrics of all epochs. Damaged lines are logged and left out.
+        """Return the metrics of all epochs.
 
         An incomplete last line, left by an interrupted write, is ignored.
 
         Raises:
             FormatError: If the metrics were written in another record format.
+            DamagedMetricsError: If a line does not match its checksum. The message names the file and the line.
         """
-        path = self.folder / METRICS
-        complete, _, incomplete = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
-        lines = [_parse(line) for line in complete.split(b"\n") if line.strip()]
-        objects = [line for line in lines if line is not None]
-        for line in [line for line in objects if "format" in line] or objects[:1]:  # a damaged line may have no number
-            without_format(line, path)
-        metrics = [_metrics(line) for line in lines]
-        damaged = metrics.count(None)
-        if damaged:
-            self.log(f"{path}: {damaged} of {len(lines)} lines cannot be read and are left out")
-        return [line for line in (*metrics, _metrics(_parse(incomplete))) if line is not None]
+        return metrics_file.read(self.folder / METRICS)
 
     def write_result(self, result: Result) -> None:
         """Write the result, which marks the run as finished."""
@@ -302,22 +340,10 @@ class Run:
         return [Path(shutil.copyfile(path, folder / path.name)) for path in paths]
 
 
-def _encode(metrics: EpochMetrics) -> bytes:
-    return json.dumps(metrics.to_dict(), separators=(",", ":")).encode() + b"\n"
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in ``line``, or None if there is none."""
-    try:
-        parsed = json.loads(line)
-    except ValueError:  # includes UnicodeDecodeError
-        return None
-    return parsed if isinstance(parsed, dict) else None
-
-
-def _metrics(line: dict[str, Any] | None) -> EpochMetrics | None:
-    """Return the metrics in ``line``, or None if it is damaged."""
-    try:
-        return None if line is None else EpochMetrics.from_dict(line)
-    except (AttributeError, TypeError, ValueError):
-        return None
+def is_unused(folder: Path) -> bool:
+    """Whether ``folder`` is an empty folder, or holds no more than an interrupted :meth:`Run.create` left there."""
+    if not folder.is_dir():
+        return False
+    checkpoints = folder / "checkpoints"
+    left = [path for path in folder.iterdir() if path.name != ENVIRONMENT and not _TEMPORARY.fullmatch(path.name)]
+    return not left or (left == [checkpoints] and checkpoints.is_dir() and not any(checkpoints.iterdir()))
