@@ -101,6 +101,21 @@ def test_closed_pipe_is_not_an_error(arguments):
     assert completed.returncode == (0 if arguments == "--help" else 141)  # argparse ignores a closed pipe
 
 
+def test_header_shows_numbers_of_the_paper_only_if_there_are_any(capsys):
+    assert egru(capsys, "train", "digits", *SMALL, "--out", "run")[1].startswith("digits in run: EGRU 128\n")
+    assert RECIPES["smnist-gru-590"].paper.numbers == "accuracy 98.8 %, 1.049M parameters, 1.054M MACs"
+    assert RECIPES["digits"].paper.numbers == ""
+
+
+def test_export_and_report_accept_the_name_of_a_pretrained_model(capsys, tmp_path):
+    code, out, err = egru(capsys, "export", "smnist", "small", "--weights", "int8")
+    assert (code, err) == (0, "")
+    assert out.startswith("small/weights-1-of-1.safetensors: 1.0")
+    code, out, err = egru(capsys, "report", "smnist")
+    assert (code, out, err) == (0, "report/index.html\n", "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "small"]
+
+
 def test_default_run_folder_has_recipe_and_time(capsys, tmp_path):
     assert egru(capsys, "train", "digits-gru", *SMALL)[0] == 0
     (folder,) = (tmp_path / "runs").iterdir()
@@ -122,7 +137,7 @@ def test_export_writes_weights_and_records(capsys, tmp_path):
     lines = [egru(capsys, "evaluate", folder)[1].splitlines()[0] for folder in ("run", "small")]
     assert lines[0] == lines[1]
     code, _, err = egru(capsys, "export", "run", "small")
-    assert code == 1
+    assert code == 2
     assert err == "egru: small exists and is not an empty folder; choose another one\n"
 
 
@@ -161,8 +176,7 @@ def test_resume_continues_an_interrupted_run(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(ClassifierTask, "evaluate", evaluate)
     code, _, err = egru(capsys, "train", "digits", *SMALL, "--out", "run")
     assert code == 130
-    assert "stopped" in err
-    assert err.count("\n") == 1
+    assert err == "egru: stopped; `egru train --resume run` continues from the last checkpoint\n"
     assert Run.open(tmp_path / "run").newest_epoch() == 1
     code, out, _ = egru(capsys, "train", "--resume", "run")
     assert code == 0
@@ -171,9 +185,6 @@ def test_resume_continues_an_interrupted_run(capsys, monkeypatch, tmp_path):
     code, _, err = egru(capsys, "train", "--resume", "run")
     assert code == 1
     assert "is finished" in err
-    assert egru(capsys, "train", "digits", "--resume", "run")[2].startswith(
-        "egru: --resume uses the settings of the run"
-    )
 
 
 def test_minutes_pause_a_run(capsys, tmp_path):
@@ -194,27 +205,6 @@ def test_missing_data_exits_with_two(name, capsys, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["train", "smnits"], 1, "unknown recipe 'smnits'; did you mean smnist"),
-        (["train", "digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
-        (["train", "digits", "--epochs", "0"], 2, "epochs must be at least 1, got 0"),
-        (["train", "digits", "--epoch", "3"], 2, "Unrecognized options: --epoch"),
-        (["train", "digits", "--cell", "gru", "--out", "run"], 1, "zoneout is not supported with cell gru, got 0.1"),
-        (["train", "--resume", "nowhere"], 1, "nowhere is not a run"),
-        (["evaluate", "nowhere"], 1, "nowhere is neither the folder of a run nor a pretrained model (smnist)"),
-        (["evaluate", "smnist"], 2, "EGRU_DATA"),
-    ],
-)
-def test_errors_are_one_line(arguments, code, message, capsys):
-    actual, _, err = egru(capsys, *arguments)
-    assert actual == code
-    assert message in err
-    assert err.startswith("egru: ")
-    assert err.count("\n") == 1
-
-
 def test_damaged_config_is_reported_in_one_line(capsys, tmp_path):
     (tmp_path / "config.json").write_text(f'{{"format": {FORMAT}}}')
     code, _, err = egru(capsys, "evaluate", str(tmp_path))
@@ -222,17 +212,10 @@ def test_damaged_config_is_reported_in_one_line(capsys, tmp_path):
     assert err == "egru: KeyError: 'recipe'; a file of the run may be damaged, see --verbose\n"
 
 
-def test_invalid_minutes_create_no_run(capsys, tmp_path):
-    code, _, err = egru(capsys, "train", "digits", "--smoke", "--minutes", "nan", "--out", str(tmp_path / "run"))
-    assert code == 1
-    assert "minutes must be positive" in err
-    assert not (tmp_path / "run").exists()
-
-
 def test_verbose_shows_the_traceback(capsys):
     for arguments in (["-v", "evaluate", "nowhere"], ["evaluate", "nowhere", "-v"]):
         code, _, err = egru(capsys, *arguments)
-        assert code == 1
+        assert code == 2
         assert "Traceback" in err
 
 
@@ -244,7 +227,6 @@ def test_list_shows_every_recipe_by_table(capsys):
     assert "Sequential MNIST (Table 2 and supplement of the paper):" in lines
     assert "[accuracy 98.3 %, activity sparsity 72.1 %" in out
     assert egru(capsys, "list", "frames")[1].count("\n") == 4
-    assert egru(capsys, "list", "nothing")[2].startswith("egru: unknown table 'nothing'; the tables are digits")
 
 
 def test_doctor_shows_kernels_packages_and_data(capsys, monkeypatch, tmp_path):
@@ -309,7 +291,6 @@ def test_report_writes_pages(capsys, tmp_path):
     assert "Events saved" in (tmp_path / "page" / "index.html").read_text()
     (tmp_path / "digits" / "report" / "index.html").unlink()
     assert egru(capsys, "report", "digits")[1] == "digits/report/index.html\n"
-    assert egru(capsys, "report", "nowhere")[0] == 1
     code, _, err = egru(capsys, "reproduce", "--keep", "digits")
     assert code == 1
     assert "used only the first 60 of each split" in err
@@ -322,4 +303,3 @@ def test_reproduce_prints_tables(capsys):
     code, out, _ = egru(capsys, "reproduce", "frames")
     assert code == 0
     assert "2026-11-15  egru train dvs" in out
-    assert egru(capsys, "reproduce", "nothing")[0] == 1

@@ -1,13 +1,9 @@
 """Event-based recurrent networks for PyTorch: layers whose cost is proportional to activity."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
-
-from egru.activity import ActivityLoss, ActivityMonitor
-from egru.events import EventState, Surrogate, register_surrogate
-from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
-from egru.runtime import EventEngine
-from egru.trace import exponential_trace
 
 if TYPE_CHECKING:
     from egru import (
@@ -23,7 +19,12 @@ if TYPE_CHECKING:
         runtime,
         training,
     )
+    from egru.activity import ActivityLoss, ActivityMonitor
+    from egru.events import EventState, Surrogate, register_surrogate
+    from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
     from egru.runs import pretrained
+    from egru.runtime import EventEngine
+    from egru.trace import exponential_trace
 
 __version__ = "0.2.0"
 
@@ -54,13 +55,40 @@ __all__ = [
     "training",
 ]
 
+_MODULES = {
+    "EGRU": "layers",
+    "ELSTM": "layers",
+    "ERNN": "layers",
+    "EGRUCell": "layers",
+    "Threshold": "layers",
+    "ActivityLoss": "activity",
+    "ActivityMonitor": "activity",
+    "EventEngine": "runtime",
+    "EventState": "events",
+    "Surrogate": "events",
+    "register_surrogate": "events",
+    "exponential_trace": "trace",
+    "pretrained": "runs",
+}
+"""The module of each name that is not a module itself."""
+
 
 def __getattr__(name: str) -> Any:
-    """Import submodules at first use, so that ``import egru`` loads only the layers and the engine."""
-    if name == "pretrained":
-        from egru.runs import pretrained
-
-        return pretrained
-    if name in __all__:
+    """Import names at first use."""
+    if name not in __all__:
+        raise AttributeError(f"module 'egru' has no attribute {name!r}")
+    if name not in _MODULES:
         return importlib.import_module(f"egru.{name}")
-    raise AttributeError(f"module 'egru' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"egru.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# Layers register the operator egru::sequence, which torch.export.load requires. The command starts without torch:
+# argv[0] is "-m" while Python locates the package for `python -m egru`.
+if os.path.basename(sys.argv[0] if sys.argv else "").removesuffix(".exe") not in ("egru", "-m"):
+    importlib.import_module("egru.layers")
+    importlib.import_module("egru.runtime")

@@ -33,18 +33,31 @@ def single_precision(defaults, monkeypatch, tmp_path):
 def test_results_are_written_without_matplotlib(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert infer_cpu.main(TINY) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["infer_cpu.json"]
+    (path,) = tmp_path.iterdir()
+    assert path.match("infer_cpu-*.json")
     assert "no plot: it requires matplotlib" in capsys.readouterr().out
 
 
 def test_results_go_to_the_working_directory(tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="the plot requires matplotlib")
+    existing = tmp_path / "infer_cpu.json"  # the name of the results in the repository
+    existing.write_text("committed")
     assert infer_cpu.main(TINY) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"infer_cpu.json", "infer_cpu.png"}
-    result = json.loads((tmp_path / "infer_cpu.json").read_text())["sizes"]["16 units, 1 input"]
+    assert existing.read_text() == "committed"
+    results, plot = tmp_path.glob("infer_cpu-*.json"), tmp_path.glob("infer_cpu-*.png")
+    assert len(list(plot)) == 1
+    result = json.loads(next(results).read_text())["sizes"]["16 units, 1 input"]
     assert {"torch.nn.GRU", "ours float32 80%"} <= set(result["contestants"])
     assert [row["wrong"] for row in result["contestants"].values()] == [""] * len(result["contestants"])
     assert "µs per step" in capsys.readouterr().out
+
+
+def test_out_keeps_sizes_that_were_measured_before(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    path = tmp_path / "new" / "results.json"
+    for size in ("16x1", "12x1"):
+        assert infer_cpu.main([*TINY, "--sizes", size, "--out", str(path)]) == 0
+    assert set(json.loads(path.read_text())["sizes"]) == {"16 units, 1 input", "12 units, 1 input"}
 
 
 def test_a_wrong_output_gets_no_ratio(monkeypatch):

@@ -34,10 +34,14 @@ def test_a_wrong_kernel_is_not_timed(monkeypatch):
 
 def test_results_go_to_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(train_cpu, "SIZES", {24: (8, 1)})
+    existing = tmp_path / "train_cpu.json"  # the name of the results in the repository
+    existing.write_text("committed")
     threads = torch.get_num_threads()
     try:
         assert train_cpu.main(["--hidden", "24", "--batch", "4", "--gate", "after", "--repeats", "3"]) == 0
     finally:
         torch.set_num_threads(threads)
-    rows = json.loads((tmp_path / "train_cpu.json").read_text())["rows"]
+    assert existing.read_text() == "committed"
+    (path,) = tmp_path.glob("train_cpu-*.json")
+    rows = json.loads(path.read_text())["rows"]
     assert [(row["hidden"], row["activity"]) for row in rows] == [(24, 0.2), (24, 1.0)]

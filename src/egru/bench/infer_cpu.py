@@ -11,6 +11,7 @@ one input reads random numbers. A layer with as many inputs as units reads the e
 a second set of engines reads random numbers ("dense input").
 """
 
+import argparse
 import datetime
 import json
 import os
@@ -26,8 +27,9 @@ import torch
 from torch import nn
 
 from egru import EventEngine
-from egru.bench import dense_rivals, make_parser
+from egru.bench import dense_rivals, make_parser, results_file
 from egru.bench.event_networks import Contestant, event_contestants, event_layer
+from egru.cli.arguments import fraction, positive_int
 from egru.types import RESET_GATES, WEIGHT_FORMATS, ResetGate, WeightFormat
 
 SIZES = ((590, 1), (1024, 1024), (1350, 1350))  # (units, inputs)
@@ -218,19 +220,28 @@ def bench(
     return results
 
 
+def _size(text: str) -> tuple[int, int]:
+    """Convert "590x1" to units and inputs."""
+    units, _, inputs = text.partition("x")
+    if not (units.isdecimal() and inputs.isdecimal() and int(units) and int(inputs)):
+        raise argparse.ArgumentTypeError(f"must be UNITSxINPUTS such as 590x1, got {text!r}")
+    return int(units), int(inputs)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("cpu infer", __doc__)
     parser.add_argument(
         "--sizes",
         nargs="+",
-        default=[f"{h}x{i}" for h, i in SIZES],
+        type=_size,
+        default=list(SIZES),
         metavar="HxI",
         help="units x inputs (default: 590x1 1024x1024 1350x1350)",
     )
     parser.add_argument(
         "--sparsities",
         nargs="+",
-        type=float,
+        type=fraction,
         default=list(SPARSITIES),
         metavar="S",
         help=f"activity sparsities of the event layers (default: {' '.join(map(str, SPARSITIES))})",
@@ -242,24 +253,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=WEIGHT_FORMATS,
         help="number formats of the engine's weights (default: all)",
     )
-    parser.add_argument("--length", type=int, default=128, metavar="T", help="steps per sequence (default: 128)")
-    parser.add_argument("--rounds", type=int, default=7, metavar="N", help="rounds per median (default: 7)")
+    parser.add_argument(
+        "--length", type=positive_int, default=128, metavar="T", help="steps per sequence (default: 128)"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=7, metavar="N", help="rounds per median (default: 7)")
     parser.add_argument(
         "--reset-gate", default="before", choices=RESET_GATES, help="where the reset gate acts (default: before)"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("infer_cpu.json"),
-        metavar="FILE",
-        help="JSON file to write, and the plot as PNG (default: %(default)s)",
-    )
     args = parser.parse_args(arguments)
-    sizes = [(int(h), int(i)) for h, i in (size.split("x") for size in args.sizes)]
-    results = bench(sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate)
+    out = results_file(parser, args.out, "infer_cpu")
+    earlier: dict[str, Any] = {}
+    if out.exists():  # keep sizes that were measured before
+        try:
+            earlier = json.loads(out.read_text())["sizes"]
+        except (KeyError, TypeError, ValueError):
+            parser.error(f"--out: {out} exists and does not hold results of this benchmark; name another file")
+    results = earlier | bench(args.sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate)
     overhead = call_overhead()
     print("\ncall overhead, µs:", ", ".join(f"{name} {value:.2f}" for name, value in overhead.items()))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     facts = {
         "date": datetime.date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
@@ -267,16 +278,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": dense_rivals.versions(),
         "reset_gate": args.reset_gate,
     }
-    if args.out.exists():  # keep sizes that were measured before
-        results = {**json.loads(args.out.read_text())["sizes"], **results}
-    args.out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
-    print(f"written: {args.out}")
+    out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
+    print(f"written: {out}")
     try:
-        plot(results, args.out.with_suffix(".png"))
+        plot(results, out.with_suffix(".png"))
     except ImportError:
         print("no plot: it requires matplotlib (pip install 'egru[bench]')")
     else:
-        print(f"written: {args.out.with_suffix('.png')}")
+        print(f"written: {out.with_suffix('.png')}")
     return 0
 
 

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 import egru
 from egru import compiled
-from egru.bench import make_parser
+from egru.bench import make_parser, results_file
 from egru.bench.evnn import find_evnn
+from egru.cli.arguments import fraction, positive_float, positive_int
 from egru.kernels import Problem, get, info, run_sequence
 from egru.types import ResetGate
 
@@ -281,33 +282,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--hidden",
         type=int,
-        nargs="*",
+        nargs="+",
         default=list(SIZES),
         choices=list(SIZES),
         help="numbers of units (default: all)",
     )
     parser.add_argument(
-        "--batch", type=int, nargs="*", default=list(BATCHES), metavar="B", help="batch sizes (default: 16 64 128)"
+        "--batch",
+        type=positive_int,
+        nargs="+",
+        default=list(BATCHES),
+        metavar="B",
+        help="batch sizes (default: 16 64 128)",
     )
     parser.add_argument(
-        "--gate", nargs="*", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
+        "--gate", nargs="+", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
     )
     parser.add_argument(
-        "--activity", type=float, metavar="A", help="share of active units, with --open (default: table)"
+        "--activity", type=fraction, metavar="A", help="share of active units (default: those of the table)"
     )
-    parser.add_argument("--open", type=float, metavar="A", help="share of units that are active or inside the window")
+    parser.add_argument(
+        "--open",
+        type=fraction,
+        metavar="A",
+        help="share of units that are active or inside the window, with --activity (default: 0.5)",
+    )
     parser.add_argument("--input-gradient", action="store_true", help="also compute the gradient of the input")
-    parser.add_argument("--threads", type=int, default=2, metavar="N", help="threads of torch (default: 2)")
-    parser.add_argument("--repeats", type=int, default=15, metavar="N", help="timed steps per row (default: 15)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="S", help="time limit per row (default: 10)")
+    parser.add_argument("--threads", type=positive_int, default=2, metavar="N", help="threads of torch (default: 2)")
+    parser.add_argument(
+        "--repeats", type=positive_int, default=15, metavar="N", help="timed steps per row (default: 15)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive_float, default=10.0, metavar="S", help="time limit per row (default: 10)"
+    )
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time (Linux only)")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file (default: train_cpu[_memory].json)")
     args = parser.parse_args(arguments)
+    if args.open is not None and args.activity is None:
+        parser.error("--open requires --activity")
+    if args.memory and (args.activity is not None or args.input_gradient):
+        parser.error(
+            "--memory measures the activities of the table and accepts neither --activity nor --input-gradient"
+        )
     torch.set_num_threads(args.threads)
     if args.peak_of:
         print(peak_memory(args.peak_of[0], Setting(**json.loads(args.peak_of[1]))))
         return 0
+    out = results_file(parser, args.out, "train_cpu_memory" if args.memory else "train_cpu")
     rows: list[dict[str, Any]] = []
     if args.memory:
         for hidden in args.hidden:
@@ -318,7 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     sizes = "  ".join(f"{name} {x:7.1f} MB" for name, x in row["megabytes"].items())
                     print(f"H {hidden:4} B {batch:3} {gate:6}  {sizes}  lean/gru {row['lean_ratio']:.2f}", flush=True)
     else:
-        pairs = SPARSITIES if args.activity is None else ((args.activity, args.open or 0.5),)
+        pairs = SPARSITIES if args.activity is None else ((args.activity, 0.5 if args.open is None else args.open),)
         for activity, openness in pairs:
             for hidden in args.hidden:
                 for batch in args.batch:
@@ -333,9 +354,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                             f"  {row['ratio']:.2f}x (best {row['best_ratio']:.2f}x)",
                             flush=True,
                         )
-    name = "train_cpu_memory.json" if args.memory else "train_cpu.json"
-    out = args.out or Path(name)
-    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     print(f"written: {out}")
     return 0

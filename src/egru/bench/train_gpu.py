@@ -16,14 +16,14 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from egru.bench import gpu_check, make_parser
+from egru.bench import gpu_check, make_parser, results_file
 from egru.bench.evnn import find_evnn
 from egru.bench.gpu_contestants import CUDNN, Contestant, cudnn, make_egru
+from egru.cli.arguments import positive_int
 from egru.types import ResetGate
 
 
@@ -161,8 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--gates", nargs="+", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
     )
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per contestant (default: 7)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds per turn (default: 5)")
+    parser.add_argument(
+        "--repeats", type=positive_int, default=7, metavar="N", help="turns per contestant (default: 7)"
+    )
+    parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="rounds per turn (default: 5)")
     parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
     parser.add_argument(
         "--time-all", action="store_true", help="also time lean layers and rivals under autocast (default: memory only)"
@@ -170,17 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-input-gradient", action="store_true", help="no gradient of the input, as in a first layer"
     )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("train_gpu.json"),
-        metavar="FILE",
-        help="JSON file to write (default: %(default)s)",
-    )
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("this benchmark requires a CUDA device")
+    out = results_file(parser, options.out, "train_gpu")
     record = {
         "command": "egru bench gpu train " + re.sub(r" ?--out \S+", "", " ".join(arguments)),
         "date": datetime.date.today().isoformat(),
@@ -192,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.rows:
         record["rows"].append(run_row(ROWS[name], options))
         torch.cuda.empty_cache()
-        options.out.write_text(json.dumps(record, indent=1) + "\n")  # after every row, in case the run is cut short
+        out.write_text(json.dumps(record, indent=1) + "\n")  # after every row, in case the run is cut short
+    print(f"written: {out}")
     return int(any(reason.startswith("wrong") for row in record["rows"] for reason in row["left_out"].values()))
 
 

@@ -1,11 +1,14 @@
-"""The ``egru`` command: errors and exit codes. The options are in ``parser.py``, the commands in ``commands.py``."""
+"""The ``egru`` command: errors and exit codes. The options are in ``parser.py``, the commands in ``commands.py``.
+
+These modules import torch only when a command needs it: `egru --help` and usage errors are immediate.
+"""
 
 import argparse
 import os
 import sys
 import traceback
 
-from egru.cli.commands import UsageError
+from egru.cli.arguments import UsageError
 from egru.cli.exit_codes import ExitCode
 from egru.cli.parser import SWEEP_EXAMPLE, make_parser
 
@@ -32,36 +35,48 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    parser = make_parser()
-    options, extra = parser.parse_known_args(arguments)
-    if extra and not options.takes_extra:
-        parser.error(f"{options.command}: unrecognized arguments: {' '.join(extra)}")
-    options.extra = extra
+    options = argparse.Namespace(verbose=False, interrupted="run the command again")
     try:
+        parser = make_parser()
+        options, options.extra = parser.parse_known_args(arguments, options)
+        if options.command is None:
+            parser.refuse(options.extra)
+            parser.error("a COMMAND is required")
+        if not options.takes_extra:
+            options.parser.refuse(options.extra)
         return options.run(options)
     except KeyboardInterrupt:
-        hint = "; `egru train --resume RUN` continues from the last checkpoint" if options.command == "train" else ""
-        print(f"egru: stopped{hint}", file=sys.stderr)
+        print(f"egru: stopped; {options.interrupted}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         raise
     except UsageError as error:
         print(f"egru: {error}", file=sys.stderr)
         return ExitCode.USAGE_OR_MISSING_FILE
-    except (ArithmeticError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
-        return _report(error, options)
+    except Exception as error:
+        return _report(error, options.verbose)
 
 
-def _report(error: Exception, options: argparse.Namespace) -> int:
-    from egru.training import Paused
-
-    message = " ".join(str(error).split())
-    if isinstance(error, ArithmeticError | LookupError):  # not raised on purpose
-        message = f"{type(error).__name__}: {message}; a file of the run may be damaged, see --verbose"
-    if options.verbose and not isinstance(error, Paused):
+def _report(error: Exception, verbose: bool) -> int:
+    """Print an error and return the exit code."""
+    training = sys.modules.get("egru.training")  # not imported here: torch may be what failed
+    paused = training is not None and isinstance(error, training.Paused)
+    if verbose and not paused:
         traceback.print_exception(error)
     else:
-        print(f"egru: {message}", file=sys.stderr)
-    if isinstance(error, Paused):
+        print(f"egru: {_message(error)}", file=sys.stderr)
+    if paused:
         return ExitCode.PAUSED
-    return ExitCode.USAGE_OR_MISSING_FILE if isinstance(error, FileNotFoundError) else ExitCode.FAILED
+    missing_or_taken = isinstance(error, FileNotFoundError | FileExistsError)
+    return ExitCode.USAGE_OR_MISSING_FILE if missing_or_taken else ExitCode.FAILED
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    message = " ".join(str(error).split())
+    if isinstance(error, ImportError | OSError | RuntimeError | TypeError | ValueError):
+        return message
+    if isinstance(error, ArithmeticError | LookupError):  # not raised on purpose
+        return f"{type(error).__name__}: {message}; a file of the run may be damaged, see --verbose"
+    return f"unexpected {type(error).__name__}: {message}; --verbose shows where"

@@ -3,52 +3,54 @@
 import argparse
 import contextlib
 import datetime
+import functools
 import io
-import re
-import sys
+import itertools
 from pathlib import Path
 from typing import Any
 
-from egru.cli.exit_codes import ExitCode
-
-
-class UsageError(Exception):
-    """The options are not valid."""
+from egru.cli.arguments import UsageError, suggestion, unknown_arguments
 
 
 def train(options: argparse.Namespace) -> int:
     """Train a recipe or resume a run. With `torchrun`, only the first process prints."""
-    from egru.training import distributed
-
     if options.wants_help and options.recipe is None:
         options.parser.print_help()
         return 0
     if options.recipe is None and options.resume is None:
         options.parser.error("a RECIPE (see `egru list`) or --resume RUN is required")
+    if options.resume and (options.recipe or options.smoke or options.out or options.extra or options.wants_help):
+        options.parser.error(
+            "--resume uses the settings of the run and accepts neither a recipe nor options other than --minutes"
+        )
+    from egru.training import distributed
+
     if distributed.launched_processes() > 1 and not (options.out or options.resume):
-        raise ValueError("multi-process runs require --out, so that a restart can find the run")
+        raise UsageError("multi-process runs require --out, so that a restart can find the run")
     with distributed.only_rank_zero_prints():
         return _train(options)
 
 
 def _train(options: argparse.Namespace) -> int:
-    from egru import experiments, runs
+    from egru import runs
 
-    arguments = options.extra + ["--help"] * options.wants_help
     if options.resume:
-        if options.recipe or options.smoke or options.out or arguments:
-            raise ValueError(
-                "--resume uses the settings of the run and accepts neither a recipe nor options other than --minutes"
-            )
         folder = Path(options.resume)
-        result = runs.resume(folder, minutes=options.minutes)
+        run = functools.partial(runs.resume, folder)
     else:
-        recipe = experiments.find(options.recipe)
-        config = _configure(recipe, options.smoke, arguments)
+        recipe = _find_recipe(options.recipe)
+        config = _configure(recipe, options, options.extra + ["--help"] * options.wants_help)
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
-        print(f"{recipe.name} in {folder}; paper: {recipe.paper}")
-        result = runs.train(recipe.name, config, folder, minutes=options.minutes)
+        paper = f"; paper: {recipe.paper.numbers}" if recipe.paper.numbers else ""
+        print(f"{recipe.name} in {folder}: {recipe.summary}{paper}")
+        run = functools.partial(runs.train, recipe.name, config, folder)
+    try:
+        result = run(minutes=options.minutes)
+    except KeyboardInterrupt:
+        if (folder / "config.json").exists():
+            options.interrupted = f"`egru train --resume {folder}` continues from the last checkpoint"
+        raise
     _print_scores(f"test, epoch {result.best_epoch} (best on validation)", result.test, result.activity)
     print(f"run folder: {folder}; report: {folder / 'report' / 'index.html'}")
     return 0
@@ -56,32 +58,30 @@ def _train(options: argparse.Namespace) -> int:
 
 def sweep(options: argparse.Namespace) -> int:
     """Tune the fields of a recipe, or resume a sweep."""
-    from egru import experiments
     from egru.sweep import Sweep, sweep, table, write_outcome
 
-    recipe = experiments.find(options.recipe)
-    config = _configure(recipe, options.smoke, options.extra)
+    recipe = _find_recipe(options.recipe)
+    config = _configure(recipe, options, options.extra)
     folder = Path(options.out or Path("sweeps") / (options.study or recipe.name))
     objectives = tuple(options.objectives.split(","))
-    settings = Sweep(
-        recipe=recipe.name,
-        config=config,
-        search=Path(options.search),
-        folder=folder,
-        storage=options.storage or str(folder / "journal.log"),
-        study=options.study or recipe.name,
-        objectives=objectives,
-        trials=options.trials,
-        workers=options.workers,
-        pruner=options.pruner or ("median" if len(objectives) == 1 else "none"),
-        devices=tuple(filter(None, (options.devices or "").split(","))),
-    )
-    print(f"{recipe.name} in {folder}: {settings.trials} trials, {settings.workers} in parallel", flush=True)
     try:
-        study = sweep(settings, lambda message: print(message, flush=True))
-    except KeyboardInterrupt:
-        print("egru: stopped; the same command resumes the sweep and repeats unfinished trials", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+        settings = Sweep(
+            recipe=recipe.name,
+            config=config,
+            search=Path(options.search),
+            folder=folder,
+            storage=options.storage or str(folder / "journal.log"),
+            study=options.study or recipe.name,
+            objectives=objectives,
+            trials=options.trials,
+            workers=options.workers,
+            pruner=options.pruner or ("median" if len(objectives) == 1 else "none"),
+            devices=tuple(filter(None, (options.devices or "").split(","))),
+        )
+    except ValueError as error:
+        raise UsageError(f"{error}; see `egru sweep --help`") from None
+    print(f"{recipe.name} in {folder}: {settings.trials} trials, {settings.workers} in parallel", flush=True)
+    study = sweep(settings, lambda message: print(message, flush=True))
     print(table(study, settings))
     print(f"written: {', '.join(map(str, write_outcome(study, settings)))}; runs: {folder / 'trial-*'}")
     return 0
@@ -131,6 +131,8 @@ def reproduce(options: argparse.Namespace) -> int:
     """Print a table of the paper with our results, list the tables, or add a run to our results."""
     from egru.runs import reproduce
 
+    if options.table is not None:
+        _find_table(options.table)
     if options.keep is not None:
         print(f"written: {', '.join(map(str, reproduce.keep_run(Path(options.keep))))}")
         return 0
@@ -142,10 +144,10 @@ def reproduce(options: argparse.Namespace) -> int:
 def list_recipes(options: argparse.Namespace) -> int:
     """List the recipes by table."""
     from egru.experiments import RECIPES
-    from egru.experiments.tables import TABLES, find_table
+    from egru.experiments.tables import TABLES
 
     width = max(map(len, RECIPES))
-    for table in TABLES.values() if options.table is None else [find_table(options.table)]:
+    for table in TABLES.values() if options.table is None else [_find_table(options.table)]:
         print(f"{table.title}:")
         for name in table.recipes(aliases=True):
             print(f"  {name:{width}}  {RECIPES[name].summary} [{RECIPES[name].paper}]")
@@ -195,28 +197,86 @@ def info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _configure(recipe: Any, smoke: bool, arguments: list[str]) -> Any:
+def _find_recipe(name: str) -> Any:
+    from egru import experiments
+
+    try:
+        return experiments.find(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _find_table(name: str) -> Any:
+    from egru.experiments.tables import TABLES
+
+    if name not in TABLES:
+        raise UsageError(f"unknown table {name!r}{suggestion(name, TABLES)}; the tables are {', '.join(TABLES)}")
+    return TABLES[name]
+
+
+def _configure(recipe: Any, options: argparse.Namespace, arguments: list[str]) -> Any:
     """Return the config of ``recipe`` with the fields that are given as options."""
     from egru import experiments
 
     config, program = recipe.make(), f"egru train {recipe.name}"
-    if smoke:
+    if options.smoke:
         config = experiments.smoke(config)
     if not arguments:
         return config
+    known = _field_options(config)
+    unknown = [name for name in arguments if name.startswith("--") and _option_name(name) not in known]
+    if unknown:
+        raise UsageError(
+            f"{unknown_arguments(unknown, [*known, *options.parser.option_names()])}; see `{program} --help`"
+        )
     try:
         import tyro
     except ImportError as error:
-        raise ImportError("options require tyro: pip install 'egru[train]'") from error
+        raise ImportError("options of a recipe require tyro: pip install 'egru[train]'") from error
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(type(config), default=config, args=arguments, prog=program)
+            config = tyro.cli(type(config), default=config, args=arguments, prog=program)
+        config.layer_options()
+    except ValueError as error:
+        raise UsageError(f"{error}; see `{program} --help`") from None
     except SystemExit as stop:
-        if stop.code:  # tyro prints a box of several lines; its first part is the error
-            message = re.split(r"─{5,}", errors.getvalue().split("\n", 1)[-1])[0]
-            raise UsageError(f"{' '.join(message.replace('│', ' ').split())}; see {program} --help") from None
-        raise
+        if not stop.code:
+            raise
+        message = _first_message(errors.getvalue()).replace(f"{type(config).__name__}: ", "")
+        raise UsageError(f"{message}; see `{program} --help`") from None
+    return config
+
+
+def _first_message(box: str) -> str:
+    """Return the error in a box that tyro prints: a title, then texts between rules."""
+    lines = [line.strip(" │╭╮╰╯") for line in box.splitlines()[1:]]
+    lines = ["" if set(line) <= set("─-") else line for line in lines]
+    text = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
+    return " ".join(text).removeprefix("Error parsing ").removesuffix(".")
+
+
+def _option_name(argument: str) -> str:
+    return argument.partition("=")[0].replace("_", "-")  # tyro accepts both spellings
+
+
+def _field_options(config: Any) -> set[str]:
+    """Return the options that set the fields of ``config``, as tyro spells them."""
+    from egru.records import to_plain
+
+    options = {"--help"}
+
+    def add(values: dict[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                add(value, f"{prefix}{name}.")
+            else:
+                options.add(_option_name(f"{prefix}{name}"))
+            if isinstance(value, bool):
+                options.add(_option_name(f"{prefix}no-{name}"))
+
+    add(to_plain(config), "--")
+    return options
 
 
 def _print_scores(label: str, scores: Any, activity: Any) -> None:

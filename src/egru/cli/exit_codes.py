@@ -1,4 +1,4 @@
-"""The exit codes of the ``egru`` command."""
+"""The exit codes of the ``egru`` command. This is the only list of them: `egru --help` shows it."""
 
 import enum
 
@@ -17,7 +17,7 @@ class ExitCode(enum.IntEnum):
 MEANINGS = {
     ExitCode.DONE: "done",
     ExitCode.FAILED: "failed; the message says why",
-    ExitCode.USAGE_OR_MISSING_FILE: "the options are not valid, or data or a file is missing",
+    ExitCode.USAGE_OR_MISSING_FILE: "the command line is not valid, or names a file, run or data set that is missing",
     ExitCode.PAUSED: "stopped after --minutes; the run can be resumed",
     ExitCode.INTERRUPTED: "interrupted with Ctrl-C",
     ExitCode.CLOSED_PIPE: "the reader of the output closed the pipe, as in `egru list | head`",

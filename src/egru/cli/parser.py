@@ -7,6 +7,7 @@ from typing import Any
 import egru
 from egru.bench import BENCHMARKS
 from egru.cli import commands
+from egru.cli.arguments import Parser, finite_float, non_negative_float, positive_float, positive_int
 from egru.cli.exit_codes import MEANINGS
 from egru.types import WEIGHT_FORMATS
 
@@ -28,12 +29,14 @@ example of SPACE.py:
 
 _RUN_OR_NAME = "folder of a run or an export, or name of a pretrained model (smnist)"
 _NEW_FOLDER = "new folder; `egru evaluate FOLDER` reads it like a run"
+_AGAIN = "nothing was written and there is nothing to resume: run the command again"
+_PARTIAL = "the new folder may be incomplete and cannot be resumed: remove it and run the command again"
 _SMOKE = "small network, little data, few epochs: takes less than a minute on a CPU"
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the ``egru`` command. Each command sets ``run``, the function that runs it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "egru",
         description=egru.__doc__,
         epilog="exit codes:\n" + "\n".join(f"  {code:<4} {meaning}" for code, meaning in MEANINGS.items()),
@@ -41,7 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"egru {egru.__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the traceback of an error")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     _add_train(subparsers)
     _add_evaluate(subparsers)
     _add_report(subparsers)
@@ -58,10 +61,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_command(
     subparsers: Any, name: str, run: Callable[[argparse.Namespace], int], help: str, description: str, **options: Any
-) -> argparse.ArgumentParser:
+) -> Parser:
     command = subparsers.add_parser(name, help=help, description=description, **options)
     command.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    command.set_defaults(run=run, takes_extra=False, parser=command)
+    command.set_defaults(run=run, takes_extra=False, parser=command, interrupted=_AGAIN)
     return command
 
 
@@ -83,7 +86,7 @@ def _add_train(subparsers: Any) -> None:
     command.add_argument("--resume", metavar="RUN", help="resume the run in this folder, with its settings")
     command.add_argument(
         "--minutes",
-        type=float,
+        type=positive_float,
         metavar="M",
         help="stop at the end of the epoch in which M minutes have passed; --resume continues",
     )
@@ -117,13 +120,14 @@ def _add_report(subparsers: Any) -> None:
         "write the report page of one run or several",
         "Write an HTML page with the curves, settings and events of one run, or of several runs side by side.",
     )
-    command.add_argument("folders", nargs="+", metavar="RUN", help="folder of a run")
+    command.add_argument("folders", nargs="+", metavar="RUN", help=_RUN_OR_NAME)
     command.add_argument(
         "--out", metavar="FOLDER", help="folder for the page (default: RUN/report; for several runs: report)"
     )
     command.add_argument(
         "--time", action="store_true", help="measure the time per step of each run on this CPU and record it in the run"
     )
+    command.set_defaults(interrupted="the page may be incomplete: run the command again")
 
 
 def _add_export(subparsers: Any) -> None:
@@ -135,10 +139,13 @@ def _add_export(subparsers: Any) -> None:
         "Write the weights of the best epoch, in one or more files, and the records of a run to a new folder, "
         "without the training state.",
     )
-    command.add_argument("folder", metavar="RUN", help="folder of a run")
+    command.add_argument("folder", metavar="RUN", help=_RUN_OR_NAME)
     command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
     _add_weights(command)
-    command.add_argument("--part", type=float, default=16, metavar="MIB", help="maximum file size in MiB (default: 16)")
+    command.add_argument(
+        "--part", type=positive_float, default=16, metavar="MIB", help="maximum file size in MiB (default: 16)"
+    )
+    command.set_defaults(interrupted=_PARTIAL)
 
 
 def _add_quieten(subparsers: Any) -> None:
@@ -154,7 +161,7 @@ def _add_quieten(subparsers: Any) -> None:
     command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
     command.add_argument(
         "--floor",
-        type=float,
+        type=finite_float,
         nargs="+",
         default=(),
         metavar="F",
@@ -162,11 +169,12 @@ def _add_quieten(subparsers: Any) -> None:
     )
     command.add_argument(
         "--within",
-        type=float,
+        type=non_negative_float,
         default=1e-3,
         metavar="NATS",
         help="accept a validation loss up to this much above the lowest one found (default: 0.001)",
     )
+    command.set_defaults(interrupted=_PARTIAL)
     _add_weights(command)
     _add_device(command)
 
@@ -187,12 +195,12 @@ def _add_sweep(subparsers: Any) -> None:
     add("--search", metavar="SPACE.py", required=True, help="Python file that defines search(trial) -> dict of fields")
     add(
         "--trials",
-        type=int,
+        type=positive_int,
         default=20,
         metavar="N",
         help="total number of trials in the study (default: 20)",
     )
-    add("--workers", type=int, default=1, metavar="N", help="parallel trials on this machine (default: 1)")
+    add("--workers", type=positive_int, default=1, metavar="N", help="parallel trials on this machine (default: 1)")
     add(
         "--storage",
         metavar="STORAGE",
@@ -213,7 +221,9 @@ def _add_sweep(subparsers: Any) -> None:
     )
     add("--devices", metavar="A[,B...]", help="devices that workers use in turn, such as cuda:0,cuda:1")
     add("--smoke", action="store_true", help=_SMOKE)
-    command.set_defaults(takes_extra=True)
+    command.set_defaults(
+        takes_extra=True, interrupted="the same command resumes the sweep and repeats unfinished trials"
+    )
 
 
 def _add_list(subparsers: Any) -> None:
@@ -257,7 +267,10 @@ def _add_bench(subparsers: Any) -> None:
     command.add_argument(
         "-h", "--help", action="store_true", dest="wants_help", help="show this help, or that of the benchmark"
     )
-    command.set_defaults(takes_extra=True)
+    command.set_defaults(
+        takes_extra=True,
+        interrupted="a benchmark cannot be resumed: run the command again",
+    )
 
 
 def _add_doctor(subparsers: Any) -> None:
@@ -276,13 +289,13 @@ def _add_info(subparsers: Any) -> None:
     )
 
 
-def _add_weights(command: argparse.ArgumentParser) -> None:
+def _add_weights(command: Parser) -> None:
     command.add_argument(
         "--weights", choices=WEIGHT_FORMATS, default="bfloat16", help="number format of the weights (default: bfloat16)"
     )
 
 
-def _add_device(command: argparse.ArgumentParser) -> None:
+def _add_device(command: Parser) -> None:
     command.add_argument(
         "--device", metavar="DEVICE", help="run on this device in float32 (default: device and precision of the run)"
     )

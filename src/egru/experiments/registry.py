@@ -32,7 +32,9 @@ class Paper:
     macs: str = ""
     note: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def numbers(self) -> str:
+        """The numbers as text, without the note. Empty if the paper has none."""
         parts = [
             f"accuracy {self.accuracy} %" if self.accuracy is not None else "",
             f"perplexity {self.perplexity}" if self.perplexity is not None else "",
@@ -40,9 +42,11 @@ class Paper:
             f"backward sparsity {self.backward_sparsity} %" if self.backward_sparsity is not None else "",
             f"{self.parameters} parameters" if self.parameters else "",
             f"{self.macs} MACs" if self.macs else "",
-            self.note,
         ]
-        return ", ".join(filter(None, parts)) or "no numbers in the paper"
+        return ", ".join(filter(None, parts))
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.numbers, self.note))) or "no numbers in the paper"
 
 
 @dataclasses.dataclass(frozen=True)

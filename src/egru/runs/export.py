@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from egru.runs.load import require_new_folder
+from egru.runs.load import best_weights, find_run, require_new_folder
 from egru.runtime.shards import save_shards
-from egru.training import Run, checkpoint
+from egru.training import Run
 from egru.types import WeightFormat
 
 
@@ -22,7 +22,7 @@ def export(
     :func:`egru.runs.report`.
 
     Args:
-        folder: The folder of a run.
+        folder: The folder of a run or an export, or the name of a pretrained model.
         out: The folder to write. It must be empty or not exist yet.
         weights: Number format of the weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
         largest: Maximum size of a file, in bytes.
@@ -32,8 +32,9 @@ def export(
         The files that were written, weights first.
 
     Raises:
-        RunError: If ``folder`` is not a run or ``out`` is not empty.
+        RunNotFoundError: If ``folder`` is not a run.
+        RunExistsError: If ``out`` is not empty.
     """
-    run, out = Run.open(folder, log), require_new_folder(out)
-    paths = save_shards(checkpoint.read_weights(run.checkpoint_path(run.best_epoch())), out, weights, largest)
+    run, out = Run.open(find_run(folder)[0], log), require_new_folder(out)
+    paths = save_shards(best_weights(run)[0], out, weights, largest)
     return paths + run.copy_records(out)

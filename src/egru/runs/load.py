@@ -13,7 +13,7 @@ from egru.experiments.build import Shape, build, build_classifier, load_data
 from egru.experiments.config import ClassifierConfig, Config, read_config
 from egru.models import SequenceClassifier
 from egru.runtime.shards import find_shards, load_shards
-from egru.training import EpochMetrics, Run, RunError, Task, checkpoint
+from egru.training import EpochMetrics, Run, RunError, RunExistsError, RunNotFoundError, Task, checkpoint
 
 PRETRAINED = {"smnist": Shape(frame=(1,), steps=784, classes=10)}
 """The pretrained models, which are exported runs in the folder ``pretrained``, and the shape of their data."""
@@ -60,7 +60,7 @@ def load(folder: Path, device: str | None = None, log: Callable[[str], None] = p
         config = dataclasses.replace(config, device=device, precision="float32", graph=False)
     data = load_data(config)
     model, task = build(config, data)
-    weights, epoch = _best_weights(run)
+    weights, epoch = best_weights(run)
     checkpoint.set_weights(model, weights)
     return TrainedRun(config, model.eval(), task, data, epoch)
 
@@ -106,8 +106,8 @@ def initialise_from(model: nn.Module, source: str, log: Callable[[str], None] = 
     Raises:
         ValueError: If the weights do not fit ``model``.
     """
-    folder, _ = find_run(Path(source), None)
-    weights, _ = _best_weights(Run.open(folder, log))
+    folder, _ = find_run(Path(source))
+    weights, _ = best_weights(Run.open(folder, log))
     try:
         checkpoint.set_weights(model, weights)
     except RuntimeError as error:
@@ -121,14 +121,14 @@ def resolve_source(source: str) -> str:
 
 
 def require_new_folder(out: Path) -> Path:
-    """Return ``out``, or raise RunError if something is there already."""
+    """Return ``out``, or raise RunExistsError if something is there already."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} exists and is not an empty folder; choose another one")
+        raise RunExistsError(f"{out} exists and is not an empty folder; choose another one")
     return out
 
 
-def find_run(run: Path, device: str | None) -> tuple[Path, str | None]:
+def find_run(run: Path, device: str | None = None) -> tuple[Path, str | None]:
     """Return the folder of a run, given as a path or as the name of a pretrained model, and the device to use.
 
     Pretrained models run on the CPU if there is no GPU and ``device`` is None.
@@ -138,7 +138,9 @@ def find_run(run: Path, device: str | None) -> tuple[Path, str | None]:
         return run, device
     name = str(run)
     if name not in PRETRAINED:
-        raise RunError(f"{name} is neither the folder of a run nor a pretrained model ({', '.join(PRETRAINED)})")
+        raise RunNotFoundError(
+            f"{name} is neither the folder of a run nor a pretrained model ({', '.join(PRETRAINED)})"
+        )
     return _pretrained_folder(name), device or (None if torch.cuda.is_available() else "cpu")
 
 
@@ -160,7 +162,7 @@ def training_metrics(run: Run) -> list[EpochMetrics]:
     return training_metrics(Run.open(folder, run.log))
 
 
-def _best_weights(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
+def best_weights(run: Run) -> tuple[dict[str, torch.Tensor], int | None]:
     """Return the weights of the best epoch, and the epoch."""
     if find_shards(run.folder):
         result = run.result()

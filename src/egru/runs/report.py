@@ -9,7 +9,7 @@ import torch
 from egru.experiments.config import Config, read_config
 from egru.report import Epoch, Raster, RunReport, ThresholdSearch, write_report
 from egru.runs.command import changed_settings, flatten, recorded_command
-from egru.runs.load import TrainedRun, load
+from egru.runs.load import TrainedRun, find_run, load
 from egru.runs.raster import draw_rasters
 from egru.runs.timing import STEP_TIME, measure_step_times, recorded_step_time
 from egru.runtime.shards import find_shards
@@ -36,9 +36,9 @@ def report(
     split, which requires its checkpoints and data.
 
     Args:
-        folders: The folders of the runs.
+        folders: The folders of runs or exports, or names of pretrained models.
         out: The folder to write the page to. If None, ``report`` in the run's folder for one run, and ``report`` in the
-            working directory for several.
+            working directory for several runs or a pretrained model.
         log: Called with messages for the user, such as a damaged checkpoint.
         trained: The model of a single run, on the CPU. If None, it is loaded from the run's checkpoints.
         time: Measure the time per step of each run on this machine's CPU and record it in the run's folder. If False,
@@ -54,8 +54,13 @@ def report(
     """
     if not folders:
         raise ValueError("report: folders must contain at least one run")
-    runs = [Run.open(folder, log) for folder in folders]
+    runs = [Run.open(find_run(folder)[0], log) for folder in folders]
     if time:
+        for folder in folders:
+            if not Path(folder).is_dir():
+                raise ValueError(
+                    f"report: time is recorded in the folder of a run, got {folder}; export the model first"
+                )
         for run, measured in zip(runs, measure_step_times([_load_on_cpu(run) for run in runs]), strict=True):
             measured.write(run.folder / STEP_TIME)
     configs = [read_config(run.config()) for run in runs]
@@ -80,7 +85,7 @@ def report(
         more = [f"{len(runs) - MAX_NAMES} more"] if len(runs) > MAX_NAMES else []
         title = f"{len(runs)} runs: {', '.join([*names[:MAX_NAMES], *more])}"
     if out is None:
-        out = Path(folders[0]) / "report" if len(runs) == 1 else Path("report")
+        out = Path(folders[0]) / "report" if len(runs) == 1 and Path(folders[0]).is_dir() else Path("report")
     command = "" if len(runs) == 1 else f"egru report {' '.join(map(str, folders))}"
     return write_report(out, title, reports, rasters, command=command, config={}, notes=notes)
 

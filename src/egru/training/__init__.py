@@ -18,7 +18,7 @@ from egru.training.metrics import DamagedMetricsError
 from egru.training.optimise import AveragedSGD, learning_rate_factor, make_optimiser
 from egru.training.progress import NoProgress, Progress, progress_bar, tensorboard
 from egru.training.records import EpochMetrics, Result, Scores
-from egru.training.run import Paused, Run, RunError
+from egru.training.run import Paused, Run, RunError, RunExistsError, RunNotFoundError
 from egru.training.tasks import Batch, ClassifierTask, LanguageTask, Task
 
 __all__ = [
@@ -38,6 +38,8 @@ __all__ = [
     "Result",
     "Run",
     "RunError",
+    "RunExistsError",
+    "RunNotFoundError",
     "Scores",
     "Task",
     "Training",

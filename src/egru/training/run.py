@@ -31,6 +31,14 @@ class RunError(RuntimeError):
     """A run that cannot be started, continued or read."""
 
 
+class RunNotFoundError(RunError, FileNotFoundError):
+    """A folder that does not exist or is not a run."""
+
+
+class RunExistsError(RunError, FileExistsError):
+    """A folder for a new run or export that is not empty."""
+
+
 class Paused(RunError):
     """Raised when a time limit ends training early. The run is saved and can be resumed."""
 
@@ -79,19 +87,22 @@ class Run:
             log: Called with messages for the user.
 
         Raises:
-            RunError: If ``folder`` is not empty or cannot be written.
+            RunExistsError: If ``folder`` is not empty.
+            RunError: If ``folder`` cannot be written.
         """
         folder = Path(folder)
         if (folder / CONFIG).exists():
-            raise RunError(f"{folder} already contains a run: continue it with --resume {folder}, or use a new folder")
+            raise RunExistsError(
+                f"{folder} already contains a run: continue it with --resume {folder}, or use a new folder"
+            )
         if folder.exists() and not is_unused(folder):
-            raise RunError(f"{folder} exists and is not an empty folder; use a new folder")
+            raise RunExistsError(f"{folder} exists and is not an empty folder; use a new folder")
         try:
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             Environment.current().write(folder / ENVIRONMENT)
             write_json(folder / CONFIG, config, exclusive=True)
         except FileExistsError as error:
-            raise RunError(f"another process has created {folder / CONFIG}; use a new folder") from error
+            raise RunExistsError(f"another process has created {folder / CONFIG}; use a new folder") from error
         except OSError as error:
             raise RunError(f"cannot create the run {folder}: {error.strerror}") from error
         return cls(folder, log)
@@ -105,11 +116,11 @@ class Run:
             log: Called with messages for the user.
 
         Raises:
-            RunError: If ``folder`` is not a run.
+            RunNotFoundError: If ``folder`` is not a run.
         """
         folder = Path(folder)
         if not (folder / CONFIG).is_file():
-            raise RunError(f"{folder} is not a run: it has no {CONFIG}")
+            raise RunNotFoundError(f"{folder} is not a run: it has no {CONFIG}")
         return cls(folder, log)
 
     @contextlib.contextmanager
