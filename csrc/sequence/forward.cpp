@@ -191,12 +191,13 @@ bool begin(const TrainCall& call) {
     for (bool& flag : finite) flag = true;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks;
-        const int from = team.begin(panels), to = team.end(panels);
-        pack_panels(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, from, to, space.V);
-        pack_panels(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, from, to, space.W);
         const int64_t size_V = layer.panel_size(layer.tiles_H), size_W = layer.panel_size(layer.tiles_I);
-        finite[team.index] = all_finite(space.V + from * size_V, (to - from) * size_V) &&
-                             all_finite(space.W + from * size_W, (to - from) * size_W);
+        bool& flag = finite[team.index];
+        for (int p = team.begin(panels); p < team.end(panels); ++p) {  // a panel is checked while it is in the cache
+            pack_panels(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, p, p + 1, space.V);
+            pack_panels(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, p, p + 1, space.W);
+            flag = flag && all_finite(space.V + p * size_V, size_V) && all_finite(space.W + p * size_W, size_W);
+        }
     });
     for (bool flag : finite)
         if (!flag) return false;
