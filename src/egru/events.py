@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage]
 
 from egru._autograd import SECOND_DERIVATIVES, in_forward_mode
 
@@ -33,6 +34,10 @@ class EventState(NamedTuple):
         """Return the state detached from the graph, for truncated back-propagation through time."""
         return EventState(self.c.detach(), self.y.detach())
 
+
+# So that torch.export.save and torch.load(weights_only=True) accept states.
+_pytree._register_namedtuple(EventState, serialized_type_name="egru.EventState")  # pyright: ignore[reportPrivateUsage]
+torch.serialization.add_safe_globals([EventState])
 
 Shape = Callable[[Tensor], Tensor]
 

@@ -51,6 +51,30 @@ def test_raising_a_negative_threshold_sets_the_scale_to_zero():
     assert layer.reset_scale.tolist() == [0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(("floor", "scale"), [(-0.2, 2.0), (0.0, 0.0)])
+def test_negative_thresholds_are_raised_to_floors_up_to_zero(floor, scale):
+    layer = egru.EGRU(2, 3, reset="threshold", threshold=egru.Threshold.constant(-0.4))
+    raise_thresholds(layer, -0.5)
+    assert layer.reset_scale == 1.0
+    raise_thresholds(layer, floor)
+    torch.testing.assert_close(theta(layer)[0], torch.full((3,), floor))
+    torch.testing.assert_close(layer.reset_scale, torch.full((3,), scale))
+
+
+def test_raising_the_thresholds_of_a_converted_gru_makes_it_sparse():
+    gru = torch.nn.GRU(3, 20)
+    layer = egru.EGRU.from_gru(gru)
+    x, activity = torch.randn(30, 4, 3), []
+    for floor in (-1.0, -0.2, -0.1, 0.0):
+        raise_thresholds(layer, floor)
+        y, _ = layer(x)
+        assert y[y != 0].min() > floor
+        activity.append((y != 0).double().mean().item())
+    assert activity[0] == 1.0
+    assert activity == sorted(activity, reverse=True)
+    assert 0.1 < activity[-1] < 0.9
+
+
 def test_one_floor_per_layer():
     model = LanguageModel(11, 6, 7, num_layers=3, threshold=egru.Threshold("clamp", mean=0.01))
     raise_thresholds(model, (0.0, 0.2, 0.9))
@@ -110,7 +134,8 @@ def test_select_keeps_the_scale_of_each_unit():
         ("sigmoid", 1.0, "at least 0 and below 1 with kind='sigmoid', got 1.0"),
         ("clamp", 1.5, "at least 0 and at most 1 with kind='clamp', got 1.5"),
         ("abs", -0.1, "at least 0 with kind='abs', got -0.1"),
-        ("identity", float("nan"), "at least 0 with kind='identity', got nan"),
+        ("identity", float("nan"), "finite with kind='identity', got nan"),
+        ("identity", -float("inf"), "finite with kind='identity', got -inf"),
     ],
 )
 def test_floor_outside_the_range_of_the_kind_raises(kind, floor, message):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 import egru
 
@@ -59,10 +58,11 @@ STATE = egru.EventState(torch.zeros(1, 2, 4, dtype=torch.float64), torch.zeros(1
         (torch.zeros(5, 2, 3, device="meta"), None, ValueError, "input is on meta, the parameters are on cpu"),
         (
             torch.zeros(5, 2, 3),
-            torch.zeros(1, 2, 4),
+            [torch.zeros(1, 2, 4)],
             TypeError,
-            r"state must be egru.EventState\(c, y\), .*, got Tensor",
+            r"hx must be egru.EventState\(c, y\), .*, or a Tensor that stands for both; got list",
         ),
+        (torch.zeros(5, 2, 3), torch.zeros(1, 4), ValueError, r"state.c has shape \(1, 4\), expected \(1, 2, 4\)"),
         (torch.zeros(5, 3, 3), STATE, ValueError, r"state.c has shape \(1, 2, 4\), expected \(1, 3, 4\)"),
         (torch.zeros(5, 2, 3), (STATE.c, STATE.y.half()), TypeError, r"state.y is torch.float16"),
         (torch.zeros(5, 2, 3), (STATE.c, None), TypeError, r"state.y must be a Tensor, got NoneType"),
@@ -143,8 +143,15 @@ def test_invalid_cell_input_raises():
         cell(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match=r"state.c has shape \(2, 5\), expected \(2, 4\)"):
         cell(torch.zeros(2, 3), egru.EventState(torch.zeros(2, 5), torch.zeros(2, 5)))
-    with pytest.raises(TypeError, match=r"state must be egru.EventState"):
-        cell(torch.zeros(2, 3), nn.Parameter(torch.zeros(2, 4)))
+    with pytest.raises(TypeError, match=r"hx must be egru.EventState"):
+        cell(torch.zeros(2, 3), [torch.zeros(2, 4)])
+
+
+@pytest.mark.parametrize("hx", [torch.zeros(1, 2, 4).double(), (STATE.y, STATE.c)])
+def test_elstm_requires_an_event_state(hx):
+    """A tensor leaves the memory open, and a tuple (h, c) of ``torch.nn.LSTM`` is in the opposite order."""
+    with pytest.raises(TypeError, match=r"ELSTM: hx must be egru.EventState\(c, y\), .*; got (Tensor|tuple)"):
+        egru.ELSTM(3, 4)(torch.zeros(5, 2, 3), hx)
 
 
 def test_double_backward_raises():

@@ -15,7 +15,7 @@ ALWAYS = egru.Threshold.constant(-1e3)
 def pair(kind, **shape):
     if kind == "GRU":
         dense = nn.GRU(4, 5, **shape)
-        return dense, egru.EGRU.from_gru(dense, reset="none", reset_gate="after", threshold=ALWAYS)
+        return dense, egru.EGRU.from_gru(dense)
     dense = {"LSTM": nn.LSTM, "RNN": nn.RNN}[kind](4, 5, **shape)
     event = {"LSTM": egru.ELSTM, "RNN": egru.ERNN}[kind](4, 5, **shape, reset="none", threshold=ALWAYS)
     event.load_state_dict(dense.state_dict())
@@ -73,6 +73,61 @@ def test_from_gru_and_to_gru_round_trip():
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(gru.parameters(), back.parameters(), strict=True))
     with pytest.raises(TypeError, match=r"expected a torch.nn.GRU, got LSTM"):
         egru.EGRU.from_gru(nn.LSTM(1, 1))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+def test_from_gru_computes_the_function_of_the_gru(mode, bidirectional, batch_first):
+    gru = nn.GRU(4, 5, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
+    with torch.no_grad():
+        for parameter in gru.parameters():
+            parameter.mul_(10)  # saturated gates, states near -1 and 1
+    gru.train(mode == "training")
+    layer = egru.EGRU.from_gru(gru)
+    assert layer.training == gru.training
+    x, h = torch.randn(7, 6, 4), -50 * torch.rand(3 * (1 + bidirectional), 6 if not batch_first else 7, 5)
+    outputs = []
+    for module in (gru, layer):
+        torch.manual_seed(1)  # the same dropout masks
+        y, last = module(x, h)
+        outputs.append((y, last if module is gru else last.y))
+    assert outputs[0][0].min() < -0.99
+    assert worst(*outputs) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reset": "output"},
+        {"reset": "hard", "reset_scale": 0.5},
+        {"reset_gate": "before"},
+        {"threshold": egru.Threshold()},
+        {"threshold": egru.Threshold.constant(-1.0)},
+        {"zoneout": 0.1},
+    ],
+)
+def test_from_gru_warns_of_options_that_change_the_function(options):
+    name, value = next(iter(options.items()))
+    with pytest.warns(UserWarning, match="does not compute the function of the GRU; train it again") as record:
+        layer = egru.EGRU.from_gru(nn.GRU(3, 6), **options)
+    assert f"with {name}={value!r} the layer" in str(record[0].message)
+    assert getattr(layer, "threshold_config" if name == "threshold" else name) == value
+
+
+@pytest.mark.parametrize(
+    "options", [{"reset": "output", "reset_scale": 0.0}, {"threshold": ALWAYS}, {"lean": True, "dropconnect": 0.1}]
+)
+def test_from_gru_does_not_warn_of_options_that_keep_the_function(options):
+    gru, x = nn.GRU(3, 6).eval(), torch.randn(5, 2, 3)
+    assert worst([gru(x)[0]], [egru.EGRU.from_gru(gru, **options)(x)[0]]) <= 1e-12
+
+
+def test_from_gru_refuses_projections():
+    gru = nn.GRU(3, 6)
+    gru.proj_size = 2  # torch refuses the argument, too
+    with pytest.raises(ValueError, match=r"EGRU.from_gru: projections are not supported, got proj_size=2"):
+        egru.EGRU.from_gru(gru)
 
 
 def test_cell_with_gru_cell_weights_equals_it():

@@ -13,12 +13,13 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
     """Raise every threshold of a model that is below a floor to the floor, in place.
 
     Small events disappear; events above the floor stay, and clear the same amount as before. With
-    ``reset="threshold"`` the cleared amount is the threshold, so ``reset_scale`` of the affected units is reduced. The
+    ``reset="threshold"`` the cleared amount is the threshold, so ``reset_scale`` of the affected units is changed. The
     layer then has one scale per unit, which CUDA kernels do not support.
 
     Args:
         model: Model with at least one event layer.
-        floor: Smallest threshold afterwards: one number, or one per layer and direction.
+        floor: Smallest threshold afterwards: one number, or one per layer and direction. It may be negative if the
+            thresholds may (``Threshold("identity")``), as in a layer from :meth:`egru.EGRU.from_gru`.
 
     Raises:
         ValueError: If the model has no event layer, the number of floors does not fit, or a threshold cannot take the
@@ -49,7 +50,8 @@ def raise_thresholds(model: nn.Module, floor: float | Sequence[float]) -> None:
         before = layer.weights(direction).theta.clone()
         layer.threshold_config.raise_(layer.threshold_parameters()[direction.name], value)
         raised = layer.weights(direction)
-        factor = torch.where(raised.theta > before, before.clamp(min=0) / raised.theta, torch.ones_like(before))
+        # A scale is not negative: a threshold that was raised across zero clears nothing.
+        factor = torch.where(raised.theta > before, (before / raised.theta).clamp(min=0), torch.ones_like(before))
         scales.setdefault(layer, []).append(raised.reset_scale * factor)
     for layer, reduced in scales.items():
         scale = torch.cat(reduced)

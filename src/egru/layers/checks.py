@@ -103,14 +103,25 @@ def same_dtype_and_device(owner: str, name: str, x: Tensor, like: Tensor) -> Non
         raise TypeError(f"{owner}: {name} is {x.dtype}, the parameters are {like.dtype}; convert one with .to(dtype)")
 
 
-def event_state(owner: str, state: Any, shape: tuple[int, ...], like: Tensor) -> EventState:
-    """Return ``state`` if both halves have this shape and the dtype and device of ``like``."""
-    received = type(state).__name__
-    halves = cast(tuple[Any, ...], state if isinstance(state, tuple) else ())
+def event_state(owner: str, hx: Any, shape: tuple[int, ...], like: Tensor, emits_state: bool) -> EventState:
+    """Return the initial state if both halves have this shape and the dtype and device of ``like``.
+
+    Args:
+        owner: Name of the layer's class.
+        hx: State to check. For layers that emit their state, a tensor stands for both halves.
+        shape: Expected shape of each half.
+        like: Parameter whose dtype and device the state must have.
+        emits_state: Whether the value of an event is the state. Other layers require an :class:`EventState`: a tensor
+            would leave ``c`` open, and a plain tuple may be that of an LSTM, which is in the opposite order.
+    """
+    received = type(hx).__name__
+    if isinstance(hx, Tensor) and emits_state:
+        hx = EventState(hx, hx)
+    halves = cast(tuple[Any, ...], hx if isinstance(hx, tuple if emits_state else EventState) else ())
     if len(halves) != 2:
-        raise TypeError(
-            f"{owner}: state must be egru.EventState(c, y), the internal state and the last events, got {received}"
-        )
+        accepted = "egru.EventState(c, y), the internal state and the last events"
+        accepted += ", or a Tensor that stands for both" if emits_state else ""
+        raise TypeError(f"{owner}: hx must be {accepted}; got {received}")
     for name, half in zip(("state.c", "state.y"), halves, strict=True):
         if not isinstance(half, Tensor):
             raise TypeError(f"{owner}: {name} must be a Tensor, got {type(half).__name__}")

@@ -1,5 +1,6 @@
 """The event-based GRU, as a layer and as a cell."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -128,11 +129,13 @@ class EGRU(_EventGRU):
 
     Inputs:
         - **input**: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
-        - **state** (EventState): State from an earlier call, to continue its sequence. If None, zeros.
+        - **hx** (EventState or Tensor): State from an earlier call, to continue its sequence. A tensor ``h`` stands for
+          ``EventState(h, h)``: as in ``torch.nn.GRU``, the state is the output. If None, zeros.
 
     Returns:
         - **y**: Events of the last layer, arranged like the input, with ``num_directions * H`` features.
         - **state** (EventState): ``c`` and ``y`` after the last step, each ``(num_layers * num_directions, B, H)``.
+          ``state.y`` is the ``h_n`` of ``torch.nn.GRU``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -177,39 +180,62 @@ class EGRU(_EventGRU):
 
     @classmethod
     def from_gru(cls, gru: nn.GRU, **options: Any) -> "EGRU":
-        """Build an event layer with the weights of a ``torch.nn.GRU``.
+        """Build an event layer that computes the same function as a ``torch.nn.GRU``.
 
-        With ``reset="none"``, ``reset_gate="after"`` and thresholds below every state, the layer computes the same
-        function as the GRU. Raising the thresholds makes it sparse.
+        Every unit emits its state at every step: there is no reset, and the thresholds are below every state. Dropout
+        is drawn per step, as in torch. :func:`egru.compress.raise_thresholds` makes the layer sparse.
 
         Args:
             gru: Trained layer.
-            options: Arguments of :class:`EGRU`; sizes, device and dtype default to those of ``gru``.
+            options: Arguments of :class:`EGRU` that differ. If they change the function, a warning says that the
+                layer has to be trained again.
 
         Returns:
-            The event layer, with a copy of the weights.
+            The event layer, with a copy of the weights and in the mode (training or evaluation) of ``gru``.
 
         Raises:
             TypeError: If ``gru`` is not a ``torch.nn.GRU``.
+            ValueError: If ``gru`` has projections (``proj_size``).
 
         Example:
             >>> import torch, egru
             >>> gru = torch.nn.GRU(4, 8)
-            >>> always = egru.Threshold.constant(-10.0)  # every unit emits an event at every step
-            >>> layer = egru.EGRU.from_gru(gru, reset="none", reset_gate="after", threshold=always)
+            >>> layer = egru.EGRU.from_gru(gru)
             >>> x = torch.randn(5, 1, 4)
             >>> torch.allclose(layer(x)[0], gru(x)[0], atol=1e-6)
             True
         """
         if not isinstance(gru, nn.GRU):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"EGRU.from_gru: expected a torch.nn.GRU, got {type(gru).__name__}")
+        if gru.proj_size:
+            raise ValueError(f"EGRU.from_gru: projections are not supported, got proj_size={gru.proj_size}")
         weight = gru.get_parameter("weight_hh_l0")
         shared = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
         arguments = {name: getattr(gru, name) for name in shared}
-        arguments |= {"device": weight.device, "dtype": weight.dtype}
+        arguments |= {"device": weight.device, "dtype": weight.dtype, "dropout_mode": "plain"}
+        arguments |= {"reset": "none", "reset_gate": "after", "threshold": Threshold.constant(_BELOW_ALL_STATES)}
         layer = cls(**arguments | options)
         layer.load_state_dict(gru.state_dict())
+        layer.train(gru.training)
+        if changed := layer._differences_from_gru():
+            warnings.warn(
+                f"EGRU.from_gru: with {', '.join(changed)} the layer does not compute the function of the GRU; train "
+                "it again, or omit these options",
+                stacklevel=2,
+            )
         return layer
+
+    def _differences_from_gru(self) -> list[str]:
+        """Return the options that make the outputs differ from those of a GRU with the same weights."""
+        threshold = self.threshold_config
+        constant = threshold.kind == "identity" and not threshold.std
+        fits: dict[str, bool] = {
+            "reset": self.reset == "none" or not self._initial_reset_scale,
+            "reset_gate": self.reset_gate == "after",
+            "threshold_config": constant and (threshold.mean or 0.0) < -1,  # states of a GRU are in [-1, 1]
+            "zoneout": not self.zoneout,
+        }
+        return [f"{name.removesuffix('_config')}={getattr(self, name)!r}" for name, same in fits.items() if not same]
 
     def to_gru(self) -> nn.GRU:
         """Return a ``torch.nn.GRU`` with a copy of these weights.
@@ -246,7 +272,8 @@ class EGRUCell(_EventGRU):
 
     Inputs:
         - **input**: ``(B, I)``, or ``(I,)`` unbatched.
-        - **state** (EventState): State returned by the previous step. If None, zeros.
+        - **hx** (EventState or Tensor): State returned by the previous step, or a tensor as in :class:`EGRU`. If None,
+          zeros.
 
     Returns:
         The new state, both halves ``(B, H)`` or ``(H,)``; ``state.y`` is the output of the step.
@@ -291,21 +318,22 @@ class EGRUCell(_EventGRU):
         return EventState(c[0], y[0])
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, input: Tensor, state: EventState | None = None
+        self, input: Tensor, hx: EventState | Tensor | None = None
     ) -> EventState:
         """Run one step; see the class for arguments and result."""
         owner, weight = type(self).__name__, self._first_weight
         checks.sequence_input(owner, input, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
         batch = input.shape[:-1]
-        if state is None:
-            state = self.zero_state(*batch)
-        state = checks.event_state(owner, state, (*batch, self.hidden_size), weight)
+        if hx is None:
+            hx = self.zero_state(*batch)
+        state = checks.event_state(owner, hx, (*batch, self.hidden_size), weight, self.emits_state)
         if not batch:
             input, state = input[None], EventState(state.c[None], state.y[None])
         _, (c, y) = self._run(input[None], EventState(state.c[None], state.y[None]), None)
         return EventState(c[0], y[0]) if batch else EventState(c[0, 0], y[0, 0])
 
 
+_BELOW_ALL_STATES = -1e4  # representable in float16; states exceed it from any sensible initial state
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 

@@ -110,6 +110,15 @@ class EventParameters(nn.Module):
         """Number of directions per layer: 2 if bidirectional, else 1."""
         return 2 if self.bidirectional else 1
 
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights and biases of each direction, as in ``torch.nn.GRU``; thresholds are not included."""
+        kinds = ("weight_ih", "weight_hh", "bias_ih", "bias_hh") if self.bias else ("weight_ih", "weight_hh")
+        return [[self._parameter(kind + direction.suffix) for kind in kinds] for direction in self._directions]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing. Code written for ``torch.nn.GRU`` calls this; kernels pack the weights themselves."""
+
     def directions(self) -> tuple[Direction, ...]:
         """Return the directions of all layers in the order of execution."""
         return self._directions

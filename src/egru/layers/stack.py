@@ -97,38 +97,39 @@ class EventRNN(EventParameters):
         return lambda: self._observers.remove(entry)
 
     def forward(
-        self, input: Tensor | PackedSequence, state: EventState | None = None
+        self, input: Tensor | PackedSequence, hx: EventState | Tensor | None = None
     ) -> tuple[Tensor | PackedSequence, EventState]:
         """Run the layers over a sequence.
 
         Args:
             input: ``(T, B, I)``, ``(B, T, I)`` with ``batch_first``, ``(T, I)`` unbatched, or a ``PackedSequence``.
-            state: State returned by an earlier call, to continue its sequence. If None, start from zeros.
+            hx: State returned by an earlier call, to continue its sequence. For layers that emit their state, a tensor
+                ``h`` stands for ``EventState(h, h)``. If None, start from zeros.
 
         Returns:
             The events of the last layer, arranged like ``input``, and the state after the last step. Both halves of
             the state have shape ``(num_layers * num_directions, B, H)``.
 
         Raises:
-            TypeError: If ``input`` or ``state`` have the wrong type or dtype.
+            TypeError: If ``input`` or ``hx`` have the wrong type or dtype.
             ValueError: If they have the wrong shape or device, or contain NaN or infinite values. Values are checked
                 on the CPU only, since on a GPU the check would have to wait for the device.
         """
         if isinstance(input, PackedSequence):
             x, lengths = pad_packed_sequence(input)
             self._check_input(x)
-            y, state = self._run(x, state, lengths.to(x.device))
+            y, state = self._run(x, hx, lengths.to(x.device))
             return packing.pack_like(y, input, lengths), state
         self._check_input(input)
         if input.dim() == 2:
-            if state is not None:
+            if hx is not None:
                 shape = (len(self._directions), self.hidden_size)
-                c, y = checks.event_state(type(self).__name__, state, shape, self._first_weight)
-                state = EventState(c[:, None], y[:, None])
-            y, (c_last, y_last) = self._run(input[:, None], state, None)
+                c, y = checks.event_state(type(self).__name__, hx, shape, self._first_weight, self.emits_state)
+                hx = EventState(c[:, None], y[:, None])
+            y, (c_last, y_last) = self._run(input[:, None], hx, None)
             return y[:, 0], EventState(c_last[:, 0], y_last[:, 0])
         x = input.transpose(0, 1) if self.batch_first else input
-        y, state = self._run(x, state, None)
+        y, state = self._run(x, hx, None)
         return (y.transpose(0, 1) if self.batch_first else y), state
 
     def _check_input(self, x: Any) -> None:
@@ -146,16 +147,16 @@ class EventRNN(EventParameters):
         layout = f"{layout} or (time, features)"
         checks.sequence_input(type(self).__name__, x, self.input_size, weight, (2, 3), layout)
 
-    def _run(self, x: Tensor, state: EventState | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
+    def _run(self, x: Tensor, hx: EventState | Tensor | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
         """Run all directions over ``x``, ``(T, B, I)``."""
         T, B, _ = x.shape
         weight = self._first_weight
         if x.dtype != weight.dtype:
             x = x.to(weight.dtype)
         starts: list[EventState] = []
-        if state is not None:
+        if hx is not None:
             shape = (len(self._directions), B, self.hidden_size)
-            state = checks.event_state(type(self).__name__, state, shape, weight)
+            state = checks.event_state(type(self).__name__, hx, shape, weight, self.emits_state)
             starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
         last: list[EventState] = []
         outputs: list[Tensor] = []

@@ -104,10 +104,13 @@ class Threshold:
         Raises:
             ValueError: If it cannot.
         """
-        upper = {"sigmoid": "below 1", "clamp": "at most 1"}.get(self.kind)
-        fits = 0 <= floor < math.inf and (upper is None or floor < 1 or (floor == 1 and self.kind == "clamp"))
+        fits, limits = {
+            "sigmoid": (0 <= floor < 1, "at least 0 and below 1"),
+            "abs": (0 <= floor < math.inf, "at least 0"),
+            "clamp": (0 <= floor <= 1, "at least 0 and at most 1"),
+            "identity": (math.isfinite(floor), "finite"),
+        }[self.kind]
         if not fits:
-            limits = f"at least 0{' and ' + upper if upper else ''}"
             raise ValueError(f"Threshold: floor must be {limits} with kind={self.kind!r}, got {floor!r}")
 
     @torch.no_grad()
