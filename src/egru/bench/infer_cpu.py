@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--reset-gate", default="before", choices=RESET_GATES, help="where the reset gate acts (default: before)"
     )
-    args = parser.parse_args(arguments)
+    args = parser.parse_all(arguments)
     out = results_file(parser, args.out, "infer_cpu")
     earlier: dict[str, Any] = {}
     if out.exists():  # keep sizes that were measured before

@@ -317,7 +317,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of time (Linux only)")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
+    args = parser.parse_all(arguments)
     if args.open is not None and args.activity is None:
         parser.error("--open requires --activity")
     if args.memory and (args.activity is not None or args.input_gradient):

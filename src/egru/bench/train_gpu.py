@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--no-input-gradient", action="store_true", help="no gradient of the input, as in a first layer"
     )
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser.parse_args(arguments)
+    options = parser.parse_all(arguments)
     if not torch.cuda.is_available():
         parser.error("this benchmark requires a CUDA device")
     out = results_file(parser, options.out, "train_gpu")

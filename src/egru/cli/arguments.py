@@ -25,9 +25,9 @@ class Parser(argparse.ArgumentParser):
         print(f"egru: {message.removeprefix('argument ')}; see `{self.prog} --help`", file=sys.stderr)
         sys.exit(ExitCode.USAGE_OR_MISSING_FILE)
 
-    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_all(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse all arguments; a wrong option is reported with similar ones."""
-        options, extra = self.parse_known_args(None if args is None else list(args), namespace)
+        options, extra = self.parse_known_args(arguments)
         self.refuse(extra)
         return options
 

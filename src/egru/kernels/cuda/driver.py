@@ -1,6 +1,6 @@
 """Compile CUDA C++ at first use and launch it. NVRTC and the driver are called through ctypes: only torch is required.
 
-Machine code is cached on disk by source, options and compiler version. ``EGRU_CACHE_DIR`` sets the folder.
+Machine code is cached on disk by source, options and compiler version (``cache.py``).
 """
 
 import ctypes
@@ -14,20 +14,11 @@ from collections.abc import Sequence
 
 import torch
 
-from egru.files import replace_file
+from egru.kernels.cuda import cache
 
 
 class CudaError(RuntimeError):
     """A call into NVRTC or the driver failed."""
-
-
-def cache_folder() -> pathlib.Path:
-    """Return the folder of compiled kernels."""
-    configured = os.environ.get("EGRU_CACHE_DIR")
-    base = (
-        pathlib.Path(configured) if configured else pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "egru"
-    )
-    return base.expanduser() / "cuda"
 
 
 @functools.cache
@@ -74,9 +65,14 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
     major, minor = ctypes.c_int(), ctypes.c_int()
     nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
     key = hashlib.sha256("\0".join([source, *options, f"{major.value}.{minor.value}"]).encode()).hexdigest()
-    path = cache_folder() / f"{key}.cubin"
-    if path.exists():
-        return path.read_bytes()
+    code = cache.load(key)
+    if code is None:
+        code = _compile(nvrtc, source, options)
+        cache.store(key, code)
+    return code
+
+
+def _compile(nvrtc: ctypes.CDLL, source: str, options: Sequence[str]) -> bytes:
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"egru.cu", 0, None, None)
     try:
@@ -94,11 +90,6 @@ def compile_source(source: str, options: Sequence[str]) -> bytes:
         nvrtc.nvrtcGetCUBIN(program, code)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    try:  # without a writable cache, kernels are compiled again in the next process
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, code.raw)
-    except OSError:
-        pass
     return code.raw
 
 
