@@ -3,7 +3,6 @@ import json
 import math
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +15,12 @@ from egru.environment import Environment
 from egru.records import to_plain
 from egru.report import DARK, LIGHT, Epoch, Raster, page, read_runs, write_report
 from tests.report import examples
+from tests.report.parsing import Page
 
 matplotlib = pytest.importorskip("matplotlib", reason="figures need matplotlib")
 matplotlib.use("Agg")
 
 FIGURES = ["quality", "computation", "layers-1", "raster-1", "activity-1", "sparsity-1", "curves"]
-VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -37,48 +36,6 @@ def drawn(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "DPI", 30)
         return write(tmp_path_factory.mktemp("drawn") / "deep" / "report")
-
-
-class Page(HTMLParser):
-    """Text, addresses and figures of a page.
-
-    Fails on tags that are not closed, on repeated ids, and on tables outside a box that scrolls.
-    """
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.classes: list[str] = []
-        self.ids: list[str] = []
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.figures: list[str] = []
-        self.described = 0
-        self.text = ""
-        self.feed(path.read_text(encoding="utf-8"))
-        self.close()
-        assert self.open == []
-        assert len(set(self.ids)) == len(self.ids)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value or "" for key, value in attrs if key == "id"]
-        assert tag != "table" or self.classes[-1] == "scroll"
-        self.addresses += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data", "action")]
-        self.described += dict(attrs).get("role") == "img" and bool(dict(attrs).get("aria-label"))
-        if tag == "figure":
-            self.figures.append(dict(attrs)["id"] or "")
-        if tag not in VOID:
-            self.open.append(tag)
-            self.classes.append(dict(attrs).get("class") or "")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        self.classes.pop()
-
-    def handle_data(self, data):
-        if not {"style", "script"} & set(self.open):
-            self.text += f"{data}\n"
 
 
 def write(folder: Path, runs=None, rasters=None, **changes) -> Path:

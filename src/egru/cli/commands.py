@@ -119,11 +119,15 @@ def quieten(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report page of one run or several."""
-    from egru import runs
+    """Write the report page of one run or several, or of a sweep."""
+    from egru import runs, sweep
 
     folders, out = [Path(folder) for folder in options.folders], options.out and Path(options.out)
-    print(runs.report(folders, out, time=options.time))
+    sweeps = [folder for folder in folders if sweep.is_sweep(folder)]
+    if sweeps and (len(folders) > 1 or options.time):
+        others = "--time" if len(folders) == 1 else "other folders"
+        raise ValueError(f"report: {sweeps[0]} is a sweep, which has a page of its own without {others}")
+    print(sweep.report(folders[0], out) if sweeps else runs.report(folders, out, time=options.time))
     return 0
 
 

@@ -117,10 +117,11 @@ def _add_report(subparsers: Any) -> None:
         subparsers,
         "report",
         commands.report,
-        "write the report page of one run or several",
-        "Write an HTML page with the curves, settings and events of one run, or of several runs side by side.",
+        "write the report page of one run or several, or of a sweep",
+        "Write an HTML page with the curves, settings and events of one run, or of several runs side by side. The page "
+        "of a sweep shows its trials, the Pareto front of quality and MACs, and quality by setting.",
     )
-    command.add_argument("folders", nargs="+", metavar="RUN", help=_RUN_OR_NAME)
+    command.add_argument("folders", nargs="+", metavar="RUN", help=f"{_RUN_OR_NAME}, or a sweep")
     command.add_argument(
         "--out", metavar="FOLDER", help="folder for the page (default: RUN/report; for several runs: report)"
     )

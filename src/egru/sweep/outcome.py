@@ -1,10 +1,11 @@
-"""The results of a sweep: a table for the terminal, a CSV file of all trials, and a figure of the Pareto front."""
+"""The results of a sweep: a table for the terminal, a CSV file of all trials, the page, and the Pareto front."""
 
 import csv
 from pathlib import Path
 from typing import Any
 
 from egru.report import pareto_front
+from egru.sweep.report import TRIALS, is_sweep, report
 from egru.sweep.settings import Sweep
 
 MAX_ROWS = 10
@@ -56,7 +57,9 @@ def table(study: Any, sweep: Sweep) -> str:
 
 
 def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
-    """Write ``trials.csv`` and, for two objectives, ``pareto.svg`` and ``pareto.png`` to the sweep's folder.
+    """Write ``trials.csv``, the page, and for two objectives ``pareto.svg`` and ``pareto.png`` to the sweep's folder.
+
+    The page is left out if the folder contains no trial, because other machines ran them all.
 
     Args:
         study: The Optuna study, from :func:`egru.sweep.sweep`.
@@ -67,16 +70,17 @@ def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
     """
     trials = study.get_trials(deepcopy=False)
     fields = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    path = sweep.folder / "trials.csv"
+    path = sweep.folder / TRIALS
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", "state", *sweep.objectives, *fields])
         for trial in trials:
             values = trial.values or [""] * len(sweep.objectives)
             writer.writerow([trial.number, trial.state.name, *values, *(trial.params.get(f, "") for f in fields)])
+    written = [path, *([report(sweep.folder)] if is_sweep(sweep.folder) else [])]
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     if len(sweep.objectives) != 2 or not complete:
-        return [path]
+        return written
     quality, cost = sweep.goals()
     figure = pareto_front(
         [(trial.number, trial.values[1], trial.values[0]) for trial in complete],
@@ -89,7 +93,7 @@ def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
     figures = [sweep.folder / "pareto.svg", sweep.folder / "pareto.png"]
     for target in figures:
         figure.savefig(target, dpi=160)
-    return [path, *figures]
+    return [*written, *figures]
 
 
 def _short(value: Any) -> str:

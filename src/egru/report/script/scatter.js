@@ -34,13 +34,13 @@ function scatter(plot, data) {
       const short = panel.x.categories && String(text).length > room ? `${String(text).slice(0, Math.max(1, room - 1))}…` : text;
       svg += `<line x1="${px(mark)}" x2="${px(mark)}" y1="${top}" y2="${top + height}" class="grid"/><text x="${px(mark)}" y="${top + height + 17}" class="tick middle">${escape(short)}</text>`;
     }
-    svg += `<text x="${width - right}" y="${top + height + 35}" class="tick end">${escape(panel.x.label)}</text>`;
+    if (panel.x.label !== panel.title) svg += `<text x="${width - right}" y="${top + height + 35}" class="tick end">${escape(panel.x.label)}</text>`;
     if (panel.front) {
       const path = panel.front.map((i, n) => (n ? `H${px(panel.points[i].x)}V${py(panel.points[i].y)}` : `M${px(panel.points[i].x)} ${py(panel.points[i].y)}`)).join("");
       svg += `<path d="${path}" class="line" style="stroke:var(--hue0)"/>`;
     }
     panel.points.forEach((p, i) => {
-      const paint = p.hollow ? `fill:var(--card);stroke:${p.colour};stroke-width:1.6` : `fill:${p.colour}`;
+      const paint = p.hollow ? `fill:var(--card);stroke:${p.colour};stroke-width:1.6` : `fill:${p.colour};fill-opacity:0.8`;
       svg += `<circle data-point="${number} ${i}" cx="${px(p.x)}" cy="${py(p.y)}" r="${p.large ? 5.5 : 4.2}" style="${paint}"/>`;
     });
     const boxes = panel.points.map((p) => [px(p.x) - 4, py(p.y) - 4, px(p.x) + 4, py(p.y) + 4]);
@@ -53,7 +53,7 @@ function scatter(plot, data) {
       boxes.push([place[0], place[1] - 10, place[0] + wide, place[1]]);
       svg += `<text x="${place[0]}" y="${place[1]}" class="label">${escape(p.label)}</text>`;
     }
-    return `<div><h3>${escape(panel.title)}</h3><svg width="${width}" height="${top + height + 42}">${svg}</svg></div>`;
+    return `<div><h3>${escape(panel.title)}</h3><svg width="${width}" height="${top + height + (panel.x.label === panel.title ? 26 : 42)}">${svg}</svg></div>`;
   };
 
   plot.innerHTML = `${legend}<div class="panels" style="grid-template-columns:repeat(${across}, minmax(0, 1fr))">${data.panels.map(drawPanel).join("")}</div>`;
