@@ -1,9 +1,8 @@
 // EngineCore, the Python binding of the streaming engine.
 //
-// Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array` takes the array itself,
+// Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array` takes the arrays themselves,
 // because looking up the address of a numpy array in Python costs more than the call.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -11,6 +10,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -39,6 +39,30 @@ constexpr const char* not_finite =
     "EventEngine: the state became NaN or infinite because the weights or the input are too large; call reset() to "
     "continue";
 
+// The memory of a numpy array, if it is contiguous float32 of shape ([streams,] columns).
+class ArrayView {
+public:
+    ArrayView(nb::handle array, bool writable, int streams, int columns) {
+        const int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+        if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) {
+            PyErr_Clear();
+            return;
+        }
+        const int dims = streams == 1 ? 1 : 2;
+        if (view_.ndim == dims && std::strcmp(view_.format, "f") == 0 && view_.shape[dims - 1] == columns &&
+            (dims == 1 || view_.shape[0] == streams))
+            data_ = static_cast<float*>(view_.buf);
+    }
+    ~ArrayView() { PyBuffer_Release(&view_); }
+    ArrayView(const ArrayView&) = delete;
+    ArrayView& operator=(const ArrayView&) = delete;
+    float* data() const { return data_; }  // null if the array does not fit
+
+private:
+    Py_buffer view_{};
+    float* data_ = nullptr;
+};
+
 // The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
 class EngineCore {
 public:
@@ -46,9 +70,10 @@ public:
     using LayerTuple = std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
                                   std::string, bool, float>;
 
-    EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams, float trace,
-               size_t token_table_bytes)
-        : engine_(sources(layers), options(weights, threads, streams, trace, token_table_bytes)) {}
+    // `trace` is the decay per step, or negative if there is no trace.
+    EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams,
+               double trace, bool mean, size_t token_table_bytes)
+        : engine_(sources(layers), options(weights, threads, streams, trace, mean, token_table_bytes)) {}
 
     const Engine& engine() const { return engine_; }
     // Call `work(engine)` unless another thread uses the engine.
@@ -58,10 +83,22 @@ public:
         return work(engine_);
     }
 
-    void step(const float* x, size_t count, uintptr_t out) {
+    void step(const float* x, float* out) {
         const Use use(busy_);
-        check_finite(x, count, "step", "x");
-        finish(released([&] { return engine_.run(x, nullptr, 1, false, output<float>(out)); }));
+        check_finite(x, static_cast<size_t>(engine_.inputs() * engine_.streams()), "step", "x");
+        finish(released([&] { return engine_.run(x, nullptr, 1, false, out); }));
+    }
+
+    // One step of the streams whose mask is not zero. The others must have valid inputs, too.
+    void step_masked(uintptr_t x, uintptr_t ids, uintptr_t mask, uintptr_t out) {
+        const Use use(busy_);
+        if (x != 0)
+            check_finite(input<float>(x), static_cast<size_t>(engine_.inputs() * engine_.streams()), "step", "x");
+        if (ids != 0) check_tokens(input<int64_t>(ids), static_cast<size_t>(engine_.streams()), "step");
+        finish(released([&] {
+            return engine_.run(input<float>(x), input<int64_t>(ids), 1, false, output<float>(out),
+                               input<uint8_t>(mask));
+        }));
     }
 
     void step_sparse(uintptr_t index, uintptr_t value, int count, uintptr_t out) {
@@ -118,7 +155,7 @@ private:
         return result;
     }
 
-    static engine::EngineOptions options(const std::string& weights, int threads, int streams, float trace,
+    static engine::EngineOptions options(const std::string& weights, int threads, int streams, double trace, bool mean,
                                          size_t bytes) {
         engine::EngineOptions result;
         result.weights = engine::parse_weight_format(weights.c_str());
@@ -126,6 +163,7 @@ private:
         result.streams = streams;
         result.has_trace = trace >= 0;
         result.trace = trace;
+        result.mean = mean;
         result.token_table_bytes = bytes;
         return result;
     }
@@ -167,12 +205,11 @@ private:
 
 // Signatures name the arguments for the type stub. nb::arg would too, but it makes every call slower.
 void bind_engine(nb::module_& m) {
-    using Vector = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
     nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
-        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, float, size_t>(),
+        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, size_t>(),
              nb::sig("def __init__(self, "
                      "layers: list[tuple[int, int, int, int, int, int, int, int, str, bool, float]], weights: str, "
-                     "threads: int, streams: int, trace: float, token_table_bytes: int, /) -> None"))
+                     "threads: int, streams: int, trace: float, mean: bool, token_table_bytes: int, /) -> None"))
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
                  core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });
@@ -184,28 +221,31 @@ void bind_engine(nb::module_& m) {
                  core.use([&](Engine& e) { e.set_readout(source); });
              },
              nb::sig("def set_readout(self, weight: int, bias: int, inputs: int, outputs: int, /) -> None"))
-        // Returns false if the shape does not fit; Python then reports the error.
+        // Returns false if an array does not fit; Python then converts it or reports the error.
         .def("step_array",
-             [](EngineCore& core, Vector x, uintptr_t out) {
-                 const size_t expected = static_cast<size_t>(core.engine().inputs() * core.engine().streams());
-                 const size_t dims = core.engine().streams() == 1 ? 1 : 2;
-                 if (x.size() != expected || x.ndim() != dims ||
-                     x.shape(dims - 1) != static_cast<size_t>(core.engine().inputs()))
-                     return false;
-                 core.step(x.data(), expected, out);
+             [](EngineCore& core, nb::handle x, nb::handle out) {
+                 const Engine& engine = core.engine();
+                 const ArrayView from(x, false, engine.streams(), engine.inputs());
+                 const ArrayView to(out, true, engine.streams(), engine.outputs());
+                 if (from.data() == nullptr || to.data() == nullptr) return false;
+                 core.step(from.data(), to.data());
                  return true;
-             }, nb::arg("x").noconvert(), nb::arg("out"))
-        .def("step_address",
-             [](EngineCore& core, uintptr_t x, uintptr_t out) {
-                 core.step(input<float>(x), static_cast<size_t>(core.engine().inputs() * core.engine().streams()), out);
              },
+             nb::sig("def step_array(self, x: object, out: object, /) -> bool"))
+        .def("step_address",
+             [](EngineCore& core, uintptr_t x, uintptr_t out) { core.step(input<float>(x), output<float>(out)); },
              nb::sig("def step_address(self, x: int, out: int, /) -> None"))
+        .def("step_masked", &EngineCore::step_masked,
+             nb::sig("def step_masked(self, x: int, ids: int, mask: int, out: int, /) -> None"))
         .def("step_sparse", &EngineCore::step_sparse,
              nb::sig("def step_sparse(self, index: int, value: int, count: int, out: int, /) -> None"))
         .def("step_token", &EngineCore::step_token, nb::sig("def step_token(self, id: int, out: int, /) -> None"))
         .def("run", &EngineCore::run,
              nb::sig("def run(self, x: int, ids: int, steps: int, last: bool, out: int, /) -> None"))
-        .def("reset", [](EngineCore& core) { core.use([](Engine& e) { e.reset(); }); })
+        // `mask` is the address of one byte per stream, or 0 for all streams.
+        .def("reset",
+             [](EngineCore& core, uintptr_t mask) { core.use([&](Engine& e) { e.reset(input<uint8_t>(mask)); }); },
+             nb::sig("def reset(self, mask: int, /) -> None"))
         .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
         .def("counters",
              [](EngineCore& core) {
@@ -223,11 +263,21 @@ void bind_engine(nb::module_& m) {
              },
              nb::sig("def set_state(self, layer: int, c: int, y: int, /) -> None"))
         .def("get_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.get_trace(output<float>(trace)); }); },
-             nb::sig("def get_trace(self, trace: int, /) -> None"))
+             [](EngineCore& core, uintptr_t trace, uintptr_t steps) {
+                 core.use([&](Engine& e) { e.get_trace(output<double>(trace), output<int64_t>(steps)); });
+             },
+             nb::sig("def get_trace(self, trace: int, steps: int, /) -> None"))
         .def("set_trace",
-             [](EngineCore& core, uintptr_t trace) { core.use([&](Engine& e) { e.set_trace(input<float>(trace)); }); },
-             nb::sig("def set_trace(self, trace: int, /) -> None"))
+             [](EngineCore& core, uintptr_t trace, uintptr_t steps) {
+                 core.use([&](Engine& e) { e.set_trace(input<double>(trace), input<int64_t>(steps)); });
+             },
+             nb::sig("def set_trace(self, trace: int, steps: int, /) -> None"))
+        // For tests: use all threads, however small the work.
+        .def("always_divide",
+             [](EngineCore& core, bool value) { core.use([&](Engine& e) { e.team_size().always_divide(value); }); },
+             nb::sig("def always_divide(self, value: bool, /) -> None"))
+        .def_prop_ro("team_size",
+                     [](EngineCore& core) { return core.use([](Engine& e) { return e.team_size().last(); }); })
         .def_prop_ro("level", [](EngineCore& core) { return std::string(core.engine().level()); })
         .def_prop_ro("weight_bytes", [](EngineCore& core) { return core.engine().weight_bytes(); });
 }

@@ -74,6 +74,7 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
     std::vector<float> result(static_cast<size_t>(steps * streams * outputs));
     for (int first = 0; first < streams; first += at_once) {
         Engine engine({source(problem.inputs, lower), source(problem.hidden, upper)}, options);
+        engine.team_size().always_divide(true);
         engine.set_readout({problem.hidden, outputs, readout.data(), nullptr});
         engine.set_embedding(embedding.data(), tokens, problem.inputs);
         std::vector<int64_t> ids(static_cast<size_t>(steps * at_once), 3);

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int chunk_items = 64;         // steps times streams that share a pass over the input weights
 constexpr int max_float32_inputs = 16;  // input weights of smaller layers stay float32: quantising them gains nothing
+constexpr double unit_work = 40;        // the update of a unit takes as long as about this many multiply-adds
 
 void add_blocks(const float* from, int blocks, int width, int padded, float* to) {
     if (from == nullptr) return;
@@ -20,7 +21,8 @@ void add_blocks(const float* from, int blocks, int width, int padded, float* to)
 
 }  // namespace
 
-Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& options) : options_(options) {
+Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& options)
+    : options_(options), team_size_(options.threads) {
     table_ = &EGRU_PICK(engine_table);
     level_ = level_name(current_level());
     const size_t streams = static_cast<size_t>(options.streams);
@@ -53,6 +55,7 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         layer.chunk_y = Buffer<float>(static_cast<size_t>(chunk_steps_) * streams * units);
         units_max = std::max(units_max, U);
         inputs_max = std::max({inputs_max, source.inputs, U});
+        element_work_ += unit_work * H;
         layers_.push_back(std::move(layer));
     }
     const size_t items = static_cast<size_t>(chunk_steps_) * streams;
@@ -80,7 +83,8 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         s.rows.resize(items);
         s.events.resize(layers_.size());
     }
-    if (options.has_trace) trace_ = Buffer<float>(streams * static_cast<size_t>(layers_.back().units));
+    if (options.has_trace) trace_ = Buffer<double>(streams * static_cast<size_t>(layers_.back().units));
+    trace_steps_.assign(streams, 0);
     reset_counters();
 }
 
@@ -110,7 +114,7 @@ void Engine::set_readout(const ReadoutSource& source) {
         const size_t items = static_cast<size_t>(chunk_steps_) * static_cast<size_t>(options_.streams);
         if (s.projected.size() < items * columns) s.projected = Buffer<float>(items * columns);
     }
-    if (options_.has_trace) trace_ = Buffer<float>(static_cast<size_t>(options_.streams) * columns);
+    if (options_.has_trace) trace_ = Buffer<double>(static_cast<size_t>(options_.streams) * columns);
 }
 
 size_t Engine::weight_bytes() const {
@@ -128,13 +132,21 @@ int64_t Engine::first_nonfinite(const float* values, size_t count) const {
 
 // ---- state ---------------------------------------------------------------------------------------------------------
 
-void Engine::reset() {
-    for (Layer& layer : layers_) {
-        std::fill_n(layer.c.data(), layer.c.size(), 0.0f);
-        for (Buffer<float>& y : layer.y) std::fill_n(y.data(), y.size(), 0.0f);
-        layer.current = 0;
+void Engine::reset(const uint8_t* mask) {
+    const size_t streams = static_cast<size_t>(options_.streams);
+    const auto clear = [streams](auto& buffer, size_t stream) {
+        const size_t width = buffer.size() / streams;
+        std::fill_n(buffer.data() + stream * width, width, 0);
+    };
+    for (size_t s = 0; s < streams; ++s) {
+        if (mask != nullptr && mask[s] == 0) continue;
+        for (Layer& layer : layers_) {
+            clear(layer.c, s);
+            for (Buffer<float>& y : layer.y) clear(y, s);
+        }
+        clear(trace_, s);
+        trace_steps_[s] = 0;
     }
-    if (trace_.size() != 0) std::fill_n(trace_.data(), trace_.size(), 0.0f);
 }
 
 void Engine::reset_counters() {
@@ -160,14 +172,16 @@ void Engine::set_state(int index, const float* c, const float* y) {
     }
 }
 
-void Engine::get_trace(float* trace) const {
+void Engine::get_trace(double* trace, int64_t* steps) const {
     const size_t width = trace_.size() / static_cast<size_t>(options_.streams);
     for (int s = 0; s < options_.streams; ++s) std::copy_n(trace_.data() + s * width, outputs(), trace + s * outputs());
+    std::copy(trace_steps_.begin(), trace_steps_.end(), steps);
 }
 
-void Engine::set_trace(const float* trace) {
+void Engine::set_trace(const double* trace, const int64_t* steps) {
     const size_t width = trace_.size() / static_cast<size_t>(options_.streams);
     for (int s = 0; s < options_.streams; ++s) std::copy_n(trace + s * outputs(), outputs(), trace_.data() + s * width);
+    std::copy_n(steps, options_.streams, trace_steps_.begin());
 }
 
 }  // namespace egru::engine

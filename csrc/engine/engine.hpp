@@ -13,6 +13,7 @@
 #include "common/threads.hpp"
 #include "engine/kernels.hpp"
 #include "engine/packed.hpp"
+#include "engine/team_size.hpp"
 
 namespace egru::engine {
 
@@ -43,12 +44,13 @@ struct EngineOptions {
     int threads = 1;
     int streams = 1;
     bool has_trace = false;
-    float trace = 0;               // decay per step
+    double trace = 0;              // decay per step
+    bool mean = false;             // divide the trace by the number of steps
     size_t token_table_bytes = 0;  // cache x W per token if the complete table is not larger than this
 };
 
 struct Counters {
-    int64_t steps = 0;
+    int64_t steps = 0;            // summed over streams
     int64_t macs = 0;
     std::vector<int64_t> events;  // one per layer
 };
@@ -71,21 +73,24 @@ public:
     // The index of the first value that is not finite, or -1.
     int64_t first_nonfinite(const float* values, size_t count) const;
 
-    // Set states and trace to zero.
-    void reset();
+    // Set states and trace to zero: those of the streams with a non-zero `mask`, (streams), or all if it is null.
+    void reset(const uint8_t* mask = nullptr);
     void reset_counters();
+    TeamSize& team_size() { return team_size_; }
 
     // Compute `steps` steps from `x`, (steps, streams, inputs), or from `ids`, (steps, streams), which the caller has
     // checked; the other is null. `out` is (steps, streams, outputs), or (streams, outputs) if `last`. Returns false if
-    // a state is no longer finite.
-    bool run(const float* x, const int64_t* ids, int steps, bool last, float* out);
+    // a state is no longer finite. Streams whose `mask` is zero, (streams), keep their state, and their part of `out` is
+    // not written.
+    bool run(const float* x, const int64_t* ids, int steps, bool last, float* out, const uint8_t* mask = nullptr);
     // Compute one step of one stream from its active inputs, in ascending order.
     bool step_sparse(const int32_t* index, const float* value, int count, float* out);
 
     void get_state(int layer, float* c, float* y) const;  // (streams, hidden)
     void set_state(int layer, const float* c, const float* y);
-    void get_trace(float* trace) const;  // (streams, outputs)
-    void set_trace(const float* trace);
+    // The trace, (streams, outputs), and the number of steps that it covers, (streams).
+    void get_trace(double* trace, int64_t* steps) const;
+    void set_trace(const double* trace, const int64_t* steps);
 
 private:
     struct Layer {
@@ -130,10 +135,12 @@ private:
         int block;  // columns are divided in blocks of this size
         bool by_stream;
         int first_stream, last_stream;
+        const uint8_t* mask;
 
         int streams() const { return last_stream - first_stream; }
         int begin(int columns) const { return by_stream ? 0 : team.begin(columns / block) * block; }
         int end(int columns) const { return by_stream ? columns : team.end(columns / block) * block; }
+        bool runs(int stream) const { return mask == nullptr || mask[stream] != 0; }
         void meet() const {
             if (!by_stream) team.meet();
         }
@@ -153,7 +160,11 @@ private:
         return static_cast<size_t>(columns / 16 % 2 == 0 ? columns + 16 : columns);
     }
 
-    bool launch(const Input& input, int steps, bool last, float* out);
+    // The factor between the trace of a stream and its output, at a step of the current chunk.
+    double trace_scale(int stream, int step) const {
+        return options_.mean ? 1.0 / static_cast<double>(trace_steps_[static_cast<size_t>(stream)] + step + 1) : 1.0;
+    }
+    bool launch(const Input& input, int steps, bool last, float* out, const uint8_t* mask);
     void run_chunk(const Share& share, Input input, int steps, bool last, float* out);
     const float* const* project(const Share& share, const Layer& layer, const Input& input, int steps);
     void advance(const Share& share, Layer& layer, int step, const float* const* projected);
@@ -161,20 +172,25 @@ private:
     void write_readout(const Share& share, const Layer& layer, int steps, bool last, float* out);
     void add_product(const Rows& rows, int first, int columns, const SparseVector& x, Scratch& scratch,
                      float* sum) const;
-    void fill_token_table(const int64_t* ids, size_t count);
+    void fill_token_table(const int64_t* ids, size_t count, const uint8_t* mask);
 
     EngineOptions options_;
     const EngineTable* table_;
     const char* level_;
     std::vector<Layer> layers_;
     Readout readout_;
-    Buffer<float> trace_;        // (streams, columns of the readout or units of the last layer)
+    // (streams, columns of the readout or units of the last layer). Double, because a sum or mean over millions of steps
+    // would lose small terms in float32.
+    Buffer<double> trace_;
+    std::vector<int64_t> trace_steps_;  // (streams)
     Buffer<float> embedding_;    // (tokens, inputs)
     Buffer<float> token_table_;  // (tokens, 3 * units), filled when a token first occurs
     std::vector<char> token_filled_;
     int tokens_ = 0;
     std::vector<Scratch> scratch_;
     Counters counters_;
+    TeamSize team_size_;
+    double element_work_ = 0;  // cost of the element-wise update of one stream and step, in multiply-adds
     int chunk_steps_ = 1;
 };
 

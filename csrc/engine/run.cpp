@@ -12,9 +12,9 @@ constexpr int shared_reads = 2;
 
 }  // namespace
 
-bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float* out) {
+bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float* out, const uint8_t* mask) {
     const size_t streams = static_cast<size_t>(options_.streams);
-    if (ids != nullptr) fill_token_table(ids, static_cast<size_t>(steps) * streams);
+    if (ids != nullptr) fill_token_table(ids, static_cast<size_t>(steps) * streams, mask);
     for (int from = 0; from < steps; from += chunk_steps_) {
         const int count = std::min(chunk_steps_, steps - from);
         const size_t offset = static_cast<size_t>(from) * streams;
@@ -22,7 +22,8 @@ bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float
         input.stride = static_cast<size_t>(inputs());
         input.x = x == nullptr ? nullptr : x + offset * input.stride;
         input.ids = ids == nullptr ? nullptr : ids + offset;
-        if (!launch(input, count, last, last ? out : out + offset * static_cast<size_t>(outputs()))) return false;
+        float* part = last ? out : out + offset * static_cast<size_t>(outputs());
+        if (!launch(input, count, last, part, mask)) return false;
     }
     return true;
 }
@@ -31,35 +32,43 @@ bool Engine::step_sparse(const int32_t* index, const float* value, int count, fl
     const SparseVector x{const_cast<int32_t*>(index), const_cast<float*>(value), count};
     Input input;
     input.sparse = &x;
-    return launch(input, 1, false, out);
+    return launch(input, 1, false, out, nullptr);
 }
 
-bool Engine::launch(const Input& input, int steps, bool last, float* out) {
+bool Engine::launch(const Input& input, int steps, bool last, float* out, const uint8_t* mask) {
+    const int streams = options_.streams;
     const auto body = [&](const Team& team) {
         Scratch& scratch = scratch_[static_cast<size_t>(team.index)];
-        const bool by_stream = options_.streams >= team.size;
-        const int first_stream = by_stream ? team.begin(options_.streams) : 0;
-        const int last_stream = by_stream ? team.end(options_.streams) : options_.streams;
-        const Share share{team, scratch, column_block(options_.weights), by_stream, first_stream, last_stream};
+        const bool by_stream = streams >= team.size;
+        const int first_stream = by_stream ? team.begin(streams) : 0;
+        const int last_stream = by_stream ? team.end(streams) : streams;
+        const Share share{team, scratch, column_block(options_.weights), by_stream, first_stream, last_stream, mask};
         run_chunk(share, input, steps, last, out);
     };
-    if (options_.threads == 1) {
-        Barrier alone(1);
-        body(Team{0, 1, &alone});
-    } else {
-        run_team(options_.threads, body);
-    }
+    const int64_t active = mask == nullptr ? streams : streams - std::count(mask, mask + streams, 0);
+    const int64_t macs = counters_.macs;
     bool finite = true;
-    for (Scratch& s : scratch_) {
-        counters_.macs += s.macs;
-        for (size_t l = 0; l < layers_.size(); ++l) counters_.events[l] += s.events[l];
-        finite = finite && s.finite;
-        s.macs = 0;
-        std::fill(s.events.begin(), s.events.end(), 0);
-        s.finite = true;
-    }
+    team_size_.run(steps, [&](int threads) {
+        if (threads == 1) {
+            Barrier alone(1);
+            body(Team{0, 1, &alone});
+        } else {
+            run_team(threads, body);
+        }
+        for (Scratch& s : scratch_) {
+            counters_.macs += s.macs;
+            for (size_t l = 0; l < layers_.size(); ++l) counters_.events[l] += s.events[l];
+            finite = finite && s.finite;
+            s.macs = 0;
+            std::fill(s.events.begin(), s.events.end(), 0);
+            s.finite = true;
+        }
+        return static_cast<double>(counters_.macs - macs) + element_work_ * static_cast<double>(active * steps);
+    });
     for (Layer& layer : layers_) layer.current = (layer.current + steps) % 2;
-    counters_.steps += steps;
+    for (int s = 0; s < streams; ++s)
+        if (mask == nullptr || mask[s] != 0) trace_steps_[static_cast<size_t>(s)] += steps;
+    counters_.steps += active * steps;
     return finite;
 }
 
@@ -113,8 +122,10 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
             break;
         }
         SparseVector& nonzero = scratch.active_inputs[i];
+        nonzero.count = 0;
         addresses[i] = input.ids != nullptr ? embedding_.data() + static_cast<size_t>(input.ids[place]) * layer.inputs
                                             : input.x + place * input.stride;
+        if (!share.runs(s)) continue;
         nonzero.count = table_->find_nonzero(addresses[i], layer.inputs, nonzero.index, nonzero.value);
         active += nonzero.count;
     }
@@ -158,6 +169,7 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
 
     for (int s0 = share.first_stream; s0 < share.last_stream; s0 += at_once) {
         for (int i = 0; i < at_once; ++i) {
+            if (!share.runs(s0 + i)) continue;
             const size_t at = static_cast<size_t>(s0 + i) * U;
             float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
             const float* input = projected[s0 + i - share.first_stream];
@@ -185,6 +197,7 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
         if (!after) {
             share.meet();  // V_z needs the reset gates of all units
             for (int i = 0; i < at_once; ++i) {
+                if (!share.runs(s0 + i)) continue;
                 const size_t at = static_cast<size_t>(s0 + i) * U;
                 const SparseVector& active = scratch.active_units[i];
                 const SparseVector gated{active.index, layer.gated.data() + at, active.count};
@@ -197,6 +210,10 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
             const float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
             float* y = layer.y[1 - current].data() + at;
             const float* y_old = layer.y[current].data() + at;
+            if (!share.runs(s0 + i)) {
+                std::copy(y_old + from, y_old + to, y + from);
+                continue;
+            }
             const int events = table_->update_units(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y);
             scratch.finite = scratch.finite && events >= 0;
             scratch.events[static_cast<size_t>(&layer - layers_.data())] += std::max(events, 0);
@@ -213,15 +230,19 @@ void Engine::write_events(const Share& share, const Layer& layer, int steps, boo
     const int U = layer.units, to = std::min(share.end(U), layer.hidden), from = std::min(share.begin(U), to);
     for (int t = 0; t < steps; ++t)
         for (int s = share.first_stream; s < share.last_stream; ++s) {
+            if (!share.runs(s)) continue;
             const size_t place = static_cast<size_t>(t) * options_.streams + s;
             const float* y = layer.chunk_y.data() + place * U;
+            const bool written = !last || t == steps - 1;
+            float* row = out + (last ? static_cast<size_t>(s) : place) * layer.hidden;
             if (options_.has_trace) {
-                float* trace = trace_.data() + static_cast<size_t>(s) * U;
+                double* trace = trace_.data() + static_cast<size_t>(s) * U;
+                const double scale = trace_scale(s, t);
                 for (int j = from; j < to; ++j) trace[j] = options_.trace * trace[j] + y[j];
-                y = trace;
+                for (int j = from; written && j < to; ++j) row[j] = static_cast<float>(scale * trace[j]);
+            } else if (written) {
+                std::copy(y + from, y + to, row + from);
             }
-            const size_t row = last ? static_cast<size_t>(s) : place;
-            if (!last || t == steps - 1) std::copy(y + from, y + to, out + row * layer.hidden + from);
         }
 }
 
@@ -230,38 +251,45 @@ void Engine::write_events(const Share& share, const Layer& layer, int steps, boo
 void Engine::write_readout(const Share& share, const Layer& layer, int steps, bool last, float* out) {
     Scratch& scratch = share.scratch;
     const int U = layer.units, outputs = readout_.outputs, columns = readout_.columns;
-    const int from = share.begin(columns), to = share.end(columns), written = std::min(to, outputs);
+    const int from = share.begin(columns), to = share.end(columns), end = std::min(to, outputs);
     const Rows rows = readout_.weights.view();
     const float* bias = readout_.bias.data();
+    float* sum = scratch.sum.data();
     const int first_step = last && !options_.has_trace ? steps - 1 : 0;
     for (int t = first_step; t < steps; ++t)
         for (int s = share.first_stream; s < share.last_stream; ++s) {
+            if (!share.runs(s)) continue;
             const size_t place = static_cast<size_t>(t) * options_.streams + s;
             SparseVector& active = scratch.active_units[0];
             active.count = table_->find_nonzero(layer.chunk_y.data() + place * U, U, active.index, active.value);
             if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * outputs;
-            float* sum = scratch.sum.data();
-            if (options_.has_trace) {
-                sum = trace_.data() + static_cast<size_t>(s) * columns;
-                for (int j = from; j < to; ++j) sum[j] *= options_.trace;
-            } else {
+            if (options_.has_trace)
+                std::fill(sum + from, sum + to, 0.0f);
+            else
                 std::copy(bias + from, bias + to, sum + from);
-            }
             add_product(rows, from, to - from, active, scratch, sum + from);
-            if (last && t != steps - 1) continue;
+            const bool written = !last || t == steps - 1;
             float* row = out + (last ? static_cast<size_t>(s) : place) * outputs;
-            for (int j = from; j < written; ++j) row[j] = options_.has_trace ? sum[j] + bias[j] : sum[j];
+            if (options_.has_trace) {
+                double* trace = trace_.data() + static_cast<size_t>(s) * columns;
+                const double scale = trace_scale(s, t);
+                for (int j = from; j < end; ++j) trace[j] = options_.trace * trace[j] + sum[j];
+                for (int j = from; written && j < end; ++j) row[j] = static_cast<float>(scale * trace[j] + bias[j]);
+            } else if (written) {
+                std::copy(sum + from, sum + end, row + from);
+            }
         }
 }
 
 // Compute x W + b of tokens that occur for the first time.
-void Engine::fill_token_table(const int64_t* ids, size_t count) {
+void Engine::fill_token_table(const int64_t* ids, size_t count, const uint8_t* mask) {
     if (token_table_.size() == 0) return;
     const Layer& layer = layers_.front();
     const size_t row = 3 * static_cast<size_t>(layer.units);
     Scratch& scratch = scratch_.front();
     SparseVector nonzero = scratch.active_inputs.front();
     for (size_t i = 0; i < count; ++i) {
+        if (mask != nullptr && mask[i % static_cast<size_t>(options_.streams)] == 0) continue;
         const size_t id = static_cast<size_t>(ids[i]);
         if (token_filled_[id]) continue;
         float* sum = token_table_.data() + id * row;

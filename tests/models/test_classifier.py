@@ -197,7 +197,7 @@ def test_state_of_another_model_raises():
 @pytest.mark.parametrize(
     "options",
     [{"gain": 0.2}, {"normalise": True, "gain": 0.2}, {"readout": "last"}, {"readout": "every"}, {"centre": True}]
-    + [{"centre": True, "bias": False}],
+    + [{"centre": True, "bias": False}, {"readout": "mean"}, {"readout": "mean", "normalise": True}],
 )
 def test_engine_returns_the_same_scores(options):
     torch.set_default_dtype(torch.float32)
@@ -220,7 +220,6 @@ def test_engine_returns_the_same_scores(options):
 
 def test_streaming_raises_for_unsupported_models():
     for model, message in (
-        (classifier(readout="mean"), "does not support readout='mean'"),
         (classifier(cell="gru"), "requires cell='egru', got GRU layers"),
         (SequenceClassifier(3, 4, 2, head=nn.Flatten()), "does not run a head"),
     ):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from egru import EGRU, EGRUCell, EventEngine, EventState, Threshold
 from egru.runtime import compare
-from egru.runtime.network import extract_network
+from egru.runtime.network import Trace, extract_network
 from egru.runtime.reference import ReferenceRunner
 from egru.types import RESET_GATES, RESETS, WEIGHT_FORMATS, Reset, ResetGate, WeightFormat
 
@@ -76,14 +76,21 @@ def assert_matches(engine: EventEngine, y: Tensor, y_ref: Tensor, state: EventSt
     assert torch.equal(y != 0, y_ref != 0)
     torch.testing.assert_close(y.double(), y_ref, rtol=0, atol=CLOSE)
     final = engine.state
-    assert isinstance(final, EventState)
-    torch.testing.assert_close(final.c.double(), state.c, rtol=0, atol=CLOSE)
-    torch.testing.assert_close(final.y.double(), state.y, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(final["c"].double(), state.c, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(final["y"].double(), state.y, rtol=0, atol=CLOSE)
+
+
+def divided(*args: Any, **options: Any) -> EventEngine:
+    """Return an engine that always uses all of its threads; small layers would run on one."""
+    engine = EventEngine(*args, **options)
+    assert engine._core is not None
+    engine._core.always_divide(True)
+    return engine
 
 
 def run_from_rest(engine: EventEngine, x: Any) -> Tensor:
     engine.reset()
-    return torch.as_tensor(engine.run(x)).clone()
+    return torch.as_tensor(engine.run(x))
 
 
 # ---- parity ----------------------------------------------------------------------------------------------------------
@@ -94,12 +101,12 @@ def run_from_rest(engine: EventEngine, x: Any) -> Tensor:
 def test_events_and_state_match_float64(level: str, reset: Reset, gate: ResetGate) -> None:
     layer, x, y, state = reference_case(21, 45, 20, 3, reset=reset, reset_gate=gate, zoneout=0.1, reset_scale=0.8)
     for threads in (1, 2):
-        engine = EventEngine(layer, threads=threads, streams=3)
+        engine = divided(layer, threads=threads, streams=3)
         assert engine.level == level
         assert_matches(engine, engine.run(x), y, state)
         engine.reset()
-        assert_matches(engine, torch.stack([engine.step(row).clone() for row in x]), y, state)
-        single = EventEngine(layer, threads=threads)
+        assert_matches(engine, torch.stack([engine.step(row) for row in x]), y, state)
+        single = divided(layer, threads=threads)
         for row in range(3):
             single.reset()
             assert_matches(single, single.run(x[:, row]), y[:, row], EventState(state.c[:, row], state.y[:, row]))
@@ -134,7 +141,7 @@ def test_odd_sizes_match_float64(level: str, inputs: int, hidden: int) -> None:
     y, _, margin = in_float64(layer, x)
     assert margin > MARGIN
     for threads in (1, 3):
-        out = EventEngine(layer, threads=threads).run(x)
+        out = divided(layer, threads=threads).run(x)
         assert torch.equal(out != 0, y != 0)
         torch.testing.assert_close(out.double(), y, rtol=0, atol=CLOSE)
 
@@ -171,8 +178,7 @@ def test_cell_matches_its_module() -> None:
             assert carried is not None
             torch.testing.assert_close(stepped.step(row), carried.y, rtol=0, atol=CLOSE)
     assert carried is not None
-    assert isinstance(stepped.state, EventState)
-    torch.testing.assert_close(stepped.state.c, carried.c, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(stepped.state["c"], carried.c, rtol=0, atol=CLOSE)
 
 
 class Model(nn.Module):
@@ -189,9 +195,9 @@ class Model(nn.Module):
         return self.second(self.first(self.embedding(ids))[0])[0]
 
 
-@pytest.mark.parametrize("trace", [None, 0.9])
+@pytest.mark.parametrize("trace", [None, 0.9, 1.0, "mean"])
 @pytest.mark.parametrize("table", [1 << 20, 0])
-def test_embedding_layers_and_readout_match_float64(trace: float | None, table: int) -> None:
+def test_embedding_layers_and_readout_match_float64(trace: Trace | None, table: int) -> None:
     model = Model()
     ids = torch.randint(30, (70, 2))
     double = copy.deepcopy(model).double().eval()
@@ -199,10 +205,12 @@ def test_embedding_layers_and_readout_match_float64(trace: float | None, table: 
         y = double.events(ids)
         if trace is not None:
             for t in range(1, len(y)):
-                y[t] += trace * y[t - 1]
+                y[t] += (1.0 if trace == "mean" else trace) * y[t - 1]
+        if trace == "mean":
+            y /= torch.arange(1, len(y) + 1)[:, None, None]
         logits = double.readout(y)
     for threads in (1, 3):
-        engine = EventEngine(model, threads=threads, streams=2, trace=trace, token_table=table)
+        engine = divided(model, threads=threads, streams=2, trace=trace, token_table=table)
         out = engine.run(ids)
         torch.testing.assert_close(out.double(), logits, rtol=0, atol=5e-6)
         assert torch.equal(run_from_rest(engine, ids), out)  # the token table is filled now
@@ -213,7 +221,7 @@ def test_embedding_layers_and_readout_match_float64(trace: float | None, table: 
     by_parts = EventEngine(model.first, embedding=model.embedding)
     assert torch.equal(by_parts.run(ids[:, 0]), by_parts.run(ids[:, 0].tolist())) is False  # the state continues
     by_parts.reset()
-    first = torch.stack([by_parts.step(int(i)).clone() for i in ids[:, 0]])
+    first = torch.stack([by_parts.step(int(i)) for i in ids[:, 0]])
     assert torch.equal(first, run_from_rest(by_parts, model.embedding.weight.detach()[ids[:, 0]]))
 
 
@@ -230,7 +238,7 @@ def test_threads_streams_and_chunks_are_bit_identical(level: str, weights: Weigh
     single = torch.stack([run_from_rest(one, x[:, s]) for s in range(4)], 1)
     assert float((single != 0).float().mean()) > 0.05
     for threads, streams in ((2, 1), (1, 4), (2, 4), (3, 2)):
-        engine = EventEngine(layer, weights, threads, streams)
+        engine = divided(layer, weights, threads, streams)
         rows = x[:, :streams] if streams > 1 else x[:, 0]
         expected = single[:, :streams] if streams > 1 else single[:, 0]
         assert torch.equal(run_from_rest(engine, rows), expected)
@@ -238,14 +246,14 @@ def test_threads_streams_and_chunks_are_bit_identical(level: str, weights: Weigh
         in_parts = torch.cat([engine.run(part) for part in rows.split([1, 10, 9])])
         assert torch.equal(in_parts, expected)
         engine.reset()
-        assert torch.equal(torch.stack([engine.step(row).clone() for row in rows]), expected)
+        assert torch.equal(torch.stack([engine.step(row) for row in rows]), expected)
 
 
 def test_run_and_step_are_bit_identical() -> None:
     engine, x = EventEngine(build(50, 150)), torch.randn(150, 50)  # three chunks
     whole = engine.run(x)
     engine.reset()
-    assert torch.equal(torch.stack([engine.step(row).clone() for row in x]), whole)
+    assert torch.equal(torch.stack([engine.step(row) for row in x]), whole)
 
 
 def test_sparse_and_dense_input_are_bit_identical() -> None:
@@ -254,12 +262,12 @@ def test_sparse_and_dense_input_are_bit_identical() -> None:
     dense = run_from_rest(engine, x)
     engine.reset()
     pairs = [(row.nonzero()[:, 0], row[row != 0]) for row in x]
-    assert torch.equal(torch.stack([engine.step(pair).clone() for pair in pairs]), dense)
+    assert torch.equal(torch.stack([engine.step(pair) for pair in pairs]), dense)
     engine.reset()
     backwards = [(index.flip(0).numpy(), value.flip(0).numpy()) for index, value in pairs]
-    assert np.array_equal(np.stack([engine.step(pair).copy() for pair in backwards]), dense.numpy())
+    assert np.array_equal(np.stack([engine.step(pair) for pair in backwards]), dense.numpy())
     several = EventEngine(layer, streams=2)
-    assert torch.equal(torch.stack([several.step([pair, pair])[1].clone() for pair in pairs]), dense)
+    assert torch.equal(torch.stack([several.step([pair, pair])[1] for pair in pairs]), dense)
     engine.step(([], []))
 
 
@@ -269,21 +277,19 @@ def test_restored_state_continues_bit_identically(weights: WeightFormat) -> None
     ids = torch.randint(30, (20, 3))
     engine = EventEngine(model, weights, streams=3, trace=0.5)
     engine.run(ids)
-    state, trace = engine.state, engine.trace
-    assert isinstance(state, tuple)
-    assert trace is not None
-    assert [tuple(s.c.shape) for s in state if isinstance(s, EventState)] == [(2, 3, 44), (1, 3, 36)]
+    state = engine.state
+    shapes = {"first.c": (2, 3, 44), "first.y": (2, 3, 44), "second.c": (1, 3, 36), "second.y": (1, 3, 36)}
+    assert {name: tuple(value.shape) for name, value in state.items()} == {**shapes, "trace": (3, 11)}
     after = engine.run(ids)
     other = EventEngine(model, weights, streams=3, trace=0.5)
-    other.state, other.trace = state, trace
+    other.state = state
     assert torch.equal(other.run(ids), after)
     # A layer continues from the state of the engine.
     layer = build(6, 30)
     x = torch.randn(20, 6)
     single = EventEngine(layer)
     single.run(x)
-    carried = single.state
-    assert isinstance(carried, EventState)
+    carried = EventState(**single.state)
     y, _, margin = in_float64(layer, x, carried)
     assert margin > MARGIN
     torch.testing.assert_close(single.run(x).double(), y, rtol=0, atol=CLOSE)
@@ -308,8 +314,7 @@ def test_quantised_step_matches_float64_reference(level: str, weights: WeightFor
     for x in torch.randn(40, 24):
         y = engine.step(x)
         reference.run(x.numpy()[None, None], None, False, expected)
-        state = engine.state
-        assert isinstance(state, EventState)
+        state = EventState(**engine.state)
         np.testing.assert_allclose(state.c.numpy(), reference.get_state(0).c.numpy(), rtol=0, atol=CLOSE)
         torch.testing.assert_close(y, state.y[0])
         reference.set_state(0, state.c, state.y)
@@ -352,7 +357,7 @@ def test_quantised_weights_change_few_events() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_activity_counts_events_and_macs(threads: int) -> None:
-    engine = EventEngine(build(10, 80, num_layers=2), threads=threads, readout=nn.Linear(80, 7))
+    engine = divided(build(10, 80, num_layers=2), threads=threads, readout=nn.Linear(80, 7))
     events = EventEngine(build(10, 80, num_layers=2))
     x = torch.randn(66, 10)
     engine.run(x)
@@ -370,19 +375,31 @@ def test_activity_counts_events_and_macs(threads: int) -> None:
     assert engine.activity.steps == engine.activity.macs == 0
 
 
-def test_step_does_not_allocate() -> None:
+def test_step_with_out_does_not_allocate() -> None:
     engine = EventEngine(build(30, 100, num_layers=2), readout=nn.Linear(100, 10))
-    for x in (torch.randn(30), torch.randn(30).numpy()):
-        first = y = engine.step(x)
+    for x, out in ((torch.randn(30), torch.zeros(10)), (np.ones(30, np.float32), np.zeros(10, np.float32))):
+        assert engine.step(x, out=out) is out
+        assert out.any()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         for _ in range(200):
-            y = engine.step(x)
+            engine.step(x, out=out)
         size, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert y is first
         assert size - before < 500  # loop variables
         assert peak - before < 1000
-    out = torch.zeros(10)
-    assert engine.step(torch.randn(30), out=out) is out
-    assert out.any()
+
+
+def test_every_step_returns_a_new_result() -> None:
+    layer = build(30, 100)
+    engine, tokens = EventEngine(layer), EventEngine(layer, embedding=nn.Embedding(5, 30))
+    x = torch.randn(4, 30)
+    whole = engine.run(x)
+    for inputs in (list(x), list(x.numpy()), [(torch.arange(30), row) for row in x]):
+        engine.reset()
+        results = [engine.step(row) for row in inputs]
+        assert torch.equal(torch.stack([torch.as_tensor(y) for y in results]), whole)
+    ids = [3, 1, 4, 1]
+    from_tokens = [tokens.step(i) for i in ids]
+    tokens.reset()
+    assert torch.equal(torch.stack(from_tokens), tokens.run(ids))

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import egru
-from egru import EGRU, EventEngine, EventState, Threshold, compiled
+from egru import EGRU, EventEngine, Threshold, compiled
+from egru.types import WeightFormat
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +71,8 @@ def test_failed_step_leaves_the_state_unchanged(runner: str, x: Any, error: type
     with pytest.raises(error, match=message):
         engine.step(x)
     after = engine.state
-    assert isinstance(before, EventState)
-    assert isinstance(after, EventState)
-    assert torch.equal(before.c, after.c)
-    assert torch.equal(before.y, after.y)
+    assert torch.equal(before["c"], after["c"])
+    assert torch.equal(before["y"], after["y"])
     assert engine.activity.steps == 3
 
 
@@ -163,10 +162,26 @@ def test_unsupported_modules_raise(runner: str) -> None:
     for module, error, message in cases:
         with pytest.raises(error, match=message):
             EventEngine(module)
-    broken = layer()
-    broken.get_parameter("weight_hh_l0").data[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="weight_hh_l0 contains nan; expected finite"):
-        EventEngine(broken)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_parameters_that_are_not_finite_raise(runner: str, value: float, weights: WeightFormat) -> None:
+    names = [name for name, _ in layer(num_layers=2).named_parameters()] + ["reset_scale"]
+    for name in names:
+        broken = layer(num_layers=2)
+        broken.state_dict()[name].view(-1)[-1:] = value
+        with pytest.raises(ValueError, match=f"{name} contains .*; expected finite"):
+            EventEngine(broken, weights)
+    parts: list[tuple[str, Any]] = [("embedding.weight", nn.Embedding(3, 5)), ("readout.weight", nn.Linear(8, 2))]
+    for name, part in parts:
+        part.weight.data[-1, -1] = value
+        with pytest.raises(ValueError, match=f"{name} contains .*; expected finite"):
+            EventEngine(layer(), weights, **{name.split(".")[0]: part})
+    readout = nn.Linear(8, 2)
+    readout.bias.data[0] = value
+    with pytest.raises(ValueError, match=r"readout.bias contains"):
+        EventEngine(layer(), weights, readout=readout)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +190,8 @@ def test_unsupported_modules_raise(runner: str) -> None:
         ({"weights": "float16"}, ValueError, "weights must be one of float32, bfloat16, int8; got 'float16'"),
         ({"threads": 0}, ValueError, "threads must be at least 1, got 0"),
         ({"streams": 1.5}, TypeError, "streams must be an int, got float 1.5"),
-        ({"trace": 1.0}, ValueError, "trace must be None or a decay"),
+        ({"trace": 1.1}, ValueError, "trace must be None, 'mean' or a decay per step, 0 <= trace <= 1; got 1.1"),
+        ({"trace": "sum"}, ValueError, "trace must be None, 'mean' or a decay"),
         ({"readout": nn.Linear(9, 2)}, ValueError, "the readout takes 9 inputs and the last layer has 8"),
         ({"readout": nn.ReLU()}, TypeError, "readout must be a torch.nn.Linear, got ReLU"),
         ({"embedding": nn.Embedding(3, 5, max_norm=1.0)}, ValueError, "embedding.max_norm must be None, got 1.0"),
@@ -191,21 +207,29 @@ def test_bad_states_raise(runner: str) -> None:
     engine = EventEngine(layer(), streams=2)
     zeros = torch.zeros(1, 2, 8)
     for state, error, message in (
-        (zeros, TypeError, r"state must be an egru.EventState\(c, y\), got Tensor"),
-        (EventState(zeros, torch.zeros(1, 8)), ValueError, r"state.y has shape \(1, 8\), expected \(1, 2, 8\)"),
-        (EventState(torch.full((1, 2, 8), float("nan")), zeros), ValueError, "state.c contains nan"),
+        (zeros, TypeError, "state must be a dict with c, y; got Tensor"),
+        ({"c": zeros}, ValueError, "state has no 'y'; this engine requires c, y"),
+        ({"c": zeros, "y": zeros, "trace": zeros}, ValueError, "unknown entry 'trace'; expected c, y"),
+        ({"c": zeros, "y": None}, TypeError, r"state\['y'\] must be a Tensor, got NoneType"),
+        ({"c": zeros, "y": zeros[:, 0]}, ValueError, r"state\['y'\] has shape \(1, 8\), expected \(1, 2, 8\)"),
+        ({"c": torch.full((1, 2, 8), float("nan")), "y": zeros}, ValueError, r"state\['c'\] contains nan"),
     ):
         with pytest.raises(error, match=message):
             engine.state = state  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match="has no trace"):
-        engine.trace = torch.zeros(2, 8)
-    with pytest.raises(ValueError, match="trace must be a finite tensor of shape"):
-        EventEngine(layer(), trace=0.5).trace = torch.zeros(2, 8)
+    single = torch.zeros(1, 8)
+    with pytest.raises(ValueError, match="state has no 'trace'; this engine requires c, y, trace"):
+        EventEngine(layer(), trace=0.5).state = {"c": single, "y": single}
+    mean = EventEngine(layer(), trace="mean")
+    with pytest.raises(ValueError, match="state has no 'trace_steps'"):
+        mean.state = {"c": single, "y": single, "trace": single[0]}
+    for steps in (torch.tensor(-1), torch.tensor(1.0)):
+        with pytest.raises(ValueError, match="must be int64 and not negative"):
+            mean.state = {"c": single, "y": single, "trace": single[0], "trace_steps": steps}
 
 
 def test_overflowing_state_raises(runner: str) -> None:
     engine = EventEngine(layer())
-    engine.state = EventState(torch.full((1, 8), 3e38), torch.full((1, 8), -3e38))
+    engine.state = {"c": torch.full((1, 8), 3e38), "y": torch.full((1, 8), -3e38)}
     with pytest.raises(ValueError, match="became NaN or infinite"):
         engine.step(torch.zeros(5))
     engine.reset()

@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import re
+from pathlib import Path
 from typing import Any, assert_type
 
 import numpy as np
@@ -41,8 +43,16 @@ def test_result_type_follows_the_input_type() -> None:
 
 
 @pytest.mark.parametrize("name", ["engine", "agreement"])
-def test_docstring_examples_run(name: str) -> None:
+def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # an example writes a file
     module = importlib.import_module(f"egru.runtime.{name}")
     results = doctest.testmod(module, extraglobs={"egru": egru, "torch": torch})
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_examples_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "engine.md"
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    exec(compile("\n".join(blocks), str(page), "exec"), {})

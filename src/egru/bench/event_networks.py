@@ -77,8 +77,7 @@ def check_engine(engine: EventEngine, layer: EGRU, x: Tensor) -> str:
     for t, row in enumerate(x):
         engine.step(row)
         reference.run(row.numpy()[None, None], None, False, output)
-        state, target = engine.state, reference.get_state(0)
-        assert isinstance(state, EventState)
+        state, target = EventState(**engine.state), reference.get_state(0)
         c = target.c[0]  # before the reset
         if layer.reset == "threshold":
             c = c + layer.reset_scale * theta * (target.y[0] != 0)
@@ -114,7 +113,7 @@ def event_contestants(
             engine = EventEngine(layer, weight)
             wrong = check_engine(engine, layer, x[:12])
             engine.reset_activity()
-            rows, out = list(x), torch.empty(length, units)
+            rows, out, step_out = list(x), torch.empty(length, units), torch.empty(units)
 
             def facts(engine: EventEngine = engine, density: float = float((x != 0).float().mean())) -> dict[str, Any]:
                 activity = engine.activity
@@ -128,7 +127,7 @@ def event_contestants(
             result.append(
                 Contestant(
                     f"ours {weight} {sparsity:.0%}" + (" dense input" if dense_input and inputs > 1 else ""),
-                    lambda i, engine=engine, rows=rows: engine.step(rows[i]),
+                    lambda i, engine=engine, rows=rows, out=step_out: engine.step(rows[i], out),
                     lambda engine=engine, x=x, out=out: engine.run(x, out=out),
                     wrong,
                     facts,

@@ -158,7 +158,7 @@ class SequenceClassifier(RecurrentStack):
             Keyword arguments ``module``, ``readout`` and ``trace``.
 
         Raises:
-            ValueError: If the engine does not support the readout, the head or the cell.
+            ValueError: If the engine does not support the head or the cell.
 
         Example:
             >>> import egru
@@ -166,8 +166,6 @@ class SequenceClassifier(RecurrentStack):
             >>> engine = egru.EventEngine(**model.streaming())
         """
         owner = type(self).__name__
-        if self.summary == "mean":
-            raise ValueError(f"{owner}: EventEngine does not support readout='mean'; accepted: trace, last, every")
         if self.head is not None:
             raise ValueError(f"{owner}: EventEngine does not run a head; pass the head's output to the engine instead")
         if not all(isinstance(layer, EGRU) for layer in self.layers):
@@ -182,7 +180,7 @@ class SequenceClassifier(RecurrentStack):
         readout = copy.deepcopy(self.readout)
         readout.weight.copy_(weight * (self.gain if self.summary == "trace" else 1.0))
         readout.bias.copy_(bias)
-        trace = self.decay if self.summary == "trace" else None
+        trace = {"trace": self.decay, "mean": "mean"}.get(self.summary)
         layers = self.layers
         if self.mean is not None:
             layers[0] = first = _with_biases(layers[0])

@@ -1,7 +1,8 @@
 """Streaming inference with trained models: the engine, quantised weights, and weight files."""
 
 from egru.runtime.agreement import Agreement, compare
-from egru.runtime.engine import Activity, EventEngine
+from egru.runtime.counters import Activity
+from egru.runtime.engine import EventEngine
 from egru.runtime.shards import ShardError, load_shards, save_shards
 
 __all__ = ["Activity", "Agreement", "EventEngine", "ShardError", "compare", "load_shards", "save_shards"]

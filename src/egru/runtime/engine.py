@@ -1,53 +1,36 @@
 """The streaming engine: run a trained event-based network one step at a time, at a cost proportional to its events."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from egru import compiled
-from egru.events import EventState
-from egru.layers import checks
 from egru.runtime import inputs
-from egru.runtime.inputs import Array, Indices, SparseVector, StepInput, TokenIds, TokenSequence
-from egru.runtime.network import check_state, extract_network
+from egru.runtime.counters import Activity
+from egru.runtime.engine_file import read_engine, write_engine
+from egru.runtime.forward_check import check_forward
+from egru.runtime.inputs import Array, Indices, Mask, SparseVector, StepInput, TokenIds, TokenSequence
+from egru.runtime.network import Network, Trace, extract_network
+from egru.runtime.options import DEFAULT_TOKEN_TABLE, Options
 from egru.runtime.reference import ReferenceRunner
 from egru.runtime.runners import CompiledRunner, Runner
-from egru.types import WEIGHT_FORMATS, WeightFormat
+from egru.runtime.state import get_state, set_state
+from egru.types import WeightFormat
 
 if TYPE_CHECKING:
     from egru._core import EngineCore
 
-_DEFAULT_TOKEN_TABLE = 256 << 20
+# Names that `step` uses: a global is faster than an attribute of a module.
+_float32, _empty_like = torch.float32, torch.empty_like
+_np_float32, _empty, _ndarray = np.float32, np.empty, np.ndarray
 
 Out = TypeVar("Out", Tensor, Array)
-
-
-class Activity(NamedTuple):
-    """Work done by an engine since it was built or :meth:`EventEngine.reset_activity` was called.
-
-    Attributes:
-        steps: Number of steps.
-        streams: Number of streams advanced per step.
-        hidden: Number of units, one per layer.
-        events: Number of events over all streams, one per layer.
-        macs: Number of multiply-adds with a non-zero input, plus ``3 H`` per layer, stream and step for the
-            element-wise update.
-    """
-
-    steps: int
-    streams: int
-    hidden: tuple[int, ...]
-    events: tuple[int, ...]
-    macs: int
-
-    @property
-    def rates(self) -> tuple[float, ...]:
-        """Events per unit and step, one per layer. The activity sparsity is ``1 - rate``."""
-        total = max(1, self.steps * self.streams)
-        return tuple(n / (total * h) for n, h in zip(self.events, self.hidden, strict=True))
 
 
 class EventEngine:
@@ -58,26 +41,34 @@ class EventEngine:
     and in float32. For the same input, the result has the same bits regardless of ``threads``, ``streams`` and the
     division into calls.
 
+    After every step, the output is that of ``module.forward`` for the sequence so far. The constructor checks this on a
+    short random sequence and refuses a module whose ``forward`` computes something else.
+
+    Engines can be copied and pickled. A copy has the same state and its own counters.
+
     Args:
         module: An :class:`egru.EGRU` (unidirectional), an :class:`egru.EGRUCell`, or a module whose children are, in
             this order, at most one ``nn.Embedding``, one or more of these layers, and at most one ``nn.Linear``.
-            Dropout layers are ignored. The engine cannot see what else such a module computes in ``forward``; if in
-            doubt, pass the layer, ``embedding`` and ``readout`` instead.
+            Dropout layers are ignored. Its ``forward`` may return the output of every step or of the last one. An
+            ``nn.Sequential`` and a module without ``forward`` stand for their children, run in order.
         weights: Number format of the weights. ``"bfloat16"`` halves and ``"int8"`` quarters the memory read per event.
             int8 has one scale per output, and rounds the vector it is multiplied with to eight bits at every step.
             Input weights of a layer with at most 16 inputs stay float32.
-        threads: Number of threads. They divide the streams, or the units if there are fewer streams than threads.
+        threads: Maximum number of threads. They divide the streams, or the units if there are fewer streams than
+            threads. The engine measures its steps and uses fewer threads if that is faster. A single stream gains from
+            steps of more than about 12 µs on one thread, called in quick succession.
         streams: Number of independent sequences that advance together. If more than 1, every input and output has a
             leading dimension ``(streams,)``.
         embedding: An ``nn.Embedding`` in front of ``module``.
         readout: An ``nn.Linear`` behind ``module``.
-        trace: Decay of an output trace ``tr_t = trace * tr_{t-1} + y_t``, which replaces ``y`` as the output or as the
-            input of the readout. If None, there is no trace.
+        trace: Summary of the outputs over time, which replaces ``y`` as the output or as the input of the readout. A
+            number is the decay of a trace ``tr_t = trace * tr_{t-1} + y_t``; 1.0 is a running sum. ``"mean"`` is the
+            mean since the last reset. If None, there is no summary.
         token_table: Maximum size in bytes of a table of input products, ``3 H`` floats per token. It is filled when a
             token first occurs; later the token costs no product. Not used if the table of all tokens is larger.
 
     Raises:
-        TypeError: If ``module`` is not supported.
+        TypeError: If ``module`` is not supported, or its ``forward`` computes something else.
         ValueError: If an option is out of range, sizes do not fit, or a parameter is not finite.
 
     Example:
@@ -91,6 +82,9 @@ class EventEngine:
         torch.Size([100, 32])
         >>> engine.activity.steps
         110
+        >>> out = torch.empty(32)
+        >>> engine.step(torch.randn(4), out=out) is out  # does not allocate
+        True
     """
 
     def __init__(
@@ -102,30 +96,31 @@ class EventEngine:
         *,
         embedding: nn.Embedding | None = None,
         readout: nn.Linear | None = None,
-        trace: float | None = None,
-        token_table: int = _DEFAULT_TOKEN_TABLE,
+        trace: Trace | None = None,
+        token_table: int = DEFAULT_TOKEN_TABLE,
     ) -> None:
-        checks.choice("EventEngine", "weights", weights, WEIGHT_FORMATS)
-        self.weights: WeightFormat = weights
-        self.threads = checks.positive_int("EventEngine", "threads", threads)
-        self.streams = checks.positive_int("EventEngine", "streams", streams)
-        if isinstance(token_table, bool) or not isinstance(token_table, int) or token_table < 0:
-            raise ValueError(f"EventEngine: token_table must be a number of bytes, at least 0; got {token_table!r}")
-        self._network = extract_network(module, embedding, readout, trace)
+        options = Options(weights, threads, streams, token_table)
+        self._build(extract_network(module, embedding, readout, trace), options)
+        check_forward(module, embedding, readout, trace)
+
+    def _build(self, network: Network, options: Options) -> None:
+        self._network, self._options = network, options
+        self.weights, self.threads, self.streams = options.weights, options.threads, options.streams
         self._core: EngineCore | None = None
         self._runner: Runner
         if compiled.core is None:
             compiled.warn_missing()
-            self._runner = ReferenceRunner(self._network, weights, streams)
+            self._runner = ReferenceRunner(network, self.weights, self.streams)
         else:
-            self._runner = CompiledRunner(self._network, weights, threads, streams, token_table)
+            self._runner = CompiledRunner(network, options)
             self._core = self._runner.core
-        rows = () if streams == 1 else (streams,)
-        self._in_shape = torch.Size((*rows, self._network.inputs))
-        self._out_shape = torch.Size((*rows, self._network.outputs))
-        self._out = torch.zeros(self._out_shape, dtype=torch.float32)
-        self._out_array: Array = self._out.numpy()
-        self._out_address = self._out.data_ptr()
+        rows = () if self.streams == 1 else (self.streams,)
+        self._in_shape = torch.Size((*rows, network.inputs))
+        self._out_shape = torch.Size((*rows, network.outputs))
+        self._buffer: Tensor | None = None  # the last tensor that was passed as `out`
+        self._buffer_address = 0
+        # empty_like is the fastest way to allocate a small tensor.
+        self._out_like = torch.empty(self._out_shape, dtype=torch.float32, device="cpu")
 
     @property
     def input_size(self) -> int:
@@ -145,16 +140,18 @@ class EventEngine:
     # ---- running ----------------------------------------------------------------------------------------------------
 
     @overload
-    def step(self, x: Array | tuple[Indices, Array], out: None = None) -> Array: ...
+    def step(self, x: Array | tuple[Indices, Array], out: None = None, *, mask: Mask | None = None) -> Array: ...
     @overload
     def step(
         self,
         x: Tensor | tuple[Indices, Tensor | list[float]] | Sequence[SparseVector] | TokenIds,
         out: None = None,
+        *,
+        mask: Mask | None = None,
     ) -> Tensor: ...
     @overload
-    def step(self, x: StepInput, out: Out) -> Out: ...
-    def step(self, x: Any, out: Any = None) -> Any:
+    def step(self, x: StepInput, out: Out, *, mask: Mask | None = None) -> Out: ...
+    def step(self, x: Any, out: Any = None, *, mask: Any = None) -> Any:
         """Compute one step.
 
         Args:
@@ -165,55 +162,90 @@ class EventEngine:
                 - a token id, if there is an embedding.
 
                 For several streams: ``(N, I)``, a list of N pairs, or N token ids.
-            out: Where to write the result: a contiguous float32 CPU tensor or array. If None, the result is written to
-                a buffer of the engine, which the next step overwrites.
+            out: Where to write the result: a contiguous float32 CPU tensor or array. The step then allocates no memory.
+                If None, the result is a new tensor or array.
+            mask: Which streams advance: N bool. The others keep their state, and their input is ignored. Their rows of
+                the result are zero, or unchanged if ``out`` is given. If None, all streams advance.
 
         Returns:
             The output, ``([N,] O)``: ``out``, or a numpy array if ``x`` (or the values of a pair) is one, or a tensor.
 
         Raises:
-            TypeError: If the type or dtype of ``x`` or ``out`` is not supported.
+            TypeError: If the type or dtype of ``x``, ``out`` or ``mask`` is not supported.
             ValueError: If a shape does not fit, ``x`` is not finite, an index or token id is out of range, or the state
                 overflows.
             RuntimeError: If another thread uses the engine.
         """
-        if out is None and self._core is not None:
+        core = self._core
+        if core is not None and mask is None:  # the common cases, with as few Python operations as possible
             input_type = type(x)
             if input_type is Tensor:
-                if x.dtype is torch.float32 and x.shape == self._in_shape and x.is_contiguous() and x.is_cpu:
-                    self._core.step_address(x.data_ptr(), self._out_address)
-                    return self._out
-            elif input_type is np.ndarray:
-                if self._step_array(self._core, x):
-                    return self._out_array
+                if (
+                    x.dtype is _float32
+                    and x.shape == self._in_shape
+                    and x.is_contiguous()
+                    and x.is_cpu
+                    and not x.is_neg()
+                ):
+                    if out is None:
+                        out = _empty_like(self._out_like)
+                        core.step_address(x.data_ptr(), out.data_ptr())
+                        return out
+                    if (out is self._buffer and out.data_ptr() == self._buffer_address) or self._is_buffer(out):
+                        core.step_address(x.data_ptr(), self._buffer_address)
+                        return out
+            elif input_type is _ndarray:
+                result = _empty(self._out_shape, _np_float32) if out is None else out
+                if type(result) is _ndarray and core.step_array(x, result):
+                    return result
             elif input_type is int and self.streams == 1 and self._network.embedding is not None:
-                self._core.step_token(x, self._out_address)
-                return self._out
-        return self._step_checked(x, out)
+                if out is None:
+                    out = _empty_like(self._out_like)
+                    core.step_token(x, out.data_ptr())
+                    return out
+                if (out is self._buffer and out.data_ptr() == self._buffer_address) or self._is_buffer(out):
+                    core.step_token(x, self._buffer_address)
+                    return out
+        return self._step_checked(x, out, mask)
 
-    def _step_array(self, core: "EngineCore", x: Array) -> bool:
-        try:
-            return core.step_array(x, self._out_address)
-        except TypeError:  # not contiguous float32: _step_checked converts it or raises
-            return False
+    def _is_buffer(self, out: Any) -> bool:
+        """Whether ``out`` is a tensor that the core can write to. It is then remembered, and not checked again."""
+        fits = (
+            type(out) is Tensor
+            and out.dtype is _float32
+            and out.shape == self._out_shape
+            and out.is_contiguous()
+            and out.is_cpu
+            and not out.requires_grad
+            and not out.is_neg()
+        )
+        if fits:
+            self._buffer, self._buffer_address = out, out.data_ptr()
+        return fits
 
-    def _step_checked(self, x: Any, out: Any) -> Any:
+    def _step_checked(self, x: Any, out: Any, mask: Any) -> Any:
         """Compute one step from any input, with all checks in Python."""
-        returns_array = inputs.is_array(x) or (inputs.is_sparse(x) and inputs.is_array(x[1]))
+        caller = "EventEngine.step"
+        selected = None if mask is None else inputs.stream_mask(caller, mask, self.streams)
         if out is None:
-            target, result = self._out_array, self._out_array if returns_array else self._out
+            returns_array = inputs.is_array(x) or (inputs.is_sparse(x) and inputs.is_array(x[1]))
+            target: Array = np.zeros(self._out_shape, np.float32)
+            result: Any = target if returns_array else torch.from_numpy(target)
         else:
-            target, result = inputs.output_buffer("EventEngine.step", out, self._out_shape), out
+            target, result = inputs.output_buffer(caller, out, self._out_shape), out
         block = target.reshape(1, self.streams, -1)
-        if inputs.is_sparse(x) and self.streams == 1:
-            index, value = inputs.sparse_vector("EventEngine.step", x, self.input_size)
-            if self._core is None:
-                inputs.check_finite("EventEngine.step", value)
+        if inputs.is_sparse(x) and self.streams == 1 and selected is None:
+            index, value = inputs.sparse_vector(caller, x, self.input_size)
             self._runner.step_sparse(index, value, block[0])
-        elif isinstance(x, list | tuple) and x and all(inputs.is_sparse(pair) for pair in x):
-            self._runner.run(self._to_dense(x), None, False, block)
+            return result
+        pairs = [x] if inputs.is_sparse(x) and self.streams == 1 else x
+        if isinstance(pairs, list | tuple) and pairs and all(inputs.is_sparse(pair) for pair in pairs):
+            x = inputs.to_dense(caller, pairs, self._in_shape, selected)
+        array, ids = inputs.values_or_tokens(caller, x, self._in_shape, self.streams, self._network.tokens, selected)
+        if selected is None:
+            self._runner.run(array, ids, False, block)
         else:
-            self._run_checked("EventEngine.step", x, 1, False, block, self._in_shape)
+            self._runner.step_masked(array, ids, selected, block)
         return result
 
     @overload
@@ -254,111 +286,102 @@ class EventEngine:
             target, result = inputs.output_buffer("EventEngine.run", out, shape), out
         block = target.reshape(-1, self.streams, self.output_size)
         in_shape = torch.Size((steps, *self._in_shape))
-        self._run_checked("EventEngine.run", x, steps, last, block[0] if last else block, in_shape)
+        array, ids = inputs.values_or_tokens("EventEngine.run", x, in_shape, self.streams, self._network.tokens)
+        self._runner.run(array, ids, last, block[0] if last else block)
         return result
-
-    def _run_checked(self, caller: str, x: Any, steps: int, last: bool, out: Array, shape: torch.Size) -> None:
-        array: Any = x.detach().cpu().numpy() if isinstance(x, Tensor) and x.dtype != torch.bfloat16 else x
-        if not inputs.is_array(array):
-            tokens = ", or token ids" if self._network.embedding is not None else ""
-            array = inputs.integers(caller, array, f"a float32 array or CPU tensor, (indices, values){tokens}")
-        if array.dtype == np.float32:
-            if array.shape != tuple(shape):
-                raise ValueError(f"{caller}: x has shape {array.shape}, expected {tuple(shape)}")
-            array = np.ascontiguousarray(array).reshape(steps, self.streams, -1)
-            if self._core is None:
-                inputs.check_finite(caller, array)
-            self._runner.run(array, None, last, out)
-        elif array.dtype.kind in "iu":
-            if self._network.embedding is None:
-                raise TypeError(f"{caller}: x must be float32 because there is no embedding, got {array.dtype}")
-            ids = inputs.token_ids(caller, array, tuple(shape[:-1]), self._network.tokens)
-            self._runner.run(None, ids.reshape(steps, self.streams), last, out)
-        else:
-            raise TypeError(
-                f"{caller}: x must be float32, got {array.dtype}; convert it with .float() or .astype('float32')"
-            )
-
-    def _to_dense(self, pairs: Sequence[SparseVector]) -> Array:
-        """Convert one sparse vector per stream to ``(1, N, I)``."""
-        if len(pairs) != self.streams:
-            raise ValueError(
-                f"EventEngine.step: x must have one (indices, values) pair per stream, got {len(pairs)} pairs for "
-                f"{self.streams} streams"
-            )
-        x = np.zeros((1, self.streams, self.input_size), np.float32)
-        for row, pair in zip(x[0], pairs, strict=True):
-            index, value = inputs.sparse_vector("EventEngine.step", pair, self.input_size)
-            row[index] = value
-        if self._core is None:
-            inputs.check_finite("EventEngine.step", x)
-        return x
 
     # ---- state and counters -----------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
-        """Set states, events and trace to zero. The counters of :attr:`activity` continue."""
-        self._runner.reset()
+    def reset(self, mask: Mask | None = None) -> None:
+        """Set states, events and trace to zero. The counters of :attr:`activity` continue.
+
+        Args:
+            mask: Which streams to reset: N bool. If None, all.
+        """
+        self._runner.reset(None if mask is None else inputs.stream_mask("EventEngine.reset", mask, self.streams))
 
     @property
-    def state(self) -> EventState | tuple[EventState, ...]:
-        """A copy of the state in the form that the module uses: ``(layers, [N,] H)`` for each of ``c`` and ``y``.
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the complete state. Assign to it to continue from there, also in another engine of this network.
 
-        A tuple with one state per event layer if the module has several. Assign to it to continue from a saved state;
-        see also :attr:`trace`.
+        Keys are ``"c"`` and ``"y"``, the two parts of an :class:`egru.EventState`, both ``(layers, [N,] H)``, or
+        ``([N,] H)`` for a cell. If the engine was created from a module with children, the name of the child comes
+        first, as in ``"rnn.c"``. With a trace, ``"trace"`` is its value after the readout and without its bias,
+        ``([N,] O)`` in float64. With ``trace="mean"`` it is a sum, and ``"trace_steps"`` is the number of steps per
+        stream. Values are plain tensors, for ``torch.save``, ``torch.load(weights_only=True)`` or safetensors.
         """
-        states: list[EventState] = []
-        layer = 0
-        for group in self._network.groups:
-            parts = [self._runner.get_state(layer + i) for i in range(group.layers)]
-            layer += group.layers
-            shape = group.state_shape(self.streams)
-            states.append(EventState(*(torch.stack(half).reshape(shape) for half in zip(*parts, strict=True))))
-        return states[0] if len(states) == 1 else tuple(states)
+        return get_state(self._runner, self._network, self.streams)
 
     @state.setter
-    def state(self, state: EventState | tuple[EventState, ...]) -> None:
-        groups = self._network.groups
-        states = (state,) if len(groups) == 1 else state
-        if not isinstance(states, tuple) or len(states) != len(groups):
-            raise TypeError(
-                f"EventEngine: state must be a tuple of {len(groups)} egru.EventState, got {inputs.describe(state)}"
-            )
-        checked = [check_state(group, self.streams, s) for group, s in zip(groups, states, strict=True)]
-        layer = 0
-        for group, (c, y) in zip(groups, checked, strict=True):
-            shape = (group.layers, self.streams, group.hidden)
-            for c_l, y_l in zip(c.reshape(shape), y.reshape(shape), strict=True):
-                self._runner.set_state(layer, c_l.contiguous(), y_l.contiguous())
-                layer += 1
-
-    @property
-    def trace(self) -> Tensor | None:
-        """A copy of the output trace, ``([N,] O)``, after the readout and without its bias; None if there is none."""
-        return None if self._network.trace is None else self._runner.get_trace().reshape(self._out_shape)
-
-    @trace.setter
-    def trace(self, trace: Tensor) -> None:
-        if self._network.trace is None:
-            raise ValueError("EventEngine: this engine has no trace; create it with EventEngine(..., trace=0.9)")
-        if not isinstance(trace, Tensor) or trace.shape != self._out_shape or not bool(torch.isfinite(trace).all()):
-            raise ValueError(
-                f"EventEngine: trace must be a finite tensor of shape {tuple(self._out_shape)}, "
-                f"got {inputs.describe(trace)}"
-            )
-        values = trace.detach().to("cpu", torch.float32).contiguous()
-        self._runner.set_trace(values.reshape(self.streams, -1))
+    def state(self, state: Mapping[str, Tensor]) -> None:
+        set_state(self._runner, self._network, self.streams, state)
 
     @property
     def activity(self) -> Activity:
         """Steps, events and multiply-adds so far."""
         steps, macs, events = self._runner.counters()
         hidden = tuple(layer.hidden for layer in self._network.layers)
-        return Activity(steps, self.streams, hidden, tuple(events), macs)
+        return Activity(steps, hidden, tuple(events), macs)
 
     def reset_activity(self) -> None:
         """Set the counters of :attr:`activity` to zero."""
         self._runner.reset_counters()
+
+    # ---- files and copies -------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the network and the options of this engine to a file, without its state.
+
+        The file has the safetensors format and contains float32 weights, so that :meth:`load` may choose another number
+        format. Store :attr:`state` separately if needed.
+
+        Args:
+            path: File to create or replace, atomically.
+        """
+        write_engine(Path(path), self._network, self._options)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        weights: WeightFormat | None = None,
+        threads: int | None = None,
+        streams: int | None = None,
+    ) -> Self:
+        """Return the engine that :meth:`save` wrote, with a zero state.
+
+        Args:
+            path: File that :meth:`save` wrote.
+            weights, threads, streams: Options as in the constructor. If None, those of the saved engine.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is damaged, is not an engine file, or has another version.
+
+        Example:
+            >>> engine = egru.EventEngine(egru.EGRU(4, 32), weights="int8")
+            >>> engine.save("engine.safetensors")
+            >>> egru.EventEngine.load("engine.safetensors", streams=8).run(torch.randn(10, 8, 4)).shape
+            torch.Size([10, 8, 32])
+        """
+        network, options = read_engine(Path(path))
+        given = {"weights": weights, "threads": threads, "streams": streams}
+        changes = {name: value for name, value in given.items() if value is not None}
+        return cls._from_network(network, dataclasses.replace(options, **changes))
+
+    @classmethod
+    def _from_network(cls, network: Network, options: Options, state: Mapping[str, Tensor] | None = None) -> Self:
+        engine = cls.__new__(cls)
+        engine._build(network, options)
+        if state is not None:
+            engine.state = state
+        return engine
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._from_network, (self._network, self._options, self.state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self._from_network(self._network, self._options, self.state)  # the network is never modified
 
     def __repr__(self) -> str:
         sizes = " → ".join(str(n) for n in (self.input_size, *(layer.hidden for layer in self._network.layers)))

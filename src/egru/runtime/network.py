@@ -2,16 +2,18 @@
 
 import dataclasses
 import itertools
-from typing import Any
+import math
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from egru.events import EventState
-from egru.layers import EGRU, EGRUCell
-from egru.types import Reset, ResetGate
+from egru.layers import EGRU, EGRUCell, checks
+from egru.types import RESET_GATES, RESETS, Reset, ResetGate
 
-_NO_OPS = (nn.Dropout, nn.Identity)
+Trace: TypeAlias = float | Literal["mean"]
+"""Summary of the outputs over time: a decay per step, or their mean."""
+NO_OPS = (nn.Dropout, nn.Identity)
 """Children that do nothing at inference."""
 _ACCEPTED = (
     "egru.EGRU, egru.EGRUCell, or a module whose children are [nn.Embedding,] egru.EGRU layers [, nn.Linear], "
@@ -56,27 +58,40 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The layers of one module, which share one :class:`~egru.EventState`."""
+    """The layers of one event module, whose states are stored together.
 
+    Attributes:
+        name: Name of the module, or "" if the engine was created from the event module itself.
+        layers: Number of layers.
+        hidden: Number of units per layer.
+        is_cell: Whether the module is an :class:`egru.EGRUCell`, whose state has no dimension of layers.
+    """
+
+    name: str
     layers: int
     hidden: int
     is_cell: bool
 
-    def state_shape(self, streams: int) -> tuple[int, ...]:
-        rows = () if streams == 1 else (streams,)
-        return (*rows, self.hidden) if self.is_cell else (self.layers, *rows, self.hidden)
+    def key(self, part: str) -> str:
+        """Return the name of a part of the state, ``"c"`` or ``"y"``."""
+        return f"{self.name}.{part}" if self.name else part
 
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """A copy of the parameters of embedding, layers and readout, with the decay of the output trace."""
+    """A copy of the parameters of embedding, layers and readout, with the summary of the outputs over time."""
 
     layers: tuple[Layer, ...]
     groups: tuple[Group, ...]
     embedding: Tensor | None
     readout: Tensor | None
     readout_bias: Tensor | None
-    trace: float | None
+    trace: Trace | None
+
+    @property
+    def decay(self) -> float | None:
+        """Decay of the output trace per step. A mean is a trace without decay, divided by the number of steps."""
+        return 1.0 if self.trace == "mean" else self.trace
 
     @property
     def inputs(self) -> int:
@@ -95,7 +110,7 @@ def extract_network(
     module: nn.Module,
     embedding: nn.Embedding | None = None,
     readout: nn.Linear | None = None,
-    trace: float | None = None,
+    trace: Trace | None = None,
 ) -> Network:
     """Copy the parameters of a module, with an embedding and a readout that are not part of it.
 
@@ -108,28 +123,56 @@ def extract_network(
     readout = _argument_or_child("readout", readout, child_readout, nn.Linear)
     if embedding is not None and embedding.max_norm is not None:
         raise ValueError(f"EventEngine: embedding.max_norm must be None, got {embedding.max_norm}")
-    layers = [layer for event_module in event_modules for layer in _extract_layers(event_module)]
-    for below, above in itertools.pairwise(layers):
-        _check_sizes("a layer", above.inputs, "the layer below it", below.hidden)
-    if embedding is not None:
-        _check_sizes("the first layer", layers[0].inputs, "the embedding", embedding.embedding_dim)
-    if readout is not None:
-        _check_sizes("the readout", readout.in_features, "the last layer", layers[-1].hidden)
-    bias = None if readout is None or readout.bias is None else _copy("readout.bias", readout.bias)
-    return Network(
+    layers = [layer for event_module in event_modules.values() for layer in _extract_layers(event_module)]
+    bias = None if readout is None or readout.bias is None else finite_copy("readout.bias", readout.bias)
+    network = Network(
         tuple(layers),
-        tuple(Group(m.num_layers, m.hidden_size, isinstance(m, EGRUCell)) for m in event_modules),
-        None if embedding is None else _copy("embedding.weight", embedding.weight),
-        None if readout is None else _copy("readout.weight", readout.weight),
+        tuple(Group(name, m.num_layers, m.hidden_size, isinstance(m, EGRUCell)) for name, m in event_modules.items()),
+        None if embedding is None else finite_copy("embedding.weight", embedding.weight),
+        None if readout is None else finite_copy("readout.weight", readout.weight),
         bias,
-        _check_decay(trace),
+        _check_trace(trace),
     )
+    check_network(network)
+    return network
 
 
-def _split_children(module: Any) -> tuple[nn.Embedding | None, list[EGRU | EGRUCell], nn.Linear | None]:
-    """Return the embedding, the event layers and the readout of ``module``."""
+def check_network(network: Network) -> None:
+    """Raise ValueError unless the shapes of all parameters fit together and the options are known."""
+    for layer in network.layers:
+        H, rows = layer.theta.shape[0], 3 * layer.theta.shape[0]
+        shapes = {"weight_ih": (rows, layer.inputs), "weight_hh": (rows, H), "bias_ih": (rows,), "bias_hh": (rows,)}
+        for name, shape in {**shapes, "theta": (H,), "reset_scale": (H,)}.items():
+            tensor: Tensor | None = getattr(layer, name)
+            if tensor is None:
+                if name.startswith("bias"):
+                    continue
+                raise ValueError(f"EventEngine: {name} is missing")
+            if tuple(tensor.shape) != shape or 0 in shape:
+                raise ValueError(f"EventEngine: {name} has shape {tuple(tensor.shape)}, expected {shape}")
+        if layer.reset_scale.min() < 0:
+            raise ValueError(f"EventEngine: reset_scale must not be negative, got {layer.reset_scale.min().item()!r}")
+        checks.choice("EventEngine", "reset", layer.reset, RESETS)
+        checks.choice("EventEngine", "reset_gate", layer.reset_gate, RESET_GATES)
+        checks.probability("EventEngine", "zoneout", layer.keep)
+    hidden = [group.hidden for group in network.groups for _ in range(group.layers)]
+    if not hidden or hidden != [layer.hidden for layer in network.layers]:
+        raise ValueError(f"EventEngine: groups of {hidden} units do not fit the {len(network.layers)} layers")
+    for below, above in itertools.pairwise(network.layers):
+        _check_sizes("a layer", above.inputs, "the layer below it", below.hidden)
+    if network.embedding is not None:
+        _check_sizes("the first layer", network.inputs, "the embedding", network.embedding.shape[1])
+    if network.readout is not None:
+        _check_sizes("the readout", network.readout.shape[1], "the last layer", network.layers[-1].hidden)
+    if network.readout_bias is not None and network.readout_bias.shape != (network.outputs,):
+        raise ValueError(f"EventEngine: readout.bias has shape {tuple(network.readout_bias.shape)}")
+    _check_trace(network.trace)
+
+
+def _split_children(module: Any) -> tuple[nn.Embedding | None, dict[str, EGRU | EGRUCell], nn.Linear | None]:
+    """Return the embedding, the event layers by name, and the readout of ``module``."""
     if isinstance(module, EGRU | EGRUCell):
-        return None, [module], None
+        return None, {"": module}, None
     if not isinstance(module, nn.Module):
         raise TypeError(
             f"EventEngine: module must be a torch module, got {type(module).__name__}; accepted: {_ACCEPTED}"
@@ -146,17 +189,17 @@ def _split_children(module: Any) -> tuple[nn.Embedding | None, list[EGRU | EGRUC
             f"accepted: {_ACCEPTED}"
         )
     embedding: nn.Embedding | None = None
-    event_modules: list[EGRU | EGRUCell] = []
+    event_modules: dict[str, EGRU | EGRUCell] = {}
     readout: nn.Linear | None = None
     # named_children() would omit the second use of a layer.
     children = {key: child for key, child in module.named_modules(remove_duplicate=False) if key and "." not in key}
     for key, child in children.items():
-        if isinstance(child, _NO_OPS):
+        if isinstance(child, NO_OPS):
             continue
         if isinstance(child, nn.Embedding) and embedding is None and not event_modules and readout is None:
             embedding = child
         elif isinstance(child, EGRU | EGRUCell) and readout is None:
-            event_modules.append(child)
+            event_modules[key] = child
         elif isinstance(child, nn.Linear) and event_modules and readout is None:
             readout = child
         else:
@@ -185,16 +228,14 @@ def _extract_layers(module: EGRU | EGRUCell) -> list[Layer]:
     layers: list[Layer] = []
     for direction in module.directions():
         weights, suffix = module.weights(direction), direction.suffix
-        scale = _copy("reset_scale", weights.reset_scale.expand(module.hidden_size))
-        if scale.min() < 0:
-            raise ValueError(f"EventEngine: reset_scale must not be negative, got {scale.min().item()!r}")
+        scale = finite_copy("reset_scale", weights.reset_scale.expand(module.hidden_size))
         layers.append(
             Layer(
-                _copy("weight_ih" + suffix, weights.ih),
-                _copy("weight_hh" + suffix, weights.hh),
-                None if weights.bias_ih is None else _copy("bias_ih" + suffix, weights.bias_ih),
-                None if weights.bias_hh is None else _copy("bias_hh" + suffix, weights.bias_hh),
-                _copy("threshold" + suffix, weights.theta),
+                finite_copy("weight_ih" + suffix, weights.ih),
+                finite_copy("weight_hh" + suffix, weights.hh),
+                None if weights.bias_ih is None else finite_copy("bias_ih" + suffix, weights.bias_ih),
+                None if weights.bias_hh is None else finite_copy("bias_hh" + suffix, weights.bias_hh),
+                finite_copy("threshold" + suffix, weights.theta),
                 module.reset,
                 module.reset_gate,
                 scale,
@@ -204,10 +245,11 @@ def _extract_layers(module: EGRU | EGRUCell) -> list[Layer]:
     return layers
 
 
-def _copy(name: str, tensor: Tensor) -> Tensor:
-    """Return a contiguous float32 copy on the CPU, and check that it is finite."""
-    copy = tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
-    if not torch.isfinite(copy).all():
+def finite_copy(name: str, tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a contiguous copy on the CPU, and check that it is finite."""
+    copy = tensor.detach().resolve_neg().to("cpu", dtype, copy=True).contiguous()
+    low, high = copy.aminmax()  # NaN if there is one; without the memory that isfinite takes
+    if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"EventEngine: {name} contains {copy[~torch.isfinite(copy)][0].item()}; expected finite values"
         )
@@ -219,24 +261,9 @@ def _check_sizes(above: str, inputs: int, below: str, outputs: int) -> None:
         raise ValueError(f"EventEngine: {above} takes {inputs} inputs and {below} has {outputs} outputs")
 
 
-def _check_decay(trace: Any) -> float | None:
-    if trace is None:
-        return None
-    if isinstance(trace, bool) or not isinstance(trace, int | float) or not 0 <= trace < 1:
-        raise ValueError(f"EventEngine: trace must be None or a decay per step, 0 <= trace < 1; got {trace!r}")
+def _check_trace(trace: Any) -> Trace | None:
+    if trace is None or (isinstance(trace, str) and trace == "mean"):
+        return trace
+    if isinstance(trace, bool) or not isinstance(trace, int | float) or not 0 <= trace <= 1:
+        raise ValueError(f"EventEngine: trace must be None, 'mean' or a decay per step, 0 <= trace <= 1; got {trace!r}")
     return float(trace)
-
-
-def check_state(group: Group, streams: int, state: Any) -> EventState:
-    """Return contiguous float32 copies of both tensors of a state after checking their shapes."""
-    if not isinstance(state, tuple) or len(state) != 2:
-        raise TypeError(f"EventEngine: state must be an egru.EventState(c, y), got {type(state).__name__}")
-    halves: list[Tensor] = []
-    for name, half in zip(("state.c", "state.y"), state, strict=True):
-        if not isinstance(half, Tensor):
-            raise TypeError(f"EventEngine: {name} must be a Tensor, got {type(half).__name__}")
-        shape = group.state_shape(streams)
-        if tuple(half.shape) != shape:
-            raise ValueError(f"EventEngine: {name} has shape {tuple(half.shape)}, expected {shape}")
-        halves.append(_copy(name, half))
-    return EventState(*halves)

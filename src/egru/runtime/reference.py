@@ -27,11 +27,16 @@ class ReferenceRunner:
     def __init__(
         self, network: Network, weights: WeightFormat, streams: int, *, dtype: torch.dtype = torch.float32
     ) -> None:
-        self._network, self._weights, self._streams, self._dtype = network, weights, streams, dtype
+        self._network, self._weights, self._dtype = network, weights, dtype
         self._w = [self._round_weights(layer.weight_ih, input=True) for layer in network.layers]
         self._v = [self._round_weights(layer.weight_hh) for layer in network.layers]
         self._readout = None if network.readout is None else self._round_weights(network.readout)
-        self.reset()
+        self._states = [
+            EventState(*(torch.zeros(streams, layer.hidden, dtype=dtype, device="cpu") for _ in range(2)))
+            for layer in network.layers
+        ]
+        self._trace = torch.zeros(streams, network.outputs, dtype=torch.float64, device="cpu")
+        self._trace_steps = torch.zeros(streams, dtype=torch.int64, device="cpu")
         self.reset_counters()
 
     def _stays_float32(self, weight: Tensor, input: bool) -> bool:
@@ -78,7 +83,7 @@ class ReferenceRunner:
         """Compute one step of one layer and return its events."""
         w, state = self._w[index], self._states[index]
         bias = None if layer.bias_ih is None else layer.bias_ih.to(self._dtype)
-        self._macs += 3 * layer.hidden * int((x != 0).sum() + (state.y != 0).sum() + self._streams)
+        self._macs += 3 * layer.hidden * int((x != 0).sum() + (state.y != 0).sum() + len(x))
         step = functional.event_step(
             self._cell(index, layer),
             F.linear(self._round_vector(x, w, True), w, bias),
@@ -98,19 +103,17 @@ class ReferenceRunner:
         """Compute one step of the network."""
         for index, layer in enumerate(self._network.layers):
             x = self._advance(index, layer, x)
-        self._steps += 1
-        decay = self._network.trace
-        if self._readout is None:
-            if decay is None:
-                return x
-            self._trace = decay * self._trace + x
-            return self._trace
-        self._macs += int((x != 0).sum()) * len(self._readout)
-        y = F.linear(self._round_vector(x, self._readout), self._readout)
-        if decay is not None:
-            self._trace = y = decay * self._trace + y
+        self._steps += len(x)
+        if self._readout is not None:
+            self._macs += int((x != 0).sum()) * len(self._readout)
+            x = F.linear(self._round_vector(x, self._readout), self._readout)
+        if self._network.decay is not None:
+            self._trace = self._network.decay * self._trace + x
+            self._trace_steps += 1
+            mean = self._network.trace == "mean"
+            x = (self._trace / self._trace_steps[:, None] if mean else self._trace).to(self._dtype)
         bias = self._network.readout_bias
-        return y if bias is None else y + bias.to(self._dtype)
+        return x if bias is None else x + bias.to(self._dtype)
 
     @torch.no_grad()
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None:
@@ -118,6 +121,10 @@ class ReferenceRunner:
             assert self._network.embedding is not None
             sequence = self._network.embedding[torch.as_tensor(ids)]
         else:
+            assert x is not None
+            nonfinite = x[~np.isfinite(x)]
+            if nonfinite.size:
+                raise ValueError(f"EventEngine: x contains {nonfinite[0]}; expected finite values")
             sequence = torch.as_tensor(x)
         for t, row in enumerate(sequence.to(self._dtype)):
             y = self._step(row).numpy()
@@ -136,12 +143,26 @@ class ReferenceRunner:
         x[0, 0, index] = value
         self.run(x, None, True, out[None] if out.ndim == 1 else out)
 
-    def reset(self) -> None:
-        def zeros(width: int) -> Tensor:
-            return torch.zeros(self._streams, width, dtype=self._dtype)
+    def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
+        if not mask.any():
+            return
+        states, trace, steps = self._states, self._trace, self._trace_steps
+        rows = torch.as_tensor(mask)
+        self._states = [EventState(state.c[rows], state.y[rows]) for state in states]
+        self._trace, self._trace_steps = trace[rows], steps[rows]
+        part = np.empty((1, int(mask.sum()), self._network.outputs), out.dtype)
+        self.run(None if x is None else x[:, mask], None if ids is None else ids[:, mask], False, part)
+        out[0, mask] = part[0]
+        for old, new in zip(states, self._states, strict=True):
+            old.c[rows], old.y[rows] = new
+        trace[rows], steps[rows] = self._trace, self._trace_steps
+        self._states, self._trace, self._trace_steps = states, trace, steps
 
-        self._states = [EventState(zeros(layer.hidden), zeros(layer.hidden)) for layer in self._network.layers]
-        self._trace = zeros(self._network.outputs)
+    def reset(self, mask: Array | None = None) -> None:
+        rows = slice(None) if mask is None else torch.as_tensor(mask)
+        for state in self._states:
+            state.c[rows], state.y[rows] = 0, 0
+        self._trace[rows], self._trace_steps[rows] = 0, 0
 
     def reset_counters(self) -> None:
         self._steps, self._macs, self._events = 0, 0, [0] * len(self._network.layers)
@@ -155,8 +176,8 @@ class ReferenceRunner:
     def set_state(self, layer: int, c: Tensor, y: Tensor) -> None:
         self._states[layer] = EventState(c.to(self._dtype, copy=True), y.to(self._dtype, copy=True))
 
-    def get_trace(self) -> Tensor:
-        return self._trace.to(torch.float32, copy=True)
+    def get_trace(self) -> tuple[Tensor, Tensor]:
+        return self._trace.clone(), self._trace_steps.clone()
 
-    def set_trace(self, trace: Tensor) -> None:
-        self._trace = trace.to(self._dtype, copy=True)
+    def set_trace(self, trace: Tensor, steps: Tensor) -> None:
+        self._trace, self._trace_steps = trace.clone(), steps.clone()

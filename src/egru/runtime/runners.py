@@ -9,7 +9,7 @@ from egru import compiled
 from egru.events import EventState
 from egru.runtime.inputs import Array
 from egru.runtime.network import Network
-from egru.types import WeightFormat
+from egru.runtime.options import Options
 
 
 class Runner(Protocol):
@@ -21,16 +21,23 @@ class Runner(Protocol):
 
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None: ...
     def step_sparse(self, index: Array, value: Array, out: Array) -> None: ...
-    def reset(self) -> None: ...
+    def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
+        """Compute one step of the streams in ``mask``, ``(N,)`` of bool. Other rows of ``out`` are not written."""
+        ...
+
+    def reset(self, mask: Array | None = None) -> None: ...
     def reset_counters(self) -> None: ...
     def counters(self) -> tuple[int, int, list[int]]:
-        """Return the number of steps, of multiply-adds, and of events per layer."""
+        """Return the number of steps over all streams, of multiply-adds, and of events per layer."""
         ...
 
     def get_state(self, layer: int) -> EventState: ...
     def set_state(self, layer: int, c: Tensor, y: Tensor) -> None: ...
-    def get_trace(self) -> Tensor: ...
-    def set_trace(self, trace: Tensor) -> None: ...
+    def get_trace(self) -> tuple[Tensor, Tensor]:
+        """Return the trace, ``(N, O)`` of float64, and the number of steps that it covers, ``(N,)`` of int64."""
+        ...
+
+    def set_trace(self, trace: Tensor, steps: Tensor) -> None: ...
 
 
 class CompiledRunner:
@@ -39,11 +46,11 @@ class CompiledRunner:
     :class:`egru.EventEngine` calls ``core`` directly for the most common inputs, to save a Python call per step.
     """
 
-    def __init__(self, network: Network, weights: WeightFormat, threads: int, streams: int, token_table: int) -> None:
+    def __init__(self, network: Network, options: Options) -> None:
         def address(tensor: Tensor | None) -> int:
             return 0 if tensor is None else tensor.data_ptr()
 
-        self._network, self._streams = network, streams
+        self._network, self._streams = network, options.streams
         self.core = compiled.require().EngineCore(
             [
                 (
@@ -61,11 +68,12 @@ class CompiledRunner:
                 )
                 for layer in network.layers
             ],
-            weights,
-            threads,
-            streams,
-            -1.0 if network.trace is None else network.trace,
-            token_table,
+            options.weights,
+            options.threads,
+            options.streams,
+            -1.0 if network.decay is None else network.decay,
+            network.trace == "mean",
+            options.token_table,
         )
         if network.embedding is not None:
             self.core.set_embedding(address(network.embedding), *network.embedding.shape)
@@ -82,8 +90,13 @@ class CompiledRunner:
     def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         self.core.step_sparse(index.ctypes.data, value.ctypes.data, len(index), out.ctypes.data)
 
-    def reset(self) -> None:
-        self.core.reset()
+    def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
+        self.core.step_masked(
+            0 if x is None else x.ctypes.data, 0 if ids is None else ids.ctypes.data, mask.ctypes.data, out.ctypes.data
+        )
+
+    def reset(self, mask: Array | None = None) -> None:
+        self.core.reset(0 if mask is None else mask.ctypes.data)
 
     def reset_counters(self) -> None:
         self.core.reset_counters()
@@ -92,7 +105,7 @@ class CompiledRunner:
         return self.core.counters()
 
     def get_state(self, layer: int) -> EventState:
-        c = torch.empty(self._streams, self._network.layers[layer].hidden, dtype=torch.float32)
+        c = torch.empty(self._streams, self._network.layers[layer].hidden, dtype=torch.float32, device="cpu")
         y = torch.empty_like(c)
         self.core.get_state(layer, c.data_ptr(), y.data_ptr())
         return EventState(c, y)
@@ -100,10 +113,11 @@ class CompiledRunner:
     def set_state(self, layer: int, c: Tensor, y: Tensor) -> None:
         self.core.set_state(layer, c.data_ptr(), y.data_ptr())
 
-    def get_trace(self) -> Tensor:
-        trace = torch.empty(self._streams, self._network.outputs, dtype=torch.float32)
-        self.core.get_trace(trace.data_ptr())
-        return trace
+    def get_trace(self) -> tuple[Tensor, Tensor]:
+        trace = torch.empty(self._streams, self._network.outputs, dtype=torch.float64, device="cpu")
+        steps = torch.empty(self._streams, dtype=torch.int64, device="cpu")
+        self.core.get_trace(trace.data_ptr(), steps.data_ptr())
+        return trace, steps
 
-    def set_trace(self, trace: Tensor) -> None:
-        self.core.set_trace(trace.data_ptr())
+    def set_trace(self, trace: Tensor, steps: Tensor) -> None:
+        self.core.set_trace(trace.data_ptr(), steps.data_ptr())

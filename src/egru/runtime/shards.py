@@ -74,7 +74,7 @@ def save_shards(
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for i, tensors in enumerate(shards, 1):
-        metadata = {"part": f"{i}", "parts": f"{len(shards)}", "kind": format, "sha256": _digest(tensors)}
+        metadata = {"part": f"{i}", "parts": f"{len(shards)}", "kind": format, "sha256": digest(tensors)}
         data = safetensors.torch.save(tensors, metadata)
         assert len(data) <= max_bytes
         paths.append(folder / f"weights-{i}-of-{len(shards)}.safetensors")
@@ -106,7 +106,7 @@ def load_shards(folder: Path) -> dict[str, Tensor]:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors raises its own exception class
             raise ShardError(f"{path} cannot be read: {error}") from error
-        if metadata.get("sha256") != _digest(tensors):
+        if metadata.get("sha256") != digest(tensors):
             raise ShardError(f"{path} was modified or damaged: its SHA-256 differs from the recorded one")
         entries |= tensors
     return _join(entries)
@@ -151,9 +151,10 @@ def _join(entries: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256 of tensors, their names and a text."""
+    sha256 = hashlib.sha256(text.encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        sha256.update(name.encode())
+        sha256.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()

@@ -1,0 +1,182 @@
+"""Check that the engine computes what ``forward`` of a module computes, on short random sequences.
+
+:class:`egru.EventEngine` reads the parameters of a module, not its code. Therefore a copy of the module runs a few
+steps and is compared with the reference runner, which computes what the engine computes. The event layers of the copy
+get random weights and low thresholds: many units are then active, regardless of the trained weights.
+"""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from egru.layers import EGRU, EGRUCell
+from egru.runtime.diagnosis import agrees, arrange, call_module, describe_difference
+from egru.runtime.network import NO_OPS, Network, Trace, extract_network
+from egru.runtime.reference import ReferenceRunner
+
+STEPS, SEQUENCES = 6, 3
+TOLERANCE = 1e-5
+"""Accepted difference, relative to the sum of magnitudes in the largest output. Two float32 implementations differ by
+about 1e-7 per state and step, so by less than 1e-6 after six steps, and a readout averages these errors."""
+ATTEMPTS = 5
+"""Sequences tried before a module is refused. Two correct implementations differ by a complete event if a state is
+within 1e-7 of its threshold. In a network of 4,000 units this happens in about one of 20 sequences."""
+
+
+def check_forward(
+    module: nn.Module, embedding: nn.Embedding | None, readout: nn.Linear | None, trace: Trace | None
+) -> None:
+    """Check a module and the parts that are passed with it; the arguments are those of :class:`egru.EventEngine`.
+
+    A module without ``forward`` and an ``nn.Sequential`` are containers: the engine runs their children in order. Their
+    children are checked one by one, except for plain layers of known classes.
+
+    Raises:
+        TypeError: If ``forward`` computes something else or cannot be run. The message names the difference.
+    """
+    parts: list[nn.Module] = [part for part in (embedding, readout) if part is not None]
+    if isinstance(module, EGRU | EGRUCell) or _is_container(module):
+        modules = [module] if isinstance(module, EGRU | EGRUCell) else list(module.children())
+        parts += [part for part in modules if not isinstance(part, NO_OPS)]
+    elif readout is None and trace is not None and not any(isinstance(part, nn.Linear) for part in module.children()):
+        _compare_either(module, trace)
+    else:
+        _compare_network(module, trace if readout is None else None)
+    for part in parts:
+        if type(part) in (EGRU, EGRUCell, nn.Linear, nn.Embedding) and not _has_hooks(part):
+            continue
+        if isinstance(part, nn.Linear | nn.Embedding):
+            _compare_table(part)
+        else:
+            _compare_network(part, None)
+
+
+def _is_container(module: nn.Module) -> bool:
+    known = type(module) is nn.Sequential or type(module).forward is nn.Module.forward
+    return known and not _has_hooks(module)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _compare_either(module: nn.Module, trace: Trace) -> None:
+    """Check a module that returns events: ``trace`` may be part of it, or act on its output."""
+    try:
+        _compare_network(module, None)
+    except TypeError:
+        _compare_network(module, trace)
+
+
+def _compare_table(part: nn.Linear | nn.Embedding) -> None:
+    """Compare a subclass of ``nn.Linear`` or ``nn.Embedding``, or one with hooks, with its base class."""
+    probe, generator = _copy_module(part), torch.Generator().manual_seed(0)
+    if isinstance(probe, nn.Linear):
+        x = torch.randn(SEQUENCES, probe.in_features, generator=generator)
+        expected = F.linear(x, probe.weight, probe.bias)
+    else:
+        x = torch.randint(probe.num_embeddings, (SEQUENCES,), generator=generator)
+        expected = probe.weight[x]
+    with torch.no_grad():
+        result = probe(x)
+    if not isinstance(result, Tensor) or not torch.allclose(result, expected, rtol=1e-4, atol=1e-5):
+        base = "Linear" if isinstance(part, nn.Linear) else "Embedding"
+        raise TypeError(
+            f"EventEngine: {type(part).__name__} computes something else than torch.nn.{base}; pass a torch.nn.{base}"
+        )
+
+
+def _compare_network(module: nn.Module, trace: Trace | None) -> None:
+    name, probe = type(module).__name__, _copy_module(module)
+    layouts, error = _layouts(probe), None
+    differences: list[str] = []
+    for attempt in range(ATTEMPTS):
+        network, x, expected, scale = _prepare(probe, attempt, trace)
+        if expected is None:
+            continue
+        comparable = False  # whether the output for the most likely layout has the right shape
+        for layout in layouts:
+            if layout == "unbatched" and comparable:
+                break  # the module reads batches and computes something else from them
+            target = expected[:, 0] if layout == "unbatched" else expected
+            try:
+                result = call_module(probe, arrange(x, layout))
+            except Exception as raised:  # forward is arbitrary code
+                error = raised if error is None else error
+                continue
+            if agrees(result, target, TOLERANCE * scale):
+                return
+            if layout == layouts[0]:
+                comparable = agrees(result, target, math.inf)
+            if len(differences) < 3:
+                differences.append(describe_difference(probe, network, x, layout, result, scale))
+    differences.sort(key=lambda difference: not difference.startswith("forward uses"))  # the most helpful first
+    advice = "pass the parts of the network instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
+    if differences:
+        raise TypeError(
+            f"EventEngine: {name}.forward and the engine compute different outputs: {differences[0]}; or {advice}"
+        )
+    if error is not None:
+        raise TypeError(
+            f"EventEngine: {name}.forward cannot be compared with the engine because it raises "
+            f"{type(error).__name__} for a random sequence ({error}); {advice}"
+        ) from error
+    raise TypeError(
+        f"EventEngine: {name}.forward cannot be compared with the engine because its units stay inactive; {advice}"
+    )
+
+
+def _copy_module(module: nn.Module) -> Any:
+    """Return a float32 copy on the CPU, in evaluation mode."""
+    try:
+        return copy.deepcopy(module).to("cpu", torch.float32).eval()
+    except Exception as error:  # deepcopy of arbitrary attributes
+        raise TypeError(
+            f"EventEngine: {type(module).__name__} cannot be copied to check its forward method ({error}); pass the "
+            "parts of the network instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
+        ) from error
+
+
+@torch.no_grad()
+def _prepare(probe: nn.Module, seed: int, trace: Trace | None) -> tuple[Network, Tensor, Tensor | None, float]:
+    """Set new weights and return the network, an input, the engine's outputs and their scale.
+
+    Outputs are None if no unit of the last layer was active, or none before the last step.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed GPUs
+        for layer in probe.modules():
+            if isinstance(layer, EGRU | EGRUCell):
+                layer.reset_parameters()
+                for parameter in layer.threshold_parameters().values():
+                    parameter.fill_(-6.0 if layer.threshold_config.kind == "sigmoid" else 0.0025)
+        network = extract_network(probe, trace=trace)
+        if network.embedding is None:
+            x = 3 * torch.randn(STEPS, SEQUENCES, network.inputs, dtype=torch.float32, device="cpu")
+        else:
+            x = torch.randint(network.tokens, (STEPS, SEQUENCES), device="cpu")
+    runner = ReferenceRunner(network, "float32", SEQUENCES)
+    expected = np.empty((STEPS, SEQUENCES, network.outputs), np.float32)
+    active: list[bool] = []
+    array = x.numpy()
+    for t in range(STEPS):
+        row = array[t : t + 1]
+        runner.run(*((row, None) if network.embedding is None else (None, row)), False, expected[t : t + 1])
+        active.append(bool(runner.get_state(len(network.layers) - 1).y.any()))
+    largest = 1.0 if network.readout is None else float(network.readout.abs().sum(1).max())  # states are below 1
+    informative = active[-1] and any(active[:-1])
+    scale = max(largest, float(np.abs(expected).max()))
+    return network, x, torch.from_numpy(expected) if informative else None, scale
+
+
+def _layouts(probe: nn.Module) -> tuple[str, str, str]:
+    """Return arrangements of the input, the most likely first."""
+    layers = [layer for layer in probe.modules() if isinstance(layer, EGRU)]
+    if layers and layers[0].batch_first:
+        return "batch first", "time first", "unbatched"
+    return "time first", "batch first", "unbatched"

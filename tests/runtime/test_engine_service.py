@@ -1,0 +1,370 @@
+"""The engine in a service: streams that advance separately, copies, states and files."""
+
+import copy
+import json
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from egru import EGRU, EGRUCell, EventEngine, Threshold, compiled
+from egru.runtime.network import Trace, extract_network
+from egru.runtime.reference import ReferenceRunner
+from egru.runtime.shards import digest
+from egru.types import WEIGHT_FORMATS, WeightFormat
+
+neg_view = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+SUMMARIES: list[Trace | None] = [None, 0.9, 1.0, "mean"]
+
+
+@pytest.fixture(autouse=True)
+def float32() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(params=["compiled", "reference"])
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "compiled":
+        pytest.importorskip("egru._core", reason="the compiled core is not built")
+    else:
+        monkeypatch.setattr(compiled, "core", None)
+        monkeypatch.setattr(compiled, "_warned", True)
+    return request.param
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    threshold = Threshold("identity", mean=0.05, std=0.05)
+    first = EGRU(20, 30, 2, threshold=threshold, reset="threshold", zoneout=0.1)
+    return nn.Sequential(first, EGRUCell(30, 25, threshold=threshold), nn.Linear(25, 6))
+
+
+def in_float64(weights: WeightFormat, trace: Trace | None, x: Tensor) -> Tensor:
+    """Return the outputs of the reference runner in float64 for ``x``, ``(T, I)``."""
+    reference = ReferenceRunner(extract_network(network(), trace=trace), weights, 1, dtype=torch.float64)
+    out = np.empty((len(x), 1, 6), np.float64)
+    reference.run(x.numpy()[:, None], None, False, out)
+    return torch.from_numpy(out[:, 0])
+
+
+def state_of(engine: EventEngine, stream: int) -> dict[str, Tensor]:
+    return {name: value if value.dim() == 0 else value.select(-2, stream) for name, value in engine.state.items()}
+
+
+def assert_same_state(engine: EventEngine, other: EventEngine) -> None:
+    state, expected = engine.state, other.state
+    assert list(state) == list(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", SUMMARIES)
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_masked_steps_equal_separate_streams(weights: WeightFormat, trace: Trace | None, threads: int) -> None:
+    """Four streams that advance at random steps compute the same bits as four engines."""
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    engine = EventEngine(network(), weights, threads, 4, trace=trace)
+    assert engine._core is not None
+    engine._core.always_divide(True)
+    singles = [EventEngine(network(), weights, trace=trace) for _ in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    for t in range(30):
+        x = torch.randn(4, 20, generator=generator)
+        mask = torch.rand(4, generator=generator) < 0.6 if t else torch.zeros(4, dtype=torch.bool)
+        x[~mask] = torch.nan  # ignored
+        out = torch.full((4, 6), 7.0)
+        y = engine.step(x, mask=mask) if t % 2 else engine.step(x, out, mask=mask)
+        for s in range(4):
+            expected = singles[s].step(x[s]) if mask[s] else torch.full((6,), 0.0 if t % 2 else 7.0)
+            assert torch.equal(y[s], expected)
+        if t == 15:
+            engine.reset([False, True, False, True])
+            singles[1].reset()
+            singles[3].reset(torch.tensor([True]))
+    assert engine.activity.steps == sum(single.activity.steps for single in singles)
+    assert engine.activity.macs == sum(single.activity.macs for single in singles)
+    assert engine.activity.events == tuple(np.sum([single.activity.events for single in singles], 0))
+
+
+@pytest.mark.parametrize("trace", SUMMARIES)
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_masked_steps_match_float64(runner: str, weights: WeightFormat, trace: Trace | None) -> None:
+    """int8 is compared step by step in test_engine.py: it rounds activations, which amplifies differences."""
+    engine = EventEngine(network(), weights, streams=3, trace=trace)
+    torch.manual_seed(4)
+    sequences = torch.randn(3, 12, 20)
+    expected = torch.stack([in_float64(weights, trace, x) for x in sequences])
+    done = [0, 0, 0]
+    while min(done) < 12:
+        mask = [n < 12 and bool(torch.rand(()) < 0.5) for n in done]
+        y = engine.step(torch.stack([x[min(n, 11)] for x, n in zip(sequences, done, strict=True)]), mask=mask)
+        for s in range(3):
+            if mask[s]:
+                torch.testing.assert_close(y[s].double(), expected[s, done[s]], rtol=0, atol=5e-6)
+                done[s] += 1
+            else:
+                assert not y[s].any()
+
+
+def test_masked_tokens_and_sparse_inputs(runner: str) -> None:
+    embedding = nn.Embedding(9, 20)
+    for table in (1 << 20, 0):
+        engine = EventEngine(network(), embedding=embedding, streams=3, token_table=table)
+        single = EventEngine(network(), embedding=embedding, token_table=table)
+        y = engine.step([4, -1, 99], mask=[True, False, False])
+        assert torch.equal(y[0], single.step(4))
+        assert not y[1:].any()
+        assert engine.activity == single.activity
+        with pytest.raises(ValueError, match="token id 99 is outside the embedding"):
+            engine.step([4, -1, 99], mask=[True, False, True])
+    one = EventEngine(network(), embedding=embedding)
+    assert not one.step(4, mask=[False]).any()
+    assert torch.equal(one.step(4, mask=[True]), EventEngine(network(), embedding=embedding).step(4))
+    pairs: list[Any] = [([3], [1.0]), ([99], [1.0])]
+    engine = EventEngine(network(), streams=2)
+    y = engine.step(pairs, mask=np.array([True, False]))
+    assert torch.equal(y[0], EventEngine(network()).step(pairs[0]))
+    assert torch.equal(y[0], EventEngine(network()).step(pairs[0], mask=[True]))
+
+
+def test_bad_masks_raise(runner: str) -> None:
+    engine = EventEngine(network(), streams=2)
+    cases: list[tuple[Any, type[Exception], str]] = [
+        ([True], ValueError, r"mask has shape \(1,\), expected \(2,\), one bool per stream"),
+        (torch.ones(2, 1, dtype=torch.bool), ValueError, r"mask has shape \(2, 1\), expected \(2,\)"),
+        ([1, 0], TypeError, "mask must be a tensor, an array or a list of bool, got list"),
+        (torch.ones(2), TypeError, "mask must be a tensor, an array or a list of bool, got Tensor"),
+    ]
+    for mask, error, message in cases:
+        with pytest.raises(error, match=message):
+            engine.step(torch.zeros(2, 20), mask=mask)
+        with pytest.raises(error, match=message):
+            engine.reset(mask)
+    assert engine.activity.steps == 0
+
+
+def test_long_sums_and_means_keep_small_terms() -> None:
+    """A float32 sum of 0.7 would be off by 5 % after 50 million steps."""
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    layer = EGRU(1, 1, threshold=Threshold.constant(0.0), reset="none")
+    for name, parameter in layer.named_parameters():
+        nn.init.constant_(parameter, 1.0 if name == "bias_ih_l0" else 0.0)
+    steps = 1 << 21
+    mean, total = EventEngine(layer, trace="mean"), EventEngine(layer, trace=1.0)
+    mean.state = {**mean.state, "trace": torch.tensor([5e8]), "trace_steps": torch.tensor(10**9)}
+    total.state = {**total.state, "trace": torch.tensor([5e8])}
+    y = EventEngine(layer).run(torch.zeros(steps, 1)).double().sum()
+    added = mean.run(torch.zeros(steps, 1), last=True).double() * (10**9 + steps) - 5e8
+    torch.testing.assert_close(added, y[None], rtol=1e-4, atol=0)
+    total.run(torch.zeros(steps, 1), last=True)
+    torch.testing.assert_close(total.state["trace"] - 5e8, y[None], rtol=1e-9, atol=0)
+
+
+# ---- states and copies -----------------------------------------------------------------------------------------------
+
+
+def copy_by_pickle(engine: EventEngine) -> EventEngine:
+    return pickle.loads(pickle.dumps(engine))
+
+
+@pytest.mark.parametrize("trace", SUMMARIES)
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+def test_copies_continue_separately(runner: str, weights: WeightFormat, trace: Trace | None) -> None:
+    x = torch.randn(20, 2, 20)
+    for make_copy in (copy.copy, copy.deepcopy, copy_by_pickle):
+        engine = EventEngine(network(), weights, streams=2, trace=trace)
+        engine.run(x)
+        other = make_copy(engine)
+        assert_same_state(other, engine)
+        before = engine.state
+        expected = other.run(x)
+        assert all(torch.equal(engine.state[name], before[name]) for name in before)
+        assert torch.equal(engine.run(x), expected)
+        assert other.activity.steps == 40
+        assert (other.weights, other.threads, other.streams) == (weights, 1, 2)
+
+
+def run_in_worker(engine: EventEngine, x: Any) -> Any:
+    return engine.run(x)
+
+
+def test_engine_runs_in_a_spawned_process() -> None:
+    engine, x = EventEngine(network(), "int8", trace="mean"), torch.randn(30, 20).numpy()
+    engine.run(x)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result = pool.apply(run_in_worker, (engine, x))
+    assert np.array_equal(result, engine.run(x))
+
+
+@pytest.mark.parametrize("trace", SUMMARIES)
+@pytest.mark.parametrize("streams", [1, 3])
+def test_state_survives_files(runner: str, trace: Trace | None, streams: int, tmp_path: Path) -> None:
+    x = torch.randn(10, 20) if streams == 1 else torch.randn(10, streams, 20)
+    engine = EventEngine(network(), streams=streams, trace=trace)
+    engine.run(x)
+    torch.save(engine.state, tmp_path / "state.pt")
+    safetensors.torch.save_file(engine.state, tmp_path / "state.safetensors")
+    expected = engine.run(x)
+    for state in (
+        torch.load(tmp_path / "state.pt", weights_only=True),
+        safetensors.torch.load_file(tmp_path / "state.safetensors"),
+    ):
+        other = EventEngine(network(), streams=streams, trace=trace)
+        other.state = state
+        assert torch.equal(other.run(x), expected)
+
+
+def test_negating_views_are_resolved(runner: str) -> None:
+    """Such a tensor stores the negated values; its address alone is not enough."""
+    engine = EventEngine(network())
+    plain = torch.randn(4, 20)
+    expected = engine.run(plain)
+    negated = torch.view_as_complex(torch.stack([plain, -plain], -1)).conj().imag
+    assert negated.is_neg()
+    assert torch.equal(negated, plain)
+    for x in (negated, neg_view(-plain), neg_view(-plain.clone())):
+        engine.reset()
+        assert torch.equal(engine.run(x), expected)
+        engine.reset()
+        assert torch.equal(torch.stack([engine.step(row) for row in x]), expected)
+        engine.reset()
+        assert torch.equal(torch.stack([engine.step((torch.arange(20), row)) for row in x]), expected)
+        engine.reset()
+        assert torch.equal(torch.stack([engine.step(row, torch.empty(6)) for row in x]), expected)
+    for use in (lambda out: engine.step(plain[0], out), lambda out: engine.run(plain, last=True, out=out)):
+        with pytest.raises(ValueError, match="out must not be a view that negates its memory"):
+            use(neg_view(torch.zeros(6)))
+    engine.run(plain)
+    state, after = engine.state, engine.run(plain)
+    engine.state = {name: neg_view(-value) for name, value in state.items()}
+    assert torch.equal(engine.run(plain), after)
+
+
+def test_out_that_changes_its_memory_is_checked_again() -> None:
+    engine, x = EventEngine(network()), torch.randn(20)
+    out = torch.zeros(6)
+    engine.step(x, out)
+    out.data = torch.zeros(2)
+    with pytest.raises(ValueError, match=r"out must be float32 of shape \(6,\), got float32 \(2,\)"):
+        engine.step(x, out)
+
+
+# ---- engine files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", SUMMARIES)
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+def test_loaded_engine_computes_the_same_bits(
+    runner: str, weights: WeightFormat, trace: Trace | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "engine.safetensors"
+    engine = EventEngine(network(), weights, 2, 3, trace=trace, embedding=nn.Embedding(9, 20))
+    ids = torch.randint(9, (20, 3))
+    expected = engine.run(ids)
+    engine.save(path)
+    loaded = EventEngine.load(path)
+    assert repr(loaded) == repr(engine)
+    assert loaded._options == engine._options
+    assert list(loaded.state) == list(engine.state)
+    assert not any(value.any() for value in loaded.state.values())
+    assert torch.equal(loaded.run(ids), expected)
+    single = EventEngine.load(str(path), streams=1, threads=1)
+    torch.testing.assert_close(single.run(ids[:, 1]), expected[:, 1], rtol=0, atol=0 if runner == "compiled" else 1e-5)
+    other = EventEngine(network(), "float32", trace=trace, embedding=None)
+    other.save(path)
+    assert EventEngine.load(path, weights).weights == weights
+
+
+def test_loaded_engine_matches_float64(runner: str, tmp_path: Path) -> None:
+    x = torch.randn(12, 20)
+    for trace in SUMMARIES:
+        EventEngine(network(), "bfloat16", trace=trace).save(tmp_path / "engine")
+        y = EventEngine.load(tmp_path / "engine").run(x)
+        torch.testing.assert_close(y.double(), in_float64("bfloat16", trace, x), rtol=0, atol=5e-6)
+
+
+def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "engine.safetensors"
+    EventEngine(EGRU(2, 3, threshold=Threshold.constant(0.1)), trace=0.5).save(path)
+    data = path.read_bytes()
+    for position in range(0, len(data), 7):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
+        with pytest.raises(ValueError, match=r"EventEngine.load: .*engine\.safetensors"):
+            EventEngine.load(path)
+    for length in (0, 1, 100, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(
+            ValueError, match=r"EventEngine.load: .*engine\.safetensors is damaged or not an engine file"
+        ):
+            EventEngine.load(path)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*weights\.safetensors"):
+        EventEngine.load(path)
+    safetensors.torch.save_file(network().state_dict(), path)
+    with pytest.raises(ValueError, match=r"weights\.safetensors is not an engine file"):
+        EventEngine.load(path)
+
+
+CRAFTED: list[tuple[Any, str]] = [
+    (lambda tensors, plain: tensors.pop("layers.0.theta"), "AttributeError"),
+    (lambda tensors, plain: tensors.pop("layers.0.weight_hh"), "weight_hh is missing"),
+    (lambda tensors, plain: tensors.update(extra=torch.zeros(1)), "extra is not part of the network"),
+    (lambda tensors, plain: tensors.update({"layers.0.weight_hh": torch.zeros(3, 3)}), "weight_hh has shape"),
+    (lambda tensors, plain: tensors.update({"layers.0.theta": torch.zeros(3).double()}), "expected float32"),
+    (lambda tensors, plain: tensors.update({"layers.0.theta": torch.full((3,), torch.inf)}), "contains inf"),
+    (lambda tensors, plain: tensors.update(readout=torch.zeros(4, 5)), "the readout takes 5 inputs"),
+    (lambda tensors, plain: tensors.update(readout_bias=torch.zeros(4)), "readout.bias has shape"),
+    (lambda tensors, plain: tensors.update(embedding=torch.zeros(4, 5)), "the embedding has 5 outputs"),
+    (lambda tensors, plain: plain["layers"].append(plain["layers"][0]), "AttributeError"),
+    (lambda tensors, plain: plain["groups"].clear(), "do not fit the 1 layers"),
+    (lambda tensors, plain: plain["groups"][0].update(hidden=4), "do not fit the 1 layers"),
+    (lambda tensors, plain: plain["layers"][0].update(reset="maybe"), "reset must be one of"),
+    (lambda tensors, plain: plain["layers"][0].update(keep=2.0), "zoneout must be a probability"),
+    (lambda tensors, plain: plain.update(trace=3.0), "trace must be None"),
+    (lambda tensors, plain: plain.pop("options"), "KeyError"),
+    (lambda tensors, plain: plain["options"].update(weights="int4"), "weights must be one of"),
+    (lambda tensors, plain: plain["options"].update(streams=0), "streams must be at least 1"),
+    (lambda tensors, plain: plain["options"].update(unknown=0), "unknown"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), CRAFTED)
+def test_files_with_an_invalid_network_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+    """The checksum is right; shapes that do not fit would read memory out of bounds."""
+    path = tmp_path / "engine.safetensors"
+    EventEngine(EGRU(2, 3), trace=0.5).save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    plain = json.loads(metadata["description"])
+    change(tensors, plain)
+    metadata["description"] = json.dumps(plain)
+    metadata["sha256"] = digest(tensors, metadata["description"])
+    safetensors.torch.save_file(tensors, path, metadata)
+    with pytest.raises(ValueError, match=rf"EventEngine.load: .*engine\.safetensors .*{message}"):
+        EventEngine.load(path)
+
+
+def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "engine.safetensors"
+    metadata = {"format": "egru.EventEngine", "version": "2"}
+    safetensors.torch.save_file({"x": torch.zeros(1)}, path, metadata)
+    with pytest.raises(ValueError, match=r"engine\.safetensors has version '2'; this version of egru reads 1"):
+        EventEngine.load(path)
