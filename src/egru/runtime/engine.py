@@ -105,7 +105,8 @@ class EventEngine:
 
     def _build(self, network: Network, options: Options) -> None:
         self._network, self._options = network, options
-        self.weights, self.threads, self.streams = options.weights, options.threads, options.streams
+        self.weights: WeightFormat = options.weights
+        self.threads, self.streams = options.threads, options.streams
         self._core: EngineCore | None = None
         self._runner: Runner
         if compiled.core is None:
