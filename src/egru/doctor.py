@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 
 from egru import data
 from egru.environment import Environment, version
+from egru.kernels.support import KERNELS, Support, support
+from egru.layers.lstm_elman import NO_KERNEL
 
 EXTRAS = {
     "tyro": "train",
@@ -39,9 +41,22 @@ def describe() -> Iterator[str]:
     yield f"CUDA: {environment.cuda or 'no device'}"
     for name, status in environment.kernels.items():
         yield f"kernel {name}: {status}"
+    yield from _support_table()
     yield f"data folder: {data.data_root() or 'not set; set EGRU_DATA to the folder of the data sets'}"
     for name, load in DATA_SETS.items():
         yield f"data set {name}: {_status(load)}"
+
+
+def _support_table() -> Iterator[str]:
+    """Yield a table of the options that each kernel runs, with the reasons why it declines others."""
+    rows = [*support(), Support("ELSTM, ERNN", dict.fromkeys(KERNELS, NO_KERNEL))]
+    width = max(len(row.option) for row in rows) + 2
+    yield "what the kernels run; plain torch runs what they decline:"
+    yield f"  {'option':<{width}}{''.join(f'{name:<10}' for name in KERNELS)}reason"
+    for option, declined in rows:
+        cells = [f"{'runs' if reason is None else 'declined':<10}" for reason in declined.values()]
+        reasons = dict.fromkeys(reason for reason in declined.values() if reason is not None)
+        yield f"  {option:<{width}}{''.join(cells)}{'; '.join(reasons)}".rstrip()
 
 
 def _status(load: Callable[[], object]) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from egru.kernels import call
 from egru.kernels.problem import FIELDS, Backward, Problem
-from egru.kernels.registry import get
+from egru.kernels.registry import get, warn_declined
 
 _OUTPUTS = "Tensor y, Tensor c, Tensor c_last, Tensor y_last"
 _SAVED = "Tensor? y, Tensor c, Tensor reserve"
@@ -33,6 +33,8 @@ def sequence(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     *values, kernel, save = arguments
     problem = Problem.unflatten(values)
+    if kernel == "reference":
+        warn_declined(problem)  # compilers cannot trace the warning in egru.kernels.registry.choose
     c0 = problem.c0
     y = c0.new_empty(problem.input.shape[0], *c0.shape)
     reserve = c0.new_empty(get(kernel).reserve_shape(problem) if save else (0,))

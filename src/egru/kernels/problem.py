@@ -151,13 +151,18 @@ class Kernel(Protocol):
     """An implementation of the sequence operation."""
 
     name: str
+    device: str | None
+    """Type of the device whose tensors this kernel takes; None for any."""
     options: frozenset[str]
     """Options with a default that this kernel implements. The registry refuses problems that set any other."""
     reads_y: bool
     """Whether :meth:`backward` reads ``y``. If False, the graph does not keep it."""
 
     def unsupported(self, problem: Problem) -> str | None:
-        """Return why this kernel cannot run ``problem``, or None if it can. Must not read tensor values."""
+        """Return why this kernel cannot run ``problem``, or None if it can.
+
+        Must not read tensor values. The registry has checked :attr:`device` and :attr:`options`.
+        """
         ...
 
     def describe(self) -> str:

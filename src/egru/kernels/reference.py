@@ -51,6 +51,7 @@ class ReferenceKernel:
     """Plain torch, dense, with the explicit backward pass."""
 
     name = "reference"
+    device: str | None = None
     options = frozenset({"lean", *_BACKWARD_ARGUMENTS} & FIELDS.defaults.keys())
     reads_y = True
 

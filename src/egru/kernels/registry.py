@@ -1,5 +1,10 @@
 """The registered kernels, and the choice of one for a problem."""
 
+import warnings
+
+import torch
+
+from egru import compiled
 from egru.kernels.cpu.kernel import CPUKernel
 from egru.kernels.cuda import CUDAKernel
 from egru.kernels.problem import FIELDS, Kernel, Problem
@@ -24,10 +29,22 @@ def get(name: str) -> Kernel:
 
 def unsupported(name: str, problem: Problem) -> str | None:
     """Return why the kernel called ``name`` cannot run ``problem``, or None if it can."""
+    device, received = _KERNELS[name].device, problem.input.device.type
+    if device is None or device == received:
+        return unsupported_options(name, problem)
+    return _refused_option(name, problem) or f"it requires {device.upper()} tensors, got {received}"
+
+
+def unsupported_options(name: str, problem: Problem) -> str | None:
+    """Return why the kernel called ``name`` cannot run ``problem`` on its device, or None if it can."""
+    return _refused_option(name, problem) or _KERNELS[name].unsupported(problem)
+
+
+def _refused_option(name: str, problem: Problem) -> str | None:
     for option, default in _REFUSED_OPTIONS[name]:
         if getattr(problem, option) != default:
             return f"it does not support {option}"
-    return _KERNELS[name].unsupported(problem)
+    return None
 
 
 def choose(backend: str, problem: Problem) -> str:
@@ -43,12 +60,47 @@ def choose(backend: str, problem: Problem) -> str:
     if backend == "auto":
         for name in _KERNELS:
             if unsupported(name, problem) is None:
+                if name == "reference" and not torch.compiler.is_compiling():
+                    warn_declined(problem)
                 return name
         raise ValueError(f"no kernel can run this: {unsupported('reference', problem)}")
     reason = unsupported(backend, problem)
     if reason is not None:
         raise ValueError(f"backend={backend!r} cannot run this: {reason}; use backend='auto' to pick one that can")
     return backend
+
+
+def warn_declined(problem: Problem) -> None:
+    """Warn if the kernel for the device of ``problem`` does not run it, so that plain torch has to."""
+    device = problem.input.device.type
+    name = next((name for name, kernel in _KERNELS.items() if kernel.device == device), None)
+    if device == "meta":
+        return
+    if name is None:
+        warn_plain_torch("EGRU", f"there is no kernel for {device} tensors")
+    elif (reason := unsupported(name, problem)) not in (None, compiled.missing):  # a missing core has its own warning
+        warn_plain_torch("EGRU", f"the {name} kernel cannot run it, because {reason}")
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def warn_plain_torch(layer: str, reason: str) -> None:
+    """Warn that a layer runs in plain torch, once per reason.
+
+    Args:
+        layer: Name of the layer's class.
+        reason: Why no kernel runs it.
+    """
+    if (layer, reason) in _warned:
+        return
+    _warned.add((layer, reason))
+    warnings.warn(
+        f"{layer} runs in plain torch, which is slow (about 20 operations per step, 60 in training, on all units): "
+        f"{reason}; egru doctor lists what the kernels support",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def info() -> dict[str, str]:

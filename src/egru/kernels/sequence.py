@@ -9,8 +9,10 @@ from egru.kernels.eager import run_eager
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem
 from egru.kernels.reference import run_torch
-from egru.kernels.registry import begin
+from egru.kernels.registry import begin, warn_plain_torch
 from egru.types import Backend, ResetGate
+
+TRANSFORMS = "no kernel supports forward-mode differentiation or torch.func"
 
 
 def begin_sequence(
@@ -61,6 +63,8 @@ def _transform(problem: Problem, backend: Backend) -> tuple[Tensor, Tensor, Even
         raise ValueError(
             f"backend={backend!r} does not support forward-mode differentiation or torch.func; use backend='auto'"
         )
+    if backend == "auto":
+        warn_plain_torch("EGRU", TRANSFORMS)
     with NoAutocast(problem.input.device.type):
         result = run_torch(problem)
     return result.y, result.c, result.state

@@ -110,7 +110,8 @@ class EGRU(_EventGRU):
         surrogate (Surrogate): Gradient of the step function. If None, ``Surrogate()``, the paper's.
         reset_scale (float or Tensor): Factor of the amount that is cleared, at least 0. Stored as the buffer
             ``reset_scale``, so that it can be scheduled. The buffer may also hold one value per unit, with the
-            directions concatenated; CUDA kernels do not support this, and plain torch runs instead. Default: 1.
+            directions concatenated; CUDA kernels do not support this, and plain torch runs instead, with a warning.
+            Default: 1.
         dropconnect (float): Probability that a recurrent weight is set to zero in training, with one mask per call.
             Default: 0.
         zoneout (float): Probability that a unit keeps its previous state at a step of training. Evaluation uses the

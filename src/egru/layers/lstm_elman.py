@@ -8,9 +8,12 @@ from egru._autograd import in_transform
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
 from egru.kernels.finite import check_finite, check_result
+from egru.kernels.registry import warn_plain_torch
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Weights
 from egru.types import RESETS
+
+NO_KERNEL = "no kernel supports this cell"
 
 
 class _AutogradEventRNN(EventRNN):
@@ -29,6 +32,8 @@ class _AutogradEventRNN(EventRNN):
         lengths: Tensor | None = None,
         started: object = None,
     ) -> tuple[Tensor, Tensor, EventState]:
+        if not torch.compiler.is_compiling():
+            warn_plain_torch(type(self).__name__, NO_KERNEL)
         check_values = not (torch.compiler.is_compiling() or in_transform())  # neither can read values
         if check_values:
             arguments = {"input": x, "state.c": state.c, "state.y": state.y, "the threshold": weights.theta}

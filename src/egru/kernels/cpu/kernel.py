@@ -35,6 +35,7 @@ class CPUKernel:
     """Compiled, event-driven kernel for float32 and float64 on the CPU."""
 
     name = "cpu"
+    device: str | None = "cpu"
     options = frozenset({"lean"})
     reads_y = True
 

@@ -18,6 +18,7 @@ class CUDAKernel:
     """NVIDIA GPUs: one kernel for the whole sequence if the weights fit into shared memory, else fused steps."""
 
     name = "cuda"
+    device: str | None = "cuda"
     options = frozenset({"lean"})
     reads_y = False
 
@@ -31,9 +32,6 @@ class CUDAKernel:
 
     def unsupported(self, problem: Problem) -> str | None:
         """Return why this backend cannot run ``problem``, or None if it can."""
-        device = problem.input.device
-        if device.type != "cuda":
-            return f"it requires CUDA tensors, got {device.type}"
         if torch.version.hip is not None:
             return "it requires NVIDIA CUDA, got ROCm"
         if problem.weight_hh.dtype != torch.float32:
