@@ -55,7 +55,14 @@ def test_readme_examples_run(capsys: pytest.CaptureFixture[str], monkeypatch: py
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     layer, engine = blocks
     exec(compile(layer, "README.md", "exec"), {})
-    assert "rnn (EGRU)" in capsys.readouterr().out
+    header, _, row, *_ = capsys.readouterr().out.splitlines()
+    assert row.startswith("rnn (EGRU)")
+    assert header.split()[2:5] == ["sparse", "backward", "skippable"]
+    sparse, backward, skippable = (float(value) for value in re.findall(r"([\d.]+) %", row)[:3])
+    # The README says that both passes are sparse.
+    assert sparse > 50
+    assert backward > 10
+    assert skippable > 10
     digits = Classification("some digits", 10, *[mnist_sample()] * 3)
     monkeypatch.setattr(egru.data, "sequential_mnist", lambda: digits)
     exec(compile(engine, "README.md", "exec"), {})
