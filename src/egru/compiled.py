@@ -5,15 +5,18 @@ import warnings
 missing: str = ""
 """Why :data:`core` is None."""
 
+REINSTALL = "pip install --force-reinstall --no-cache-dir --no-deps egru"
+"""Builds the core after a compiler was installed. Without --no-cache-dir, pip reuses its wheel without the core."""
+
 try:
     import egru._core as core
 except ImportError as error:
     core = None
     missing = (
-        "the compiled core was not built (was a C++ compiler available when the package was installed?)"
+        "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
-        else f"the compiled core cannot be loaded: {error}"
-    )
+        else f"the compiled core cannot be loaded ({error}); to build it again,"
+    ) + f" run `{REINSTALL}` (in a clone: `.` for egru)"
 
 
 def require():
