@@ -210,6 +210,13 @@ def test_many_runs_have_no_sentence_each(tmp_path):
     assert "EGRU 1 used" not in parsed.text
 
 
+def test_table_of_many_runs_has_one_row_per_run(tmp_path):
+    runs = [examples.run(f"EGRU {i}", accuracy=i / 10) for i in range(7)]
+    text = " ".join(Page(write(tmp_path, runs, [])).text.split())
+    assert "All numbers run test accuracy validation accuracy (last epoch) activity sparsity" in text
+    assert "EGRU 3 30.0 % 98.4 %" in text
+
+
 def test_more_than_two_runs_have_a_table_instead_of_cards(tmp_path):
     runs = [examples.run(f"EGRU {i}") for i in range(3)]
     source = write(tmp_path, runs, []).read_text(encoding="utf-8")

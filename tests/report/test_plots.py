@@ -45,6 +45,28 @@ def test_training_curves_show_every_run_and_value():
     assert "epoch" in texts(figure)
 
 
+def test_training_curves_of_many_runs_have_room(recwarn):
+    pixels(training_curves([examples.run(f"EGRU {i} (a-recipe-with-a-long-name)") for i in range(28)]))
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_training_curves_of_language_models_show_the_perplexity():
+    run = examples.run(epochs=40)
+    history = (dataclasses.replace(e, validation_perplexity=56 + 240 * 0.7**e.epoch) for e in run.history)
+    _, perplexity, _ = training_curves([dataclasses.replace(run, history=tuple(history))]).axes
+    assert perplexity.get_title(loc="left").startswith("Validation perplexity (cut at ")
+    assert 56 < perplexity.get_ylim()[1] < 80
+
+
+def test_derived_runs_have_no_training_curves():
+    figure = training_curves([examples.run("EGRU a"), examples.searched("EGRU b")])
+    assert len(figure.axes[0].lines) == 1
+    with pytest.raises(
+        ValueError, match="training_curves: runs must contain at least one run with a history, got none"
+    ):
+        training_curves([examples.searched()])
+
+
 def test_training_curves_of_dense_runs_have_no_sparsity_panel():
     assert len(training_curves([examples.run("GRU")]).axes) == 2
 
@@ -113,6 +135,14 @@ def test_raster_has_one_dot_per_event_and_one_time_axis():
 def test_raster_draws_with_and_without_image(inputs, image, sign):
     drawn = pixels(event_raster(examples.raster(inputs=inputs, image=image, sign=sign)))
     assert np.ptp(drawn[..., :3]) > 0.5
+
+
+def test_raster_leaves_out_units_without_events():
+    events = np.zeros((9, 5))
+    events[2:4, 1], events[7, 3] = 0.5, 0.25
+    figure = event_raster(Raster("Dead units", np.zeros((9, 1)), events, None, ""))
+    assert "units, most active first (3 without events left out)" in texts(figure)
+    assert max(axes.get_ylim()[0] for axes in figure.axes if "most active" in axes.get_ylabel()) < 2
 
 
 def test_raster_without_events():

@@ -71,6 +71,7 @@ def test_result_is_that_of_the_exported_network(first, tmp_path):
 def test_page_shows_the_search_and_not_the_training_of_the_source(first, tmp_path):
     result = quieten(first, tmp_path / "quiet", within=0.5)
     assert result.derivation is not None
+    shutil.copy(first / METRICS, tmp_path / "quiet")  # as in a kept record whose source is not kept
     shutil.move(first, tmp_path / "moved")  # the page does not need the source
     source = report([tmp_path / "quiet"]).read_text(encoding="utf-8")
     (run,) = read_runs(tmp_path / "quiet" / "report" / "report.json")

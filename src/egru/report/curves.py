@@ -9,7 +9,9 @@ from egru import format
 from egru.report.run import Epoch, RunReport
 
 ZOOM = 2.5
-"""An axis is cut if that stretches the second half of the training by at least this factor."""
+"""An axis is cut if that stretches the rest of the curves by at least this factor."""
+EARLY = 0.25
+"""Only values of this fraction of the epochs, the first ones, may be cut."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +41,11 @@ class Panel:
         """Return where the axis is cut, below and above. None where it shows every value.
 
         The first epochs are often so bad that later differences between runs cannot be seen. The axis then shows every
-        value of the second half of each run, and every better one.
+        value of each run after the first quarter of its epochs, and every better one.
         """
         curves = [self.points(run) for run in runs]
         values = [y for curve in curves for _, y in curve]
-        late = [y for curve in curves for _, y in curve[len(curve) // 2 :]]
+        late = [y for curve in curves for _, y in curve[math.ceil(EARLY * len(curve)) :]]
         if not late or self.better is None or (self.is_log and min(values) <= 0):
             return None, None
         scale = math.log if self.is_log else float

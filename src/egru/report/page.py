@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DPI = 200
 """Resolution of the PNG files: twice that of a page, for high-density screens."""
+MAX_COLUMNS = 6
+"""Runs that the table shows side by side. With more, each run is a row."""
 MAX_SUMMARIES = 4
 """Runs with one sentence each at the top. Pages with more have only the table."""
 
@@ -223,8 +225,14 @@ def emphasise_percentages(text: str) -> str:
 
 
 def _table(runs: Sequence[RunReport]) -> str:
-    marked = [bool(run.event_layers) for run in runs]
-    return table([run.name for run in runs], measures(runs), marked) + small(NOTE)
+    """Return all numbers with one column per run, or with one row per run if there are many."""
+    rows = measures(runs)
+    if len(runs) <= MAX_COLUMNS:
+        marked = [bool(run.event_layers) for run in runs]
+        return table([run.name for run in runs], rows, marked) + small(NOTE)
+    cells = zip(*(row for _, row in rows), strict=True)
+    by_run = [(run.name, row) for run, row in zip(runs, cells, strict=True)]
+    return table([label for label, _ in rows], by_run, corner="run") + small(NOTE)
 
 
 def _search(run: RunReport, search: ThresholdSearch, figure: Figure) -> str:

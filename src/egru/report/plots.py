@@ -43,7 +43,9 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
-        figure = Figure(figsize=(WIDTH, 0.75 + 1.75 * len(drawn)), layout="constrained")
+        columns = max(1, min(4, int(70 / max(len(run.name) + 8 for run in trained))))
+        legend_height = 0.25 * -(-len(trained) // columns)
+        figure = Figure(figsize=(WIDTH, 0.5 + legend_height + 1.75 * len(drawn)), layout="constrained")
         rows: list[Axes] = list(np.atleast_1d(figure.subplots(len(drawn), 1, sharex=True)))  # pyright: ignore
         for axes, panel in zip(rows, drawn, strict=True):
             if panel.is_log:
@@ -73,7 +75,7 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
             theme.grid(axes)
         rows[-1].set_xlabel("epoch")
         handles, labels = rows[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=4, handlelength=2.6)
+        figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=2.6)
     return figure
 
 
