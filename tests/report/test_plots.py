@@ -45,8 +45,11 @@ def test_training_curves_show_every_run_and_value():
     assert "epoch" in texts(figure)
 
 
-def test_training_curves_of_many_runs_have_room(recwarn):
-    pixels(training_curves([examples.run(f"EGRU {i} (a-recipe-with-a-long-name)") for i in range(28)]))
+@pytest.mark.parametrize("plot", [training_curves, macs_bar])
+def test_figures_of_many_runs_have_room(plot, recwarn):
+    figure = plot([examples.run(f"EGRU {i} (a-recipe-with-a-very-long-name-seed0-20260101-1200)") for i in range(28)])
+    pixels(figure)
+    assert all(axes.get_position().width > 0.3 for axes in figure.axes)
     assert [str(warning.message) for warning in recwarn] == []
 
 

@@ -150,7 +150,7 @@ def test_command_prints_trials_and_the_choice(first, tmp_path, capsys):
     assert lines[1].startswith("floors 0: loss ")
     assert lines[-3].startswith("chosen: floors 0.")
     assert lines[-2].startswith("test: accuracy ")
-    assert cli.main(["quieten", "first", "quiet"]) == 1
+    assert cli.main(["quieten", "first", "quiet"]) == cli.ExitCode.USAGE_OR_MISSING_FILE
     assert "quiet exists and is not an empty folder" in capsys.readouterr().err
 
 

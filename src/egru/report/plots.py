@@ -105,7 +105,8 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
         from matplotlib.figure import Figure
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-        figure = Figure(figsize=(WIDTH, 1.1 + 1.15 * len(runs)), layout="constrained")
+        names = 0.08 * max(0, max(len(run.name) for run in runs) - 12)  # inches beyond the room for short names
+        figure = Figure(figsize=(WIDTH + names, 1.1 + 1.15 * len(runs)), layout="constrained")
         rows: list[Axes] = list(figure.subplots(2, 1, sharex=True))  # pyright: ignore
         for axes, (title, pairs) in zip(rows, passes, strict=True):
             for i, ((used, dense), colour) in enumerate(zip(pairs, theme.colours(runs), strict=True)):
