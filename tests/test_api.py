@@ -122,3 +122,23 @@ def test_submodules_are_imported_on_first_use() -> None:
     code = "import egru; print(egru.training.__name__, egru.pretrained.__name__, egru.kernels.info.__name__)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output.split() == ["egru.training", "pretrained", "info"]
+
+
+def test_import_registers_the_operator_that_exported_programs_use() -> None:
+    code = "import egru, torch; print(torch.ops.egru.sequence)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "egru.sequence" in output
+
+
+def test_every_public_name_can_be_imported_in_the_command() -> None:
+    """The command imports the package without torch; its names are loaded at first use."""
+    code = f"""if True:
+        import sys
+        sys.argv[0] = "/usr/bin/egru"
+        import egru
+        assert "torch" not in sys.modules
+        assert set(dir(egru)) >= set(egru.__all__)
+        assert [name for name in egru.__all__ if getattr(egru, name) is None] == []
+        from egru import {", ".join(egru.__all__)}
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -65,7 +65,13 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
 
 @pytest.mark.parametrize(
     ("arguments", "option"),
-    [([], "{cpu,gpu}"), (["cpu"], "{infer,train}"), (["cpu", "infer"], "--sizes"), (["gpu"], "--rows")],
+    [
+        ([], "{cpu,gpu}"),
+        (["cpu"], "{infer,train}"),
+        (["cpu", "infer"], "--sizes"),
+        (["cpu", "train"], "--activity"),
+        (["gpu"], "--rows"),
+    ],
 )
 def test_bench_help_shows_the_options_of_the_benchmark(arguments, option, capsys):
     assert exit_code(["bench", *arguments, "--help"]) == 0

@@ -256,6 +256,8 @@ def test_train_help_shows_the_fields_of_a_recipe(arguments, capsys):
     out = capsys.readouterr().out
     assert "egru train" in out
     assert ("--learning-rate" in out) == ("digits" in arguments)
+    if "digits" in arguments:
+        assert out.split("\n\n")[1].startswith("EGRU 128. The fields of this recipe are options, in addition to")
 
 
 def test_sigint_stops_a_run_that_can_be_resumed(tmp_path):

@@ -51,6 +51,7 @@ def make_parser(name: str, description: str | None) -> "Parser":
     from egru.cli.arguments import Parser  # egru.cli imports this module
 
     formatter = argparse.RawDescriptionHelpFormatter
+    description = description and description.replace("``", "`")
     parser = Parser(f"egru bench {name}", description=description, formatter_class=formatter)
     parser.add_argument(
         "--out",

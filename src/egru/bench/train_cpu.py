@@ -15,7 +15,7 @@ import copy
 import ctypes
 import dataclasses
 import json
-import platform
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 import egru
 from egru import compiled
 from egru.bench import make_parser, results_file
+from egru.bench.dense_rivals import cpu_name
 from egru.bench.evnn import find_evnn
 from egru.cli.arguments import fraction, positive_float, positive_int
 from egru.kernels import Problem, get, info, run_sequence
@@ -266,10 +267,9 @@ def memory_rows(hidden: int, batch: int, gate: ResetGate) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    model = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
-        "processor": model[0].split(":")[1].strip() if model else platform.processor(),
-        "cores": len(model),
+        "processor": cpu_name(),
+        "cores": os.cpu_count(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "kernel": info()["cpu"],
@@ -324,6 +324,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             "--memory measures the activities of the table and accepts neither --activity nor --input-gradient"
         )
+    if args.memory and sys.platform != "linux":
+        parser.error("--memory requires Linux")
     torch.set_num_threads(args.threads)
     if args.peak_of:
         print(peak_memory(args.peak_of[0], Setting(**json.loads(args.peak_of[1]))))

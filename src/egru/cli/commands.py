@@ -240,7 +240,14 @@ def _configure(recipe: Any, options: argparse.Namespace, arguments: list[str]) -
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            config = tyro.cli(type(config), default=config, args=arguments, prog=program)
+            config = tyro.cli(
+                type(config),
+                default=config,
+                args=arguments,
+                prog=program,
+                description=f"{recipe.summary}. The fields of this recipe are options, in addition to those that "
+                f"`{options.parser.prog} --help` shows.",
+            )
         config.layer_options()
     except ValueError as error:
         raise UsageError(f"{error}; see `{program} --help`") from None
