@@ -1,6 +1,7 @@
 """``runs.evaluate``: scores, operation counts, memory of a call and progress."""
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def test_evaluate_equals_one_forward_pass_with_all_its_counts(digits):
     model = egru.pretrained("smnist")
     with torch.no_grad(), egru.ActivityMonitor(model) as monitor:
         expected = model(digits.x)[0].double()
-    scores, activity, _ = evaluate("smnist", device="cpu")
+    scores, activity, _ = evaluate(Path("smnist"), device="cpu")
     assert scores.accuracy == (expected.argmax(1) == digits.y).double().mean().item()
     assert scores.loss == pytest.approx(cross_entropy(expected, digits.y).item(), rel=1e-6)
     assert activity == monitor.summary()
@@ -57,7 +58,7 @@ def test_long_sequences_are_evaluated_in_small_parts_on_a_cpu(digits):
 
 def test_evaluate_prints_its_progress(digits, capsys, monkeypatch):
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    evaluate("smnist", device="cpu")
+    evaluate(Path("smnist"), device="cpu")
     assert capsys.readouterr().err.splitlines() == [
         f"smnist, test split: {percent} % done" for percent in (44, 89, 100)
     ]

@@ -185,7 +185,7 @@ def test_search_that_saves_no_macs_raises(first, tmp_path):
 
 def test_dense_networks_are_refused(tmp_path):
     train("digits", replace(SMALL, cell="gru", epochs=1, zoneout=0.0), tmp_path / "dense", page=False)
-    with pytest.raises(ValueError, match="the run must have event layers, got cell gru"):
+    with pytest.raises(ValueError, match="the run must have event layers, got GRU 12"):
         quieten(tmp_path / "dense", tmp_path / "quiet")
 
 

@@ -52,7 +52,8 @@ def _train(options: argparse.Namespace) -> int:
             options.interrupted = f"`egru train --resume {folder}` continues from the last checkpoint"
         raise
     _print_scores(f"test, epoch {result.best_epoch} (best on validation)", result.test, result.activity)
-    print(f"run folder: {folder}; report: {folder / 'report' / 'index.html'}")
+    page = folder / "report" / "index.html"
+    print(f"run folder: {folder}; report: {page}" if page.exists() else f"run folder: {folder}")
     return 0
 
 

@@ -11,10 +11,11 @@ from torch import nn
 
 from egru import data
 from egru.data.gestures import smooth_frames
-from egru.experiments.config import ClassifierConfig, Config, LanguageConfig
+from egru.experiments.config import ClassifierConfig, Config, LanguageConfig, RecipeConfig
+from egru.experiments.custom import Custom, load_custom_data
 from egru.layers import EGRU
 from egru.models import LanguageModel, SequenceClassifier, gesture_network
-from egru.training import ClassifierTask, LanguageTask, Task
+from egru.training import ClassifierTask, LanguageTask, LanguageTraining, Task
 
 
 def load_data(config: Config) -> data.Classification | data.Text:
@@ -23,6 +24,8 @@ def load_data(config: Config) -> data.Classification | data.Text:
     Raises:
         FileNotFoundError: If the data set is not available.
     """
+    if isinstance(config, Custom):
+        return load_custom_data(config)
     limit = config.limit
     if isinstance(config, LanguageConfig):
         text = {"ptb": data.penn_treebank, "wikitext2": data.wikitext2}[config.data](config.root)
@@ -64,11 +67,14 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu because torch finds no CUDA device, got {config.device!r}")
     torch.manual_seed(config.seed)
-    if isinstance(config, LanguageConfig):
+    if isinstance(config, LanguageTraining):
         assert isinstance(data_set, data.Text)
-        model = _language_model(config, len(data_set.vocabulary)).to(config.device)
-        return model, LanguageTask(data_set, config)
+        is_custom = isinstance(config, Custom)
+        model = config.build_model(data_set) if is_custom else _language_model(config, len(data_set.vocabulary))
+        return model.to(config.device), LanguageTask(data_set, config)
     assert isinstance(data_set, data.Classification)
+    if isinstance(config, Custom):
+        return config.build_model(data_set).to(config.device), ClassifierTask(data_set, config)
     model = build_classifier(config, _shape(data_set)).to(config.device)
     if config.centre:
         model.get_buffer("mean").copy_(_mean_frame(data_set))
@@ -166,7 +172,7 @@ def _gated_layers(model: nn.Module, option: str) -> list[EGRU | nn.GRU]:
     return layers
 
 
-def smoke(config: Config) -> Config:
+def smoke(config: RecipeConfig) -> RecipeConfig:
     """Return a small version of a config that runs in less than a minute on a CPU. It tests the code, not learning."""
     changes: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
     if config.optimiser != "ntavsgd":

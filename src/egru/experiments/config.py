@@ -6,9 +6,11 @@ Every field is an option of `egru train`, and its docstring is the help text.
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from egru.events import Surrogate
+from egru.experiments.custom import Custom, CustomClassifier, CustomLanguageModel, class_path, find_class
 from egru.layers import Threshold
 from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
 from egru.types import EVENT_CELLS, Cell, DropoutMode, LabelledData, Readout, Reset, ResetGate, TextData
@@ -50,6 +52,11 @@ class Network:
     """Initialise the weights from this run or export folder, or pretrained model. If None, initialise at random."""
     threshold_floor: tuple[float, ...] = ()
     """Raise lower initial thresholds to this value: one for all layers, or one per layer. If empty, raise none."""
+
+    @property
+    def label(self) -> str:
+        """Name of the network in reports."""
+        return f"{self.cell.upper()} {self.hidden}"
 
     def layer_options(self) -> dict[str, Any]:
         """Return the keyword arguments of a layer, other than its sizes.
@@ -168,10 +175,12 @@ def _check_limit(limit: int | None) -> None:
         raise ValueError(f"limit must be at least 1, or None; got {limit}")
 
 
-Config = ClassifierConfig | LanguageConfig
+RecipeConfig = ClassifierConfig | LanguageConfig
+Config = RecipeConfig | CustomClassifier | CustomLanguageModel
+C = TypeVar("C", bound=Config)
 
 
-def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+def with_fields(config: C, fields: Mapping[str, Any]) -> C:
     """Return a copy of ``config`` with some fields changed.
 
     Args:
@@ -204,11 +213,40 @@ def _field_names(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def config_record(recipe: str, config: Config) -> dict[str, Any]:
-    """Return the content of a run's ``config.json``."""
-    return {"recipe": recipe, "kind": type(config).__name__, "config": to_plain(config)}
+    """Return the content of a run's ``config.json``.
+
+    Raises:
+        TypeError: If the class of a custom config is not a dataclass, so that its fields would be lost.
+    """
+    cls = type(config)
+    if "__dataclass_fields__" not in cls.__dict__:
+        raise TypeError(f"{cls.__name__} must be decorated with @dataclasses.dataclass(frozen=True, kw_only=True)")
+    kind = class_path(cls) if isinstance(config, Custom) else cls.__name__
+    return {"recipe": recipe, "kind": kind, "config": to_plain(config)}
 
 
-def read_config(record: dict[str, Any]) -> tuple[str, Config]:
-    """Return the name of the recipe and the config that :func:`config_record` stored."""
-    classes = {cls.__name__: cls for cls in (ClassifierConfig, LanguageConfig)}
-    return record["recipe"], from_plain(classes[record["kind"]], record["config"])
+def read_config(record: Mapping[str, Any], source: str | Path = "config.json") -> tuple[str, Config]:
+    """Return the name of the recipe and the config that :func:`config_record` stored.
+
+    Args:
+        record: The content of ``config.json``.
+        source: Path of the file, for error messages.
+
+    Raises:
+        ValueError: If the record is damaged, or was not written by :func:`egru.runs.train`. The message names
+            ``source``.
+    """
+    recipe, kind, fields = (record.get(name) for name in ("recipe", "kind", "config"))
+    if not (isinstance(recipe, str) and isinstance(kind, str) and isinstance(fields, dict)):
+        raise ValueError(
+            f"{source}: recipe, kind or config is missing; only runs made by egru.runs.train or `egru train` can be "
+            "evaluated, reported or exported"
+        )
+    classes: dict[str, Any] = {cls.__name__: cls for cls in (ClassifierConfig, LanguageConfig)}
+    if kind not in classes and ":" not in kind:
+        raise ValueError(f"{source}: kind must be {', '.join(classes)} or module:Class, got {kind!r}")
+    cls = classes[kind] if kind in classes else find_class(kind, source)
+    try:
+        return recipe, from_plain(cls, fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source}: {error}") from error

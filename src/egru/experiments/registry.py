@@ -5,9 +5,9 @@ import difflib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from egru.experiments.config import Config
+from egru.experiments.config import RecipeConfig
 
-Make = TypeVar("Make", bound=Callable[[], Config])
+Make = TypeVar("Make", bound=Callable[[], RecipeConfig])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Recipe:
     """
 
     name: str
-    make: Callable[[], Config]
+    make: Callable[[], RecipeConfig]
     paper: Paper
     summary: str
 
@@ -70,7 +70,7 @@ RECIPES: dict[str, Recipe] = {}
 """All recipes, by name."""
 
 
-def add(name: str, make: Callable[[], Config], paper: Paper, summary: str) -> None:
+def add(name: str, make: Callable[[], RecipeConfig], paper: Paper, summary: str) -> None:
     """Register a recipe.
 
     Raises:

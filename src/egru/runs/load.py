@@ -14,6 +14,7 @@ from egru.experiments.config import ClassifierConfig, Config, read_config
 from egru.models import SequenceClassifier
 from egru.runtime.shards import find_shards, load_shards
 from egru.training import EpochMetrics, Run, RunError, RunExistsError, RunNotFoundError, Task, checkpoint
+from egru.training.run import CONFIG
 
 PRETRAINED = {"smnist": Shape(frame=(1,), steps=784, classes=10)}
 """The pretrained models, which are exported runs in the folder ``pretrained``, and the shape of their data."""
@@ -55,13 +56,15 @@ def load(folder: Path, device: str | None = None, log: Callable[[str], None] = p
     """
     folder, device = find_run(folder, device)
     run = Run.open(folder, log)
-    _, config = read_config(run.config())
+    _, config = read_run_config(run)
     if device is not None and device != config.device:
         config = dataclasses.replace(config, device=device, precision="float32", graph=False)
-    data = load_data(config)
-    model, task = build(config, data)
+    model, task, data = build_run(run, config)
     weights, epoch = best_weights(run)
-    checkpoint.set_weights(model, weights)
+    try:
+        checkpoint.set_weights(model, weights)
+    except RuntimeError as error:
+        raise RunError(f"the weights of {folder} do not fit its {CONFIG}: {_first_reason(error)}") from error
     return TrainedRun(config, model.eval(), task, data, epoch)
 
 
@@ -88,7 +91,7 @@ def pretrained(name: str) -> SequenceClassifier:
     if name not in PRETRAINED:
         raise ValueError(f"pretrained: name must be one of {', '.join(PRETRAINED)}; got {name!r}")
     folder = _pretrained_folder(name)
-    _, config = read_config(Run.open(folder).config())
+    _, config = read_run_config(Run.open(folder))
     assert isinstance(config, ClassifierConfig)
     model = build_classifier(config, PRETRAINED[name])
     checkpoint.set_weights(model, load_shards(folder))
@@ -111,8 +114,36 @@ def initialise_from(model: nn.Module, source: str, log: Callable[[str], None] = 
     try:
         checkpoint.set_weights(model, weights)
     except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip()
+        reason = _first_reason(error)
         raise ValueError(f"start_from: the weights of {source} do not fit this network: {reason}") from error
+
+
+def _first_reason(error: RuntimeError) -> str:
+    """Return the first reason why ``load_state_dict`` failed; its first line names the class."""
+    return " ".join(str(error).splitlines()[1:2]).strip() or str(error)
+
+
+def build_run(run: Run, config: Config) -> tuple[nn.Module, Task, Classification | Text]:
+    """Load the data of a run and build its model and task.
+
+    Raises:
+        RunError: If the values in ``config.json`` do not describe a model that can be built.
+        FileNotFoundError: If the data set is not available.
+    """
+    data = load_data(config)
+    try:
+        return *build(config, data), data
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise RunError(f"{run.folder / CONFIG}: {' '.join(str(error).split())}") from error
+
+
+def read_run_config(run: Run) -> tuple[str, Config]:
+    """Return the name of the recipe and the config of a run.
+
+    Raises:
+        ValueError: If ``config.json`` is damaged, or was not written by :func:`egru.runs.train`.
+    """
+    return read_config(run.config(), run.folder / CONFIG)
 
 
 def resolve_source(source: str) -> str:

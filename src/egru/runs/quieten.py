@@ -7,11 +7,11 @@ from pathlib import Path
 
 from egru.compress import raise_thresholds
 from egru.data import Text
-from egru.experiments.config import LanguageConfig, config_record, read_config
+from egru.experiments.config import config_record
 from egru.layers import event_layers
-from egru.runs.load import TrainedRun, find_run, load, require_new_folder, resolve_source
+from egru.runs.load import TrainedRun, find_run, load, read_run_config, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
-from egru.training import LanguageTask, Result, Run, RunError, checkpoint, score
+from egru.training import LanguageTask, LanguageTraining, Result, Run, RunError, checkpoint, score
 from egru.training.records import Derivation, ThresholdTrial
 from egru.types import WeightFormat
 
@@ -58,7 +58,7 @@ def quieten(
     log(f"{folder} before, on validation:")
     trials, chosen = _raise(trained, floor, within, log)
 
-    recipe, _ = read_config(Run.open(source).config())
+    recipe, _ = read_run_config(Run.open(source))
     origin = resolve_source(str(folder))
     config = replace(trained.config, threshold_floor=chosen, start_from=origin)
     run = Run.create(out, config_record(recipe, config), log)
@@ -84,12 +84,12 @@ def _raise(
 ) -> tuple[list[ThresholdTrial], tuple[float, ...]]:
     """Raise the thresholds of the model to ``floor``, or to what a search finds. Return all trials and the floors."""
     model, task, original = trained.model, trained.task, checkpoint.get_weights(trained.model)
-    if isinstance(trained.config, LanguageConfig) and isinstance(trained.data, Text):
+    if isinstance(trained.config, LanguageTraining) and isinstance(trained.data, Text):
         # Read the validation text in as many columns as the test text.
         task = LanguageTask(trained.data, replace(trained.config, evaluation_batch=trained.config.test_batch))
     thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
     if not thresholds:
-        raise ValueError(f"quieten: the run must have event layers, got cell {trained.config.cell}")
+        raise ValueError(f"quieten: the run must have event layers, got {trained.config.label}")
     trials: list[ThresholdTrial] = []
 
     def apply(floor: Sequence[float]) -> None:

@@ -33,7 +33,6 @@ def draw_rasters(model: nn.Module, config: Config, data: Classification | Text) 
     model.eval()
     if isinstance(data, Text):
         return [_draw_text(model, data)]
-    assert isinstance(config, ClassifierConfig)
     y = data.validation.y
     other_class = (y != y[0]).nonzero()[:1, 0].tolist()
     return [_draw_sequence(model, config, data, index) for index in (0, *other_class)]
@@ -47,7 +46,7 @@ def _draw_text(model: nn.Module, data: Text) -> Raster:
     return _make_raster("Events while reading text", inputs, records, None, "start of the validation text", words)
 
 
-def _draw_sequence(model: nn.Module, config: ClassifierConfig, data: Classification, index: int) -> Raster:
+def _draw_sequence(model: nn.Module, config: Config, data: Classification, index: int) -> Raster:
     x = data.validation.x[index : index + 1]
     x = (x if data.decode is None else data.decode(x)).float()
     scores, records = _run(model, x)
@@ -62,7 +61,8 @@ def _draw_sequence(model: nn.Module, config: ClassifierConfig, data: Classificat
 def _run(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Record]]:
     """Return the scores, and a record of every event layer and direction."""
     with record(model) as records:
-        return model(x)[0], records
+        output = model(x)
+        return output[0] if isinstance(output, tuple) else output, records
 
 
 def _make_raster(
@@ -78,11 +78,12 @@ def _make_raster(
     return Raster(title, inputs, np.concatenate(events, 1), image, label, layers, words)
 
 
-def _image(x: Tensor, config: ClassifierConfig) -> np.ndarray | None:
+def _image(x: Tensor, config: Config) -> np.ndarray | None:
     """Return the frames with both polarities added, or the image whose pixels were read in order, or None."""
     if x.dim() == 4:
         return x.sum(1).numpy()
     side = math.isqrt(x.numel())
-    if config.data.startswith("p") or side**2 != x.numel():  # permuted
+    is_image = isinstance(config, ClassifierConfig) and not config.data.startswith("p")  # permuted
+    if not is_image or side**2 != x.numel():
         return None
     return x.reshape(side, side).numpy()

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from egru.experiments.config import Config, read_config
+from egru.experiments.config import Config, Network
 from egru.report import Epoch, Raster, RunReport, ThresholdSearch, write_report
 from egru.runs.command import changed_settings, flatten, recorded_command
-from egru.runs.load import TrainedRun, find_run, load
+from egru.runs.load import TrainedRun, find_run, load, read_run_config
 from egru.runs.raster import draw_rasters
 from egru.runs.timing import STEP_TIME, measure_step_times, recorded_step_time
 from egru.runtime.shards import find_shards
@@ -63,7 +63,7 @@ def report(
                 )
         for run, measured in zip(runs, measure_step_times([_load_on_cpu(run) for run in runs]), strict=True):
             measured.write(run.folder / STEP_TIME)
-    configs = [read_config(run.config()) for run in runs]
+    configs = [read_run_config(run) for run in runs]
     names = _distinct_names([config for _, config in configs], [recipe for recipe, _ in configs], folders)
     reports = [_read_report(name, run, *config) for name, run, config in zip(names, runs, configs, strict=True)]
     rasters: list[Raster] = []
@@ -92,7 +92,7 @@ def report(
 
 def _distinct_names(configs: Sequence[Config], recipes: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Return one name per run, as short as possible: runs with equal names get their recipe, seed or folder added."""
-    short = [f"{config.cell.upper()} {config.hidden}" for config in configs]
+    short = [config.label for config in configs]
     for suffixes in (recipes, [f"seed {config.seed}" for config in configs], [Path(f).name for f in folders]):
         pairs = zip(short, suffixes, strict=True)
         names = [name if short.count(name) == 1 else f"{name} ({suffix})" for name, suffix in pairs]
@@ -105,7 +105,7 @@ def _read_report(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     result = run.result()
     search = None if result is None else _read_search(result, config)
     settings = {key: value for key, value in flatten(to_plain(config)).items() if key != "root"}
-    if config.cell not in EVENT_CELLS:
+    if isinstance(config, Network) and config.cell not in EVENT_CELLS:
         settings = {key: value for key, value in settings.items() if not key.startswith(_EVENT_SETTINGS)}
     scored = result or _score_on_validation(run, config)
     return RunReport(

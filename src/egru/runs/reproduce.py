@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from egru import format
-from egru.experiments.config import read_config
+from egru.experiments.custom import Custom
 from egru.experiments.registry import RECIPES, Paper
 from egru.experiments.results import RESULTS, KeptResult, format_results, read_results
 from egru.experiments.tables import ALIASES, TABLES, find_table
 from egru.files import replace_file
 from egru.records import write_json
 from egru.runs.command import recorded_command
-from egru.runs.load import training_metrics
+from egru.runs.load import read_run_config, training_metrics
 from egru.training import Run, RunError
 from egru.training.records import KeptRecord
 from egru.training.run import CONFIG, RESULT
@@ -48,7 +48,8 @@ def _read_result(folder: Path) -> KeptResult:
     result = run.result()
     if result is None:
         raise RunError(f"{folder} has a {RECORD} but no {RESULT}")
-    recipe, config = read_config(run.config())
+    recipe, config = read_run_config(run)
+    assert not isinstance(config, Custom)  # refused by keep_run
     activity = result.activity
     is_dense = activity.backward_sparsity is None
     return KeptResult(
@@ -89,7 +90,9 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS) -> list[P
     if result is None:
         raise RunError(f"{folder} is not finished; only finished runs are kept")
     settings = run.config()
-    recipe, config = read_config(settings)
+    recipe, config = read_run_config(run)
+    if isinstance(config, Custom):
+        raise RunError(f"{folder} was not trained with a recipe but with {config.label}; only runs of recipes are kept")
     if config.limit is not None:
         raise RunError(f"{folder} used only the first {config.limit} of each split; only runs on all data are kept")
     if not runs.is_dir():

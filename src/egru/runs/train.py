@@ -1,4 +1,4 @@
-"""Train a recipe in a new run folder, or resume a run."""
+"""Train a config in a new run folder, or resume a run."""
 
 import contextlib
 import dataclasses
@@ -14,10 +14,11 @@ from egru import training
 from egru.compress import raise_thresholds
 from egru.data import Classification, Text
 from egru.experiments.build import build, load_data
-from egru.experiments.config import Config, config_record, read_config
-from egru.runs.load import TrainedRun, initialise_from, resolve_source
+from egru.experiments.config import Config, config_record
+from egru.experiments.custom import Custom
+from egru.runs.load import TrainedRun, build_run, initialise_from, read_run_config, resolve_source
 from egru.runs.report import report
-from egru.training import NoProgress, Result, Run, RunError, Task, distributed, progress_bar, tensorboard
+from egru.training import NoProgress, Result, Run, Task, distributed, progress_bar, tensorboard
 from egru.training.loop import check_minutes
 from egru.training.progress import Progress
 from egru.training.run import CONFIG
@@ -37,13 +38,14 @@ def train(
     The folder is created once the data set is loaded and the model is built.
 
     Args:
-        recipe: The name of the recipe that ``config`` comes from, for the records.
-        config: The data set, the network and its training.
+        recipe: The name of the recipe that ``config`` comes from, for the records. Any name for a config of your own.
+        config: The data set, the network and its training: the config of a recipe, or an instance of your subclass of
+            :class:`egru.experiments.CustomClassifier` or :class:`egru.experiments.CustomLanguageModel`.
         folder: The run folder to create.
         log: Called with messages for the user, such as a warning about exploding gradients.
         minutes: Stop at the end of the epoch during which this many minutes have passed. If None, no limit.
         progress: Called after every step and every epoch. If None, a progress bar.
-        page: Write the report page at the end.
+        page: Write the report page at the end. If that fails, the reason is logged.
 
     Returns:
         The test scores and the activity of the epoch with the best validation score.
@@ -58,7 +60,7 @@ def train(
         >>> result = egru.runs.train("digits", config, Path("runs/digits"))
     """
     check_minutes(minutes)
-    if config.root is not None:
+    if not isinstance(config, Custom) and config.root is not None:
         config = dataclasses.replace(config, root=os.path.abspath(config.root))
     if config.start_from is not None:
         config = dataclasses.replace(config, start_from=resolve_source(config.start_from))
@@ -79,6 +81,8 @@ def train(
 def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | None = None) -> Result:
     """Resume a run from its newest intact checkpoint.
 
+    For a finished run, only the report page is written again.
+
     Args:
         folder: The folder of the run.
         log: Called with messages for the user, such as a damaged checkpoint.
@@ -89,16 +93,19 @@ def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | No
 
     Raises:
         Paused: If ``minutes`` have passed before the last epoch. The run can be resumed again.
-        RunError: If ``folder`` is not a run, is finished, or has no intact checkpoint.
+        RunError: If ``folder`` is not a run or has no intact checkpoint.
+        ValueError: If a record of the run is damaged. The message names the file.
     """
     run = Run.open(folder, log)
-    if run.result() is not None:
-        raise RunError(f"{folder} is finished: see its result.json, or `egru evaluate {folder}`")
-    recipe, config = read_config(run.config())
+    if (result := run.result()) is not None:
+        run.log(f"{folder} is finished; its report page is written again")
+        if distributed.launched_rank() == 0:
+            _write_page(run)
+        return result
+    recipe, config = read_run_config(run)
     with distributed.process_group(config.device) as device:
         config = dataclasses.replace(config, device=device)
-        data = load_data(config)
-        return _run_training(recipe, config, *build(config, data), data, run, minutes)
+        return _run_training(recipe, config, *build_run(run, config), run, minutes)
 
 
 def _is_same_run(folder: Path, record: dict[str, Any]) -> bool:
@@ -132,6 +139,14 @@ def _run_training(
             progress = stack.enter_context(tensorboard(progress, run.folder / "tensorboard"))
         result = training.train(model, task, config, run, progress, minutes)
     if page and first:
-        trained = TrainedRun(config, model.cpu().eval(), task, data, result.best_epoch)
-        report([run.folder], log=run.log, trained=trained)
+        _write_page(run, TrainedRun(config, model.cpu().eval(), task, data, result.best_epoch))
     return result
+
+
+def _write_page(run: Run, trained: TrainedRun | None = None) -> None:
+    """Write the report page of a finished run. The result does not depend on it, so an error is only logged."""
+    try:
+        report([run.folder], log=run.log, trained=trained)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        run.log(f"the report page was not written ({reason}); `egru report {run.folder}` writes it")

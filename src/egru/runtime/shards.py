@@ -102,14 +102,17 @@ def load_shards(folder: Path) -> dict[str, Tensor]:
             raise ShardError(f"{path} is missing: all {count} files are required")
         try:
             with safetensors.safe_open(path, "pt") as file:
-                metadata = file.metadata()
+                metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors raises its own exception class
             raise ShardError(f"{path} cannot be read: {error}") from error
         if metadata.get("sha256") != digest(tensors):
             raise ShardError(f"{path} was modified or damaged: its SHA-256 differs from the recorded one")
         entries |= tensors
-    return _join(entries)
+    try:
+        return _join(entries)
+    except (RuntimeError, ValueError) as error:
+        raise ShardError(f"the weights in {folder} do not fit together: {error}") from error
 
 
 def find_shards(folder: Path) -> list[Path]:

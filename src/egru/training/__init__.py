@@ -7,6 +7,8 @@ Example:
     >>> task = ClassifierTask(data, training)
     >>> result = train(model, task, training, Run.create("runs/first", {}))
     >>> result.test.accuracy, result.activity.activity_sparsity
+
+For runs that can also be evaluated, exported and reported, see :func:`egru.runs.train`.
 """
 
 from egru.records import FormatError, from_plain, to_plain

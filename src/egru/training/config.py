@@ -4,6 +4,8 @@ import dataclasses
 import typing
 from typing import Any, Literal
 
+import torch
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
@@ -80,6 +82,7 @@ class Training:
         for name in ("optimiser", "schedule", "precision", "exchange"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+        _require(self, "device", _is_device(self.device), "a device of torch, such as cpu or cuda")
         on_cuda = self.device.startswith("cuda")
         accepted = f"float32 or bfloat16 on device {self.device} (float16 requires cuda)"
         _require(self, "precision", self.precision != "float16" or on_cuda, accepted)
@@ -129,6 +132,14 @@ class LanguageTraining(Training):
         super().__post_init__()
         for name in ("bptt", "test_batch"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
+
+
+def _is_device(name: str) -> bool:
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _require(config: Any, name: str, is_valid: bool, accepted: str) -> None:

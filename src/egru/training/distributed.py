@@ -49,6 +49,11 @@ def launched_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
+def launched_rank() -> int:
+    """Return the rank that `torchrun` gave this process. Does not require a process group."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def is_elastic() -> bool:
     """Return whether `torchrun` started this process, possibly as a restart.
 
@@ -112,7 +117,7 @@ def _fresh_store() -> dist.Store:
 @contextlib.contextmanager
 def only_rank_zero_prints() -> Iterator[None]:
     """Discard the standard output of all processes but the first."""
-    if int(os.environ.get("RANK", "0")) == 0:
+    if launched_rank() == 0:
         yield
         return
     with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):

@@ -201,7 +201,7 @@ class Run:
             if metadata["scaler"]:  # empty unless the loss is scaled
                 scaler.load_state_dict(metadata["scaler"])
             return Best(int(metadata["best"]), tuple(map(float, metadata["merit"])))
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise RunError(f"the checkpoint of epoch {epoch} does not fit {self.folder / CONFIG}: {reason}") from error
 

@@ -90,8 +90,8 @@ def autocast(training: Training) -> torch.autocast:
 class ClassifierTask:
     """Classification of labelled sequences, for models such as :class:`egru.models.SequenceClassifier`.
 
-    If the model returns scores at every step, each step has a loss in training, and evaluation uses the mean of the
-    steps' probabilities.
+    A model maps sequences ``(B, T, ...)`` to scores, alone or as the first entry of a tuple. If it returns scores at
+    every step, each step has a loss in training, and evaluation uses the mean of the steps' probabilities.
 
     Args:
         data: Training, validation and test split.
@@ -134,7 +134,7 @@ class ClassifierTask:
 
     def loss(self, model: nn.Module, batch: Batch, state: Any) -> tuple[Tensor, Tensor, Any]:
         with self.autocast:
-            scores, y = model(batch.x)[0], batch.y
+            scores, y = _model_scores(model, batch.x), batch.y
             if scores.dim() == 3:
                 scores, y = scores.flatten(0, 1), y.repeat_interleave(scores.shape[1])
             loss = F.cross_entropy(scores, y, label_smoothing=self.training.label_smoothing)
@@ -147,7 +147,7 @@ class ClassifierTask:
         losses, correct, count = [zero.double()], [zero.long()], 0
         for x, y in self._parts(split):
             with self.autocast:
-                scores = _sequence_scores(model(x)[0].double())
+                scores = _sequence_scores(_model_scores(model, x).double())
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
             correct.append((scores.argmax(-1) == y).sum())
             count += len(y)
@@ -169,6 +169,12 @@ class ClassifierTask:
     def probe(self, model: nn.Module) -> None:
         x, _ = next(iter(self.data["validation"]))
         model(x[:_PROBE_SEQUENCES])
+
+
+def _model_scores(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the scores of a model that returns them alone or as the first entry of a tuple."""
+    output = model(x)
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _sequence_scores(scores: Tensor) -> Tensor:
