@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from egru.report import DARK, LIGHT, StepTime, page, write_report
+from egru.report.sweep import write_sweep_report
 from tests.report import examples
+from tests.report.test_sweep import SWEEP
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="requires Chromium (apt-get install chromium)")
@@ -158,6 +160,17 @@ def test_nothing_is_clipped_or_wider_than_the_page(comparison, width):
     assert not layout["wide"]
     assert len(layout["tables"]) == 4  # all numbers, before and after, trials, settings that differ
     assert all(table == [True, "auto", True] for table in layout["tables"])
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_page_of_a_sweep_is_drawn_and_fits(tmp_path, width):
+    layout = evaluate(write_sweep_report(tmp_path, SWEEP), LAYOUT, width=width)
+    assert (layout["repeated"], layout["clipped"], layout["outside"], layout["wide"]) == ([], [], [], False)
+    assert layout["tables"] == [[True, "auto", True]]
+    drawn = """return [...document.querySelectorAll("figure")].map((f) => [
+      f.id, f.dataset.drawn, f.querySelectorAll(".panels > div > svg").length, f.querySelectorAll("circle").length]);"""
+    figures = evaluate(tmp_path / "index.html", drawn, width=width)
+    assert figures == [["pareto", "scatter", 1, 4], ["slices", "scatter", 2, 8]]
 
 
 def test_points_of_runs_have_tooltips(comparison):

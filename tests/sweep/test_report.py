@@ -1,5 +1,7 @@
 """Pages of sweeps and of their trials, from the folders that a sweep writes."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -63,9 +65,14 @@ def test_stopped_and_damaged_trials(tmp_path):
     metrics = here / "trial-00000" / "metrics.jsonl"
     metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
     (here / "trial-00001" / "config.json").unlink()
+    run = Run.open(here / "trial-00002")
+    first, last = run.metrics()
+    first = dataclasses.replace(first, validation=dataclasses.replace(first.validation, accuracy=0.9876))
+    run.write_metrics([first, last])
     messages = []
     text = " ".join(Page(report(here, log=messages.append)).text.split())
     assert "0 stopped " in text
+    assert "2 (front) complete 98.76 %" in text  # the best epoch, not the last one
     assert "2 trials" in text
     (message,) = messages
     assert message.startswith("trial-00001 is left out: ")
