@@ -177,8 +177,8 @@ def test_parts_with_other_forward_methods_are_refused() -> None:
             return 2 * super().forward(input)
 
     class Inverted(EGRU):
-        def forward(self, input: Any, state: Any = None) -> Any:
-            y, state = super().forward(input, state)
+        def forward(self, input: Any, hx: Any = None) -> Any:
+            y, state = super().forward(input, hx)
             assert isinstance(y, Tensor)
             return -y, state
 
