@@ -4,7 +4,7 @@ A list is a JSON file (objects with the fields of :class:`Job`, or ``seeds`` in 
 or a text file with one line per recipe; ``#`` starts a comment:
 
     # recipe        seeds   minutes  GiB   options of `egru train`
-    smnist-stable   0,1,2   2.6      12    --rate-loss 0.3
+    smnist          0,1,2   2.6      12    --rate-loss 0.3
     dvs-egru-512    0-3     0.8      4     --save-every 20
 """
 

@@ -7,7 +7,7 @@
 
 JOBS is a file as described in gpu_jobs.py.
 
-Recipes that keep the GPU busy, such as smnist-stable, gain nothing side by side: an epoch takes 3.5 s alone on an H200,
+Recipes that keep the GPU busy, such as smnist, gain nothing side by side: an epoch takes 3.5 s alone on an H200,
 7.3 s with two runs and 10.8 s with three. Two more gesture runs raise it to 12.4 s. Give large networks a
 large ``--save-every``: a checkpoint of 15.7M parameters takes 0.8 s, an epoch of gestures on a free GPU 0.05 s.
 

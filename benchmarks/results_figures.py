@@ -9,17 +9,11 @@ from typing import Any
 from results_records import Record, curve, validation_score
 from results_tasks import Task
 
-from egru.experiments import RECIPES, Paper
+from egru.experiments import RECIPES
 from egru.report import LIGHT
 
 SPARSITY = "Activity sparsity in validation"
 BACKWARD_SPARSITY = "Backward sparsity in training, as counted in the paper"
-
-
-def format_reported(task: Task, paper: Paper) -> str:
-    """Format the paper's score with its published digits. Empty if the paper has none."""
-    value = getattr(paper, task.score)
-    return "" if value is None else f"{value} %" if task.score == "accuracy" else str(value)
 
 
 def training_figure(task: Task, runs: list[Record]) -> Any:
@@ -41,10 +35,12 @@ def training_figure(task: Task, runs: list[Record]) -> Any:
         for axes, (title, *path) in zip(rows, panels, strict=True):
             shown = [(run, colour) for run, colour in coloured_runs if run.has_events or axes is scores]
             draw_panel(axes, title, [(f"{run.recipe}{run.note}", colour, curve(run, *path)) for run, colour in shown])
-        paper = next(paper for paper in (RECIPES[name].paper for name in task.models) if format_reported(task, paper))
-        value = getattr(paper, task.score) / (100 if task.score == "accuracy" else 1)
-        label = f"paper, test ({format_reported(task, paper)})"
-        scores.axhline(value, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 2)), label=label)
+        papers = [paper for name in task.models for paper in RECIPES[name].papers if task.is_comparable(paper)]
+        for paper in papers[:1]:
+            printed = getattr(paper, task.score)
+            value, unit = (float(printed) / 100, " %") if task.score == "accuracy" else (float(printed), "")
+            label = f"paper, test ({printed}{unit})"
+            scores.axhline(value, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 2)), label=label)
         if task.score == "accuracy" and max(validation_score(run, "accuracy") for run in runs) > 0.95:
             scores.set_ylim(0.9, 1)  # leaves out the first epochs
         if task.score == "perplexity":

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import pathlib
-import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from results_tasks import Score
@@ -11,9 +11,13 @@ from results_tasks import Score
 from egru.environment import Environment
 from egru.experiments import RECIPES, Config
 from egru.experiments.config import read_config
+from egru.experiments.results import without_seed
 from egru.experiments.tables import ALIASES
+from egru.runs.command import recorded_command
 from egru.runs.load import training_metrics
+from egru.runs.reproduce import RECORD
 from egru.training import EpochMetrics, Result, Run
+from egru.training.records import KeptRecord
 
 BEST = {"accuracy": max, "perplexity": min}
 
@@ -30,6 +34,7 @@ class Record:
         metrics: Metrics of each epoch.
         result: Result on the test split. None if the run is unfinished.
         engine: Streaming benchmark of a language model, from ``benchmarks/language_engine.py``. None if not measured.
+        remark: Remark of the record, such as the precision of the weights that the run started from. May be empty.
     """
 
     name: str
@@ -39,6 +44,7 @@ class Record:
     metrics: list[EpochMetrics]
     result: Result | None
     engine: dict[str, Any] | None
+    remark: str = ""
 
     @property
     def is_derived(self) -> bool:
@@ -47,15 +53,21 @@ class Record:
 
     @property
     def note(self) -> str:
-        """Remark that follows the seed in the table."""
+        """What follows the seed in the table."""
+        remark = f", {self.remark}" if self.remark else ""
         if self.is_derived:
-            return ", thresholds raised"
+            return f", thresholds raised{remark}"
         if self.config.start_from:
-            return ", fine-tuned"
+            return f", fine-tuned{remark}"
         default = RECIPES[self.recipe].make()
         changed = [name for name in ("reset", "rate_loss") if getattr(self.config, name) != getattr(default, name)]
         settings = "".join(f", {name.replace('_', ' ')} {getattr(self.config, name)}" for name in changed)
-        return settings + (", unfinished" if self.result is None else "")
+        return settings + (", unfinished" if self.result is None else "") + remark
+
+    @property
+    def machine(self) -> str:
+        """The GPU, or the operating system and architecture."""
+        return self.environment.cuda or self.environment.machine
 
     @property
     def has_events(self) -> bool:
@@ -67,7 +79,17 @@ def read_record(folder: pathlib.Path) -> Record:
     recipe, config = read_config(run.config())
     measured = json.loads(engine.read_text()) if engine.exists() else None
     recipe = ALIASES.get(recipe, recipe)
-    return Record(folder.name, recipe, config, run.environment(), training_metrics(run), run.result(), measured)
+    remark = KeptRecord.read(folder / RECORD).note if (folder / RECORD).exists() else ""
+    return Record(folder.name, recipe, config, run.environment(), training_metrics(run), run.result(), measured, remark)
+
+
+def group_seeds(runs: Iterable[Record]) -> list[list[Record]]:
+    """Group the runs of a recipe that differ only in their seed."""
+    groups: dict[str, list[Record]] = {}
+    for run in runs:
+        command = without_seed(recorded_command(run.recipe, run.config, run.result))
+        groups.setdefault(f"{command}{run.note}", []).append(run)
+    return list(groups.values())
 
 
 def wall_clock(metrics: list[EpochMetrics]) -> tuple[float, bool]:
@@ -93,15 +115,25 @@ def curve(run: Record, *path: str) -> list[tuple[int, float]]:
     return points
 
 
-def training_sparsity(run: Record, name: str) -> float | None:
-    """Return a sparsity in training mode, averaged over the epochs as in the paper."""
-    values = [value for _, value in curve(run, "training_activity", name)]
-    return statistics.mean(values) if values else None
-
-
 def validation_score(run: Record, score: Score) -> float:
     """Return the validation score of the epoch whose weights were tested, or the best so far."""
     if run.result is not None and run.result.derivation is not None:
         return getattr(run.result.derivation.validation, score)
     scores = dict(curve(run, "validation", score))
     return BEST[score](scores.values()) if run.result is None else scores[run.result.best_epoch]
+
+
+def one_column_perplexity(run: Record, runs: Iterable[Record]) -> float | None:
+    """Return the validation perplexity of a text read in one column, like the test text. None if it was not measured.
+
+    `egru quieten` measures it, for the original network first.
+    """
+    result = run.result
+    if result is not None and result.derivation is not None:
+        chosen = {trial.floor: trial for trial in result.derivation.trials}[run.config.threshold_floor]
+        return chosen.validation.perplexity
+    for other in runs:
+        derivation = None if other.result is None else other.result.derivation
+        if derivation is not None and pathlib.Path(derivation.source).name == run.name and not other.remark:
+            return derivation.trials[0].validation.perplexity
+    return None

@@ -50,13 +50,13 @@ def by_name(queue: Any) -> dict[str, Any]:
 
 def test_text_list_gives_one_job_per_seed(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "jobs.txt"
-    path.write_text("# recipe seeds minutes GiB options\nsmnist-stable 0,2-3 2.6 12 --rate-loss 0.3  # three\n\n")
+    path.write_text("# recipe seeds minutes GiB options\nsmnist 0,2-3 2.6 12 --rate-loss 0.3  # three\n\n")
     jobs = read_jobs(path)
     assert [job.seed for job in jobs] == [0, 2, 3]
-    assert jobs[0].name == "smnist-stable-rate-loss-0.3-seed0"
+    assert jobs[0].name == "smnist-rate-loss-0.3-seed0"
     assert (jobs[0].minutes, jobs[0].memory, jobs[0].options) == (2.6, 12.0, ("--rate-loss", "0.3"))
     command = jobs[1].process_command(["--device", "cuda"], pathlib.Path("runs/a"))
-    expected = "-m egru train smnist-stable --device cuda --rate-loss 0.3 --seed 2 --out runs/a"
+    expected = "-m egru train smnist --device cuda --rate-loss 0.3 --seed 2 --out runs/a"
     assert command == [sys.executable, *expected.split()]
 
 

@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from egru import experiments, runs
+from egru.activity import LayerCost, count_parameters, macs_per_step
+from egru.experiments.build import Shape, build_classifier
+from egru.experiments.tables import TABLES
 from egru.training import EpochMetrics, Result, Run
+from egru.training.records import KeptRecord
 from tests.training.tiny import sequences, text
 
 pytest.importorskip("matplotlib", reason="figures require matplotlib")
@@ -58,10 +62,55 @@ def test_recipes_without_runs_are_listed_as_not_run(tmp_path):
     page = write_page(tmp_path)
     rows = [line for line in page.splitlines() if "| ours |" in line]
     assert len(rows) == sum(len(task.models) for task in results_page.TASKS)
-    assert all(row.count("not run") == 8 for row in rows)
-    for number in ("98.3 %", "95.5 ± 1.6 %", "98.8 %", "99.4 %", "95.1 %", "57.2", "58.7"):
+    assert all(row.count("not run") == 9 for row in rows)
+    for number in ("98.3 %", "95.5 ± 1.6 %", "98.8 %", "99.4 %", "95.1 %", "57.2", "58.7", "59.5 (mean 59.7 ± 0.1)"):
         assert f"| {number} |" in page
     assert "images/" not in page
+    widths = {line.count("|") for line in page.splitlines() if line.startswith("| ")}
+    assert widths == {len(results_page.TASKS[0].head()) + 1}
+
+
+def test_rows_of_the_paper_name_their_table_and_are_all_there(tmp_path):
+    rows = [line for line in write_page(tmp_path).splitlines() if "| paper, Table" in line or "| quoted, Table" in line]
+    models = {recipe for task in results_page.TASKS for recipe in task.models}
+    tables = {table for task in results_page.TASKS for table in task.tables}
+    papers = [paper for recipe in models for paper in experiments.RECIPES[recipe].papers]
+    papers += [paper for table in tables for paper in TABLES[table].quoted.values()]
+    assert len(rows) == len(papers)
+    assert models == {recipe for table in tables for recipe in TABLES[table].recipes()}
+    for name in ("He et al.", "Innocenti et al.", "128 by 128", "Melis et al."):
+        assert sum(name in row for row in rows) == 1
+    assert sum("Gu et al." in row for row in rows) == 2
+
+
+def test_numbers_of_the_paper_for_other_frames_are_in_a_separate_table(tmp_path):
+    section = write_page(tmp_path).split("## DVS128 Gesture")[1].split("\n## ")[0]
+    ours, paper = section.split("The paper's rows, for its own data and not comparable with the rows above:")
+    assert "| paper, Table" not in ours
+    assert "| ours |" not in paper
+    assert "| EGRU 512 | paper, Table 1 | 5.5M | 88.0 % |" in paper
+    assert "| EGRU 1024 | paper, Table S1, over 5 runs | 15.7M | 87.7 ± 2.1 % | - | 79.8 ± 3.3 % |" in paper
+
+
+def test_page_says_what_is_counted_and_where_settings_differ(tmp_path):
+    page = " ".join(write_page(tmp_path).split())
+    config = experiments.find("smnist").make()
+    assert isinstance(config, experiments.ClassifierConfig)
+    model = build_classifier(config, Shape((1,), 784, 10))
+    layer = count_parameters(model.get_submodule("layer0"))
+    assert f"{layer / 1e6:.3f}" == "1.048"
+    assert f"together {count_parameters(model) - layer:,} (1.056M)" in page
+    assert macs_per_step([LayerCost(1, 590)]) == 1_047_840  # 1.048M
+    assert "1.054M MACs of GRU 590 are 1.048M of the layer and 5.9K of the readout" in page
+    assert "131K MACs, the 256 x 512 recurrent weights" in page
+    evnn, paper = experiments.find("ptb-evnn").make(), experiments.find("ptb-egru-1350").make()
+    assert isinstance(evnn, experiments.LanguageConfig)
+    assert isinstance(paper, experiments.LanguageConfig)
+    assert f"last layer of {evnn.embedding} units instead of {paper.embedding}" in page
+    assert f'`reset="{evnn.reset}"`' in page
+    assert (paper.reset, evnn.reset_gate, paper.reset_gate) == ("output", "after", "before")
+    assert (evnn.freeze_thresholds, paper.freeze_thresholds) == (True, False)
+    assert f"{evnn.epochs} epochs instead of {paper.epochs}" in page
 
 
 def test_stored_page_matches_the_records(tmp_path):
@@ -98,7 +147,7 @@ def test_row_shows_the_recorded_numbers(tmp_path):
     assert cells[2:4] == ["-", "-"]
     assert cells[4] == f"{min(line.validation.perplexity or math.inf for line in metrics):.2f}"
     assert cells[8] == "3 of 3"
-    assert cells[9].endswith(", without checkpoints")
+    assert cells[10].endswith(", without checkpoints")
     assert "sparsity.png" not in page
 
 
@@ -115,7 +164,9 @@ def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
     seed = f"ours, seed {experiments.find('ptb-evnn').make().seed}"
     assert [cells[1] for cells in rows] == [seed, f"{seed}, fine-tuned", f"{seed}, thresholds raised"]
     assert rows[2][3] == f"**{result.test.perplexity:.2f}**"
-    assert rows[2][4] == f"{result.derivation.validation.perplexity:.2f}"
+    before, chosen = (trial.validation.perplexity for trial in result.derivation.trials)
+    assert rows[2][4] == f"{result.derivation.validation.perplexity:.2f} (one column: {chosen:.2f})"
+    assert rows[0][4].endswith(f" (one column: {before:.2f})")
     assert rows[2][6] == rows[0][6]  # measured in the training of the first run
     assert rows[2][8] == f"{len(metrics)} (best {result.best_epoch})"
     assert "    egru quieten first OUT --floor 0 0.1 0.2\n" in page
@@ -124,7 +175,11 @@ def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
 
 def test_pruning_page_lists_every_stored_trial():
     results = (Run.open(path.parent).result() for path in results_page.RUNS.glob("*/result.json"))
-    (result,) = (result for result in results if result is not None and result.derivation is not None)
+    (result,) = (
+        result
+        for result in results
+        if result is not None and result.derivation is not None and result.derivation.source.startswith("ptb")
+    )
     assert result.derivation is not None
     page = (results_page.ROOT / "docs" / "pruning.md").read_text()
     rows = [
@@ -139,8 +194,8 @@ def test_pruning_page_lists_every_stored_trial():
 
 
 def test_seeds_are_averaged(tmp_path):
-    results = [train(tmp_path, "smnist-stable", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
-    train(tmp_path, "smnist-stable", "wider", hidden=20)  # another setting, not part of the mean
+    results = [train(tmp_path, "smnist", f"seed{seed}", seed=seed, device="cpu")[0] for seed in (0, 1)]
+    train(tmp_path, "smnist", "wider", hidden=20)  # another setting, not part of the mean
     train(tmp_path, "smnist-gru-590", "dense")
     page = write_page(tmp_path)
     rows = our_rows(page)
@@ -149,11 +204,36 @@ def test_seeds_are_averaged(tmp_path):
     assert rows[0][3] == f"**{100 * tests[0]:.2f} %**"
     assert rows[2][3] == f"**{100 * statistics.mean(tests):.2f} % ± {100 * statistics.stdev(tests):.2f} %**"
     assert rows[2][8] == f"3 (best {', '.join(str(result.best_epoch) for result in results)})"
+    assert rows[2][9] == Run.open(tmp_path / "seed0").environment().machine
+    assert "Other seeds: `seed1`." in page
+    assert "### seed1" not in page
     assert rows[4][5:7] == ["-", "-"]  # no events
     assert "sparsity.png" not in page  # a single layer is in the task's figure
     (layer,) = results[0].activity.layers
     assert f"| layer0 | 48 | {layer.active.count(0)} |" in page
     assert (tmp_path / "docs" / "images" / "smnist-training.png").exists()
+
+
+def test_best_epoch_is_that_of_the_saved_ones(tmp_path):
+    train(tmp_path, "smnist", "first", save_every=2, epochs=4)
+    (cells,) = our_rows(write_page(tmp_path))
+    best = Run.open(tmp_path / "first").result()
+    assert best is not None
+    assert cells[8] == f"4 (best of every 2nd: {best.best_epoch})"
+
+
+def test_remark_of_a_record_follows_the_seed(tmp_path):
+    train(tmp_path, "ptb-evnn", "first")
+    train(tmp_path, "ptb-evnn", "second", start_from=str(tmp_path / "first"))
+    KeptRecord("egru train", "2026-11-16", "started from int8 weights").write(
+        tmp_path / "runs" / "second" / "record.json"
+    )
+    assert [cells[1] for cells in our_rows(write_page(tmp_path))] == [
+        "ours, seed 0",
+        "ours, seed 0, fine-tuned, started from int8 weights",
+    ]
+    stored = results_page.RUNS / "ptb-evnn-seed0-20261116-0720" / "record.json"
+    assert KeptRecord.read(stored).note == "started from int8 weights"
 
 
 def test_wall_clock_adds_up_the_parts_of_a_resumed_run():

@@ -42,7 +42,7 @@ def _train(options: argparse.Namespace) -> int:
         config = _configure(recipe, options, options.extra + ["--help"] * options.wants_help)
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         folder = Path(options.out or Path("runs") / f"{options.recipe}-{stamp}")
-        paper = f"; paper: {recipe.paper.numbers}" if recipe.paper.numbers else ""
+        paper = f"; {recipe.describe_paper(config)}" if recipe.papers else ""
         print(f"{recipe.name} in {folder}: {recipe.summary}{paper}")
         run = functools.partial(runs.train, recipe.name, config, folder)
     try:
@@ -139,7 +139,7 @@ def reproduce(options: argparse.Namespace) -> int:
     if options.table is not None:
         _find_table(options.table)
     if options.keep is not None:
-        print(f"written: {', '.join(map(str, reproduce.keep_run(Path(options.keep))))}")
+        print(f"written: {', '.join(map(str, reproduce.keep_run(Path(options.keep), note=options.note)))}")
         return 0
     for line in reproduce.list_tables() if options.table is None else reproduce.format_table(options.table):
         print(line)
@@ -155,7 +155,7 @@ def list_recipes(options: argparse.Namespace) -> int:
     for table in TABLES.values() if options.table is None else [_find_table(options.table)]:
         print(f"{table.title}:")
         for name in table.recipes(aliases=True):
-            print(f"  {name:{width}}  {RECIPES[name].summary} [{RECIPES[name].paper}]")
+            print(f"  {name:{width}}  {RECIPES[name].summary} [{RECIPES[name].describe_paper() or 'not in the paper'}]")
         print()
     return 0
 

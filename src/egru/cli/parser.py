@@ -248,6 +248,7 @@ def _add_reproduce(subparsers: Any) -> None:
     )
     command.add_argument("table", nargs="?", metavar="TABLE", help="name of a table")
     command.add_argument("--keep", metavar="RUN", help="add a finished run to our results (requires a checkout)")
+    command.add_argument("--note", default="", metavar="TEXT", help="remark that the tables show with the kept run")
 
 
 def _add_bench(subparsers: Any) -> None:

@@ -15,6 +15,7 @@ from egru.experiments.config import ClassifierConfig, Config, LanguageConfig, Re
 from egru.experiments.custom import Custom, load_custom_data
 from egru.layers import EGRU
 from egru.models import LanguageModel, SequenceClassifier, gesture_network
+from egru.models.gesture import ConvolutionalHead
 from egru.training import ClassifierTask, LanguageTask, LanguageTraining, Task
 
 
@@ -39,7 +40,8 @@ def load_data(config: Config) -> data.Classification | data.Text:
         case "dvs":
             whole = data.dvs_gesture(config.root)
         case "dvs-raw":
-            whole = data.dvs_gesture_raw(config.root, side=config.side or 32)
+            side = ConvolutionalHead.size if config.convolutional else 32
+            whole = data.dvs_gesture_raw(config.root, side=config.side or side)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
     decode = whole.decode
     if config.smooth and decode is not None:

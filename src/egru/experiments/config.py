@@ -96,7 +96,8 @@ class ClassifierConfig(Network, ClassifierTraining):
     root: str | None = None
     """Folder of the data sets. If None, the value of EGRU_DATA."""
     side: int | None = None
-    """Height and width of an image in pixels: 28 or 14 (smnist, psmnist), 32 or 128 (dvs-raw). If None, the first."""
+    """Height and width of an image in pixels: 28 or 14 (smnist, psmnist), 32 or 128 (dvs-raw). If None, the first, but
+    128 with convolutional."""
     limit: int | None = None
     """Use only this many sequences of each split. If None, all."""
     readout: Readout = "trace"

@@ -1,4 +1,4 @@
-"""Word-level language models on Penn Treebank and WikiText-2 (Table 3 of the paper, its supplement and studies)."""
+"""Word-level language models on Penn Treebank and WikiText-2 (Tables 3 and S6 of the paper, and its studies)."""
 
 from dataclasses import replace
 from functools import partial
@@ -168,53 +168,75 @@ def evnn_gru(data: TextData = "ptb") -> LanguageConfig:
     return replace(evnn(data), cell="gru")
 
 
-_1350 = Paper(None, 57.2, 79.7, 46.3, "33M", "9.9M", "perplexity 58.7 in the supplement")
-_WIKI_1350 = Paper(None, 70.6, 76.8, 44.2, "51M", "17.5M")
-add("ptb", egru, _1350, "same as ptb-egru-1350")
-add("ptb-egru-1350", egru, _1350, "EGRU 1350")
+def supplement(test: str, best: str, mean: str, sparsity: str, backward: str, macs: str) -> Paper:
+    """Return a row of Table S6: best test and validation perplexity, and means over five runs."""
+    note = "best run; sparsities are means over 5 runs, MACs those of layers + readout"
+    return Paper("Table S6", "", test, sparsity, backward, "", macs, f"{best} (mean {mean})", note=note)
+
+
+_PTB_1350 = (
+    Paper("Table 3", "", "57.2", "79.7", "46.3", "33M", "9.9M"),
+    supplement("58.7", "59.5", "59.7 ± 0.1", "79.9 ± 0.1", "46.0 ± 0.3", "(6.8 + 3.1)M"),
+)
+_WIKI_1350 = (
+    Paper("Table 3", "", "70.6", "76.8", "44.2", "51M", "17.5M"),
+    supplement("70.6", "73.9", "74.0 ± 0.1", "77.0 ± 0.1", "43.8 ± 0.3", "(7.4 + 10.1)M"),
+)
+add("ptb", egru, "same as ptb-egru-1350", *_PTB_1350)
+add("ptb-egru-1350", egru, "EGRU 1350", *_PTB_1350)
 add(
     "ptb-egru-2000",
     partial(egru, "ptb", 2000),
-    Paper(None, 57.0, 84.8, 42.9, "55M", "12.7M", "perplexity 58.8 in the supplement"),
     "EGRU 2000",
+    Paper("Table 3", "", "57.0", "84.8", "42.9", "55M", "12.7M"),
+    supplement("58.8", "59.6", "60.0 ± 0.5", "85.3 ± 0.9", "40.5 ± 3.8", "(9.7 + 3.0)M"),
 )
-add("ptb-gru-1350", gru, Paper(None, 66.3, None, None, "28M", "27.6M"), "GRU 1350")
-add("ptb-awd-lstm", awd_lstm, Paper(None, 57.3, None, None, "24M", "24.0M"), "AWD-LSTM")
-add("ptb-indrnn", indrnn, Paper(None, 55.2, None, None, "52M", "51.6M"), "densely connected IndRNN")
 add(
-    "ptb-evnn",
-    evnn,
-    Paper(note="not in the paper"),
-    "EGRU 1350 with EvNN's settings",
+    "ptb-gru-1350",
+    gru,
+    "GRU 1350",
+    Paper("Table 3", "", "66.3", parameters="28M", macs="27.6M"),
+    supplement("66.3", "68.7", "68.9 ± 0.1", "0.0 ± 0.0", "0.0 ± 0.0", "(21.9 + 5.6)M"),
 )
-add("ptb-evnn-gru", evnn_gru, Paper(note="our recipe"), "GRU 1350, trained like ptb-evnn")
-add("wikitext2", partial(egru, "wikitext2"), _WIKI_1350, "same as wikitext2-egru-1350")
-add("wikitext2-egru-1350", partial(egru, "wikitext2"), _WIKI_1350, "EGRU 1350")
+add(
+    "ptb-awd-lstm",
+    awd_lstm,
+    "AWD-LSTM",
+    Paper("Table 3", "", "57.3", parameters="24M", macs="24.0M", quoted=True),
+)
+add(
+    "ptb-indrnn",
+    indrnn,
+    "densely connected IndRNN",
+    Paper("Table 3", "", "55.2", parameters="52M", macs="51.6M", quoted=True),
+)
+_EVNN = "EvNN's recipe, not in the paper: embedding 750, reset by threshold, reset gate after, frozen thresholds"
+add("ptb-evnn", evnn, "EGRU 1350 with EvNN's settings", note=_EVNN)
+add("ptb-evnn-gru", evnn_gru, "GRU 1350, trained like ptb-evnn", note="our recipe")
+add("wikitext2", partial(egru, "wikitext2"), "same as wikitext2-egru-1350", *_WIKI_1350)
+add("wikitext2-egru-1350", partial(egru, "wikitext2"), "EGRU 1350", *_WIKI_1350)
 add(
     "wikitext2-egru-2000",
     partial(egru, "wikitext2", 2000),
-    Paper(None, 68.9, 82.7, 42.2, "74M", "20.1M"),
     "EGRU 2000",
+    Paper("Table 3", "", "68.9", "82.7", "42.2", "74M", "20.1M"),
+    supplement("68.9", "71.5", "75.7 ± 6.5", "84.6 ± 2.9", "36.1 ± 8.7", "(10.6 + 9.5)M"),
 )
 add(
     "wikitext2-gru-1350",
     partial(gru, "wikitext2"),
-    Paper(None, 71.8, None, None, "39M", "38.8M"),
     "GRU 1350",
+    Paper("Table 3", "", "71.8", parameters="39M", macs="38.8M"),
+    supplement("71.8", "75.7", "75.9 ± 0.1", "0.0 ± 0.0", "0.0 ± 0.0", "(21.9 + 16.9)M"),
 )
 add(
     "wikitext2-awd-lstm",
     partial(awd_lstm, "wikitext2"),
-    Paper(None, 65.8, None, None, "33M", "32.0M"),
     "AWD-LSTM",
+    Paper("Table 3", "", "65.8", parameters="33M", macs="32.0M", quoted=True),
 )
-add("wikitext2-evnn", partial(evnn, "wikitext2"), Paper(note="our recipe"), "EGRU 1350 with EvNN's settings for PTB")
-add(
-    "wikitext2-evnn-gru",
-    partial(evnn_gru, "wikitext2"),
-    Paper(note="our recipe"),
-    "GRU 1350, trained like wikitext2-evnn",
-)
+add("wikitext2-evnn", partial(evnn, "wikitext2"), "EGRU 1350 with EvNN's settings for PTB", note=_EVNN)
+add("wikitext2-evnn-gru", partial(evnn_gru, "wikitext2"), "GRU 1350, trained like wikitext2-evnn", note="our recipe")
 
 
 def thresholds(mean: float, std: float, trainable: bool) -> LanguageConfig:
@@ -223,24 +245,24 @@ def thresholds(mean: float, std: float, trainable: bool) -> LanguageConfig:
 
 
 GRID = {
-    (-4.0, 0.0): (59.2, 59.7),
-    (-4.0, 1.0): (59.4, 59.5),
-    (-4.0, 2.0): (60.0, 60.1),
-    (-2.0, 0.0): (682.7, 682.7),
-    (-2.0, 1.0): (61.8, 63.0),
-    (-2.0, 2.0): (62.6, 63.9),
-    (0.0, 0.0): (682.7, 682.7),
-    (0.0, 1.0): (288.8, 292.5),
-    (0.0, 2.0): (69.8, 73.8),
+    (-4.0, 0.0): ("59.2 ± 0.1", "59.7 ± 0.1"),
+    (-4.0, 1.0): ("59.4 ± 0.2", "59.5 ± 0.1"),
+    (-4.0, 2.0): ("60.0 ± 0.2", "60.1 ± 0.1"),
+    (-2.0, 0.0): ("682.7 ± 0.0", "682.7 ± 0.0"),
+    (-2.0, 1.0): ("61.8 ± 0.2", "63.0 ± 0.2"),
+    (-2.0, 2.0): ("62.6 ± 0.2", "63.9 ± 0.2"),
+    (0.0, 0.0): ("682.7 ± 0.0", "682.7 ± 0.0"),
+    (0.0, 1.0): ("288.8 ± 341.1", "292.5 ± 337.9"),
+    (0.0, 2.0): ("69.8 ± 0.1", "73.8 ± 0.6"),
 }
-"""Perplexity by mean and standard deviation of the initial thresholds, trainable and fixed: averages of three runs."""
+"""Perplexity by mean and standard deviation of the initial thresholds, trainable and fixed (Table S7)."""
 for (_mean, _std), _numbers in GRID.items():
     for _trainable, _number in zip((True, False), _numbers, strict=True):
         add(
             f"ptb-threshold{_mean:g}-{_std:g}{'' if _trainable else '-fixed'}",
             partial(thresholds, _mean, _std, _trainable),
-            Paper(None, _number, note="average of three runs"),
             f"initial thresholds from N({_mean:g}, {_std:g}√2), {'trainable' if _trainable else 'fixed'}",
+            Paper("Table S7", "", _number, note="over 3 runs"),
         )
 
 
@@ -252,5 +274,9 @@ def epsilon(width: float) -> LanguageConfig:
 EPSILONS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
 """Widths in the sweep. The paper shows them in a figure without numbers."""
 for _width in EPSILONS:
-    _point = Paper(note="a point in a figure of the paper")
-    add(f"ptb-epsilon-{_width:g}", partial(epsilon, _width), _point, f"EGRU 1350, surrogate of half-width {_width:g}")
+    add(
+        f"ptb-epsilon-{_width:g}",
+        partial(epsilon, _width),
+        f"EGRU 1350, surrogate of half-width {_width:g}",
+        note="a point in a figure of the paper",
+    )

@@ -5,7 +5,9 @@
 """
 
 import dataclasses
-from collections.abc import Iterable
+import re
+import statistics
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from egru.records import FORMAT, dumps, from_plain, read_json, to_plain
@@ -23,11 +25,17 @@ class KeptResult:
         data: Name of the data set.
         seed: Random seed.
         command: The command that reproduces the run.
+        note: Remark on the run, such as the precision of the weights that it started from.
         date: The day on which the run finished, as ``YYYY-MM-DD``.
+        machine: The GPU, or the operating system and architecture if there was none.
         accuracy: Share of correct answers.
         perplexity: For language models, else None.
+        validation: Accuracy or perplexity on the validation split, of the epoch that was tested.
+        validation_one_column: Validation perplexity of a text read in one column, like the test text. None if not
+            measured.
         activity_sparsity: Share of units that emit no event. None for dense networks.
-        backward_sparsity: Share of zero gradients, as the paper counts them. None for dense networks.
+        backward_sparsity: Share of zero gradients in training, averaged over the epochs, as in the paper. None for
+            dense networks and if not measured.
         parameters: Number of parameters.
         forward_macs: Effective multiply-accumulate operations per step.
     """
@@ -37,9 +45,13 @@ class KeptResult:
     data: str
     seed: int
     command: str
+    note: str
     date: str
+    machine: str
     accuracy: float
     perplexity: float | None
+    validation: float
+    validation_one_column: float | None
     activity_sparsity: float | None
     backward_sparsity: float | None
     parameters: int
@@ -58,3 +70,24 @@ def read_results(path: Path = RESULTS) -> list[KeptResult]:
 def format_results(results: Iterable[KeptResult]) -> str:
     """Return the content of ``results.json``."""
     return dumps({"format": FORMAT, "results": to_plain(list(results))}) + "\n"
+
+
+def without_seed(command: str) -> str:
+    """Return a command without its option ``--seed``."""
+    return re.sub(r" --seed \d+", "", command)
+
+
+def group_seeds(results: Iterable[KeptResult]) -> list[list[KeptResult]]:
+    """Group results that differ only in their seed, in order of the first of each group."""
+    groups: dict[tuple[str, str, str], list[KeptResult]] = {}
+    for result in results:
+        groups.setdefault((result.recipe, without_seed(result.command), result.note), []).append(result)
+    return [sorted(group, key=lambda result: result.seed) for group in groups.values()]
+
+
+def spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+    """Format one value as it is, and several as mean and standard deviation (n - 1). None is left out."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "-"
+    return " ± ".join(map(show, [statistics.mean(known), *([statistics.stdev(known)] if len(known) > 1 else [])]))

@@ -71,7 +71,7 @@ def load(folder: Path, device: str | None = None, log: Callable[[str], None] = p
 def pretrained(name: str) -> SequenceClassifier:
     """Load a pretrained model that ships with the package. Requires no data set.
 
-    ``"smnist"`` is an EGRU with 590 units, trained with the recipe ``smnist-stable``. It reads images of shape
+    ``"smnist"`` is an EGRU with 590 units, trained with the recipe of the same name. It reads images of shape
     ``(B, 784, 1)`` in row order, with grey values in [0, 1], and returns scores for the ten digits.
 
     Args:

@@ -218,7 +218,9 @@ class KeptRecord(JSONRecord):
     Attributes:
         command: Command that repeats the run.
         date: Day on which the run finished, as YYYY-MM-DD.
+        note: Remark for the tables, such as the precision of the weights that the run started from. May be empty.
     """
 
     command: str
     date: str
+    note: str

@@ -1,0 +1,74 @@
+"""Recipes of the gesture tables: frames, thresholds, clipping and checkpoints."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from egru import data
+from egru.data import Classification, Split
+from egru.experiments import RECIPES, ClassifierConfig, find, load_data
+from egru.experiments.build import Shape, build_classifier
+from egru.experiments.tables import TABLES
+from egru.layers import event_layers
+from egru.runs.reproduce import RUNS
+from egru.training import Run
+
+PAPER_RECIPES = [*TABLES["gestures"].recipes(), *TABLES["ablation"].recipes()]
+
+
+@pytest.mark.parametrize("name", PAPER_RECIPES)
+def test_raw_frames_have_the_size_that_the_network_reads(name, monkeypatch):
+    """The paper's CNN reads 128 by 128 pixels, the other networks 32 by 32."""
+    sides = []
+
+    def raw(root, *, side):
+        sides.append(side)
+        split = Split(torch.zeros(2, 3, 2, side, side, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+        return Classification("raw", 11, split, split, split)
+
+    monkeypatch.setattr(data, "dvs_gesture_raw", raw)
+    config = dataclasses.replace(RECIPES[name].make(), data="dvs-raw")
+    assert isinstance(config, ClassifierConfig)
+    frames = load_data(config)
+    assert isinstance(frames, Classification)
+    expected = 128 if "cnn" in name else 32
+    assert sides == [expected]
+    assert frames.train.x.shape[-2:] == (expected, expected)
+    load_data(dataclasses.replace(config, side=160 - expected))  # the option overrides it
+    assert sides[1:] == [160 - expected]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_scalar_threshold_starts_where_states_reach_it(seed):
+    """With 128 units and 0.95, the median of |N(0, sqrt(2))|, there was no event in four epochs; with 0.5 it learns."""
+    torch.manual_seed(seed)
+    config = find("dvs-ablation-scalar").make()
+    assert isinstance(config, ClassifierConfig)
+    model = build_classifier(dataclasses.replace(config, hidden=8), Shape((2, 4, 4), 2, 11))
+    thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
+    assert len(thresholds) == 2
+    for theta in thresholds:
+        assert theta.unique().numel() == 1
+        assert theta[0].item() == 0.5
+
+
+@pytest.mark.parametrize("name", PAPER_RECIPES)
+def test_checkpoints_are_rare_and_gradients_clipped(name):
+    config = RECIPES[name].make()
+    assert config.save_every == 20
+    assert config.clip == 50
+
+
+def test_clip_is_above_every_gradient_of_runs_that_did_not_explode():
+    limit = find("dvs-egru-512").make().clip
+    assert limit is not None
+    calm = [
+        folder for kind in ("gru-", "lstm-", "ablation-hard", "ablation-none") for folder in RUNS.glob(f"dvs-{kind}*")
+    ]
+    assert len(calm) >= 16
+    for folder in calm:
+        assert max(line.train.gradient_norm_max for line in Run.open(folder).metrics()) < limit, folder
+    for folder in RUNS.glob("dvs-egru-*"):
+        norms = [line.train.gradient_norm for line in Run.open(folder).metrics()]
+        assert sum(norm < limit for norm in norms) >= 0.95 * len(norms), folder
