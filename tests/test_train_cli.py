@@ -103,8 +103,8 @@ def test_closed_pipe_is_not_an_error(arguments):
 
 def test_header_shows_numbers_of_the_paper_only_if_there_are_any(capsys):
     assert egru(capsys, "train", "digits", *SMALL, "--out", "run")[1].startswith("digits in run: EGRU 128\n")
-    assert RECIPES["smnist-gru-590"].paper.numbers == "accuracy 98.8 %, 1.049M parameters, 1.054M MACs"
-    assert RECIPES["digits"].paper.numbers == ""
+    assert str(RECIPES["smnist-gru-590"].papers[0]) == "paper, Table 2: accuracy 98.8 %, 1M parameters, 1M MACs"
+    assert RECIPES["digits"].papers == ()
 
 
 def test_export_and_report_accept_the_name_of_a_pretrained_model(capsys, tmp_path):
