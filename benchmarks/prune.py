@@ -55,11 +55,12 @@ def step_times(models: list[Any], data: Any, turns: int) -> list[float]:
     text = isinstance(data, Text)
     steps = data.validation.tolist() if text else list(data.validation.x.flatten(0, 1)[: turns * TURN])
     seconds: list[list[float]] = [[] for _ in engines]
+    buffers = [torch.empty(engine.output_size) for engine in engines]
     for start in range(0, turns * TURN, TURN):
-        for engine, times in zip(engines, seconds, strict=True):
+        for engine, out, times in zip(engines, buffers, seconds, strict=True):
             begin = time.perf_counter()
             for x in steps[start : start + TURN]:
-                engine.step(x)
+                engine.step(x, out=out)
             times.append((time.perf_counter() - begin) / TURN)
     return [1e6 * statistics.median(times) for times in seconds]
 

@@ -59,12 +59,12 @@ def recorded_accuracy(pattern: str) -> tuple[float, str]:
 
 def engine_reader(weights: str, image: Tensor) -> Reader:
     engine = egru.EventEngine(**egru.pretrained("smnist").streaming(), weights=weights)
-    pixels = list(image)
+    pixels, out = list(image), torch.empty(engine.output_size)
 
     def read(i: int) -> object:
         if i == 0:
             engine.reset()
-        return engine.step(pixels[i])
+        return engine.step(pixels[i], out=out)
 
     return read
 

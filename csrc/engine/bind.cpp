@@ -205,6 +205,11 @@ private:
 
 // Signatures name the arguments for the type stub. nb::arg would too, but it makes every call slower.
 void bind_engine(nb::module_& m) {
+    nb::class_<engine::TeamSize>(m, "TeamSize", "The choice of the number of threads, for tests with simulated times.")
+        .def(nb::init<int>(), nb::sig("def __init__(self, threads: int, /) -> None"))
+        .def("choose", &engine::TeamSize::choose, nb::sig("def choose(self, steps: int, gap: float, /) -> int"))
+        .def("record", &engine::TeamSize::record,
+             nb::sig("def record(self, work: float, steps: int, seconds: float, /) -> None"));
     nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
         .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, size_t>(),
              nb::sig("def __init__(self, "

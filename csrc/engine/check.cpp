@@ -1,5 +1,5 @@
 // Test program of the streaming engine, built with sanitizers: every dispatch level, weight format and reset, odd
-// sizes, several threads and streams. Checks that outputs are bit-identical however the work is divided.
+// sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -65,7 +65,8 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
     options.threads = threads;
     options.streams = at_once;
     options.has_trace = problem.after;
-    options.trace = 0.5f;
+    options.mean = problem.inputs == 5;
+    options.trace = options.mean ? 1.0 : 0.5;
     options.token_table_bytes = 1 << 20;
     auto x = random.take(static_cast<size_t>(steps * streams * problem.inputs), 1.0f);
     for (size_t i = 0; i < x.size() / 2; ++i)
@@ -85,6 +86,8 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
                 part.insert(part.end(), row, row + problem.inputs);
             }
         engine.run(nullptr, ids.data(), steps, false, out.data());
+        const std::vector<uint8_t> none(static_cast<size_t>(at_once), 0);  // no stream advances: nothing changes
+        if (at_once > 1) engine.run(part.data(), nullptr, 3, false, out.data(), none.data());
         if (by_steps)
             for (int t = 0; t < steps; ++t)
                 engine.run(part.data() + t * at_once * problem.inputs, nullptr, 1, false,

@@ -369,6 +369,15 @@ def train_backward_chunk(call: TrainCall) -> None:
 def train_backward_finish(call: TrainCall) -> None:
     """Write the gradients in torch's layout."""
 
+class TeamSize:
+    """The choice of the number of threads, for tests with simulated times."""
+
+    def __init__(self, threads: int, /) -> None: ...
+
+    def choose(self, steps: int, gap: float, /) -> int: ...
+
+    def record(self, work: float, steps: int, seconds: float, /) -> None: ...
+
 class EngineCore:
     """The streaming engine. Arrays are passed as addresses of checked data."""
 
