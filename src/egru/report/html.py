@@ -77,7 +77,12 @@ def small(text: str) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], marked: Sequence[bool] = (), corner: str = ""
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, Sequence[str]]],
+    marked: Sequence[bool] = (),
+    corner: str = "",
+    *,
+    narrow: bool = False,
 ) -> str:
     """Return a table in a box that scrolls sideways if the table is wider.
 
@@ -86,6 +91,7 @@ def table(
         rows: Label and cells of each row.
         marked: Whether each column is emphasised. Empty if none is.
         corner: Name of the first column.
+        narrow: Whether columns are as narrow as their text, for tables with short labels.
     """
     marks = [" class=event" if mark else "" for mark in marked or [False] * len(columns)]
     names = "".join(f'<th scope="col"{m}>{escape(name)}</th>' for m, name in zip(marks, columns, strict=True))
@@ -96,8 +102,8 @@ def table(
         for label, cells in rows
     )
     return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">{escape(corner)}</th>{names}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0"><table{" class=narrow" if narrow else ""}><thead><tr>'
+        f'<th scope="col">{escape(corner)}</th>{names}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

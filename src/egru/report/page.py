@@ -259,7 +259,9 @@ def _search(run: RunReport, search: ThresholdSearch, figure: Figure) -> str:
         )
         for i, t in enumerate(search.trials)
     ]
-    every = table(["smallest thresholds", "loss", "activity sparsity", "MACs per step"], trials, corner="trial")
+    every = table(
+        ["smallest thresholds", "loss", "activity sparsity", "MACs per step"], trials, corner="trial", narrow=True
+    )
     return (
         f'<p class="lead">{escape(text)}</p><div class="figures">{figure.html()}<div>'
         f"{table(['before', 'after'], rows, [False, True], 'on validation')}{folded('All trials', every)}</div></div>"

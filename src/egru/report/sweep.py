@@ -257,7 +257,9 @@ def _table(sweep: SweepReport) -> str:
         )
         for trial in sweep.ranked()
     ]
-    return table(columns, rows, corner="trial") + small("Complete trials come first, the best one at the top.")
+    return table(columns, rows, corner="trial", narrow=True) + small(
+        "Complete trials come first, the best one at the top."
+    )
 
 
 def _shared(sweep: SweepReport) -> str:
