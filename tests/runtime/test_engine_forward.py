@@ -236,3 +236,10 @@ def test_check_does_not_depend_on_the_weight_format(weights: Any) -> None:
     EventEngine(model, weights)
     with pytest.raises(TypeError, match="pass trace=None"):
         EventEngine(model, weights, trace=0.5)
+
+
+def test_check_runs_on_the_cpu_without_autocast() -> None:
+    model = Model(mean_readout)
+    model.rnn.backend = "cuda"
+    with torch.autocast("cpu", torch.bfloat16):
+        EventEngine(model, trace="mean")

@@ -15,6 +15,7 @@ from egru.trace import PAPER_DECAY
 
 
 @torch.no_grad()
+@torch.autocast("cpu", enabled=False)
 def call_module(module: Any, x: Tensor) -> Any:
     """Return the output of a module for a sequence, without its state."""
     if isinstance(module, EGRUCell):

@@ -192,8 +192,11 @@ class EventEngine:
                         out = _empty_like(self._out_like)
                         core.step_address(x.data_ptr(), out.data_ptr())
                         return out
-                    if (out is self._buffer and out.data_ptr() == self._buffer_address) or self._is_buffer(out):
-                        core.step_address(x.data_ptr(), self._buffer_address)
+                    if out is self._buffer and (address := out.data_ptr()) == self._buffer_address:
+                        core.step_address(x.data_ptr(), address)
+                        return out
+                    if self._is_buffer(out):
+                        core.step_address(x.data_ptr(), out.data_ptr())
                         return out
             elif input_type is _ndarray:
                 result = _empty(self._out_shape, _np_float32) if out is None else out
@@ -205,7 +208,7 @@ class EventEngine:
                     core.step_token(x, out.data_ptr())
                     return out
                 if (out is self._buffer and out.data_ptr() == self._buffer_address) or self._is_buffer(out):
-                    core.step_token(x, self._buffer_address)
+                    core.step_token(x, out.data_ptr())
                     return out
         return self._step_checked(x, out, mask)
 

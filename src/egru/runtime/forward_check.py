@@ -153,6 +153,7 @@ def _prepare(probe: nn.Module, seed: int, trace: Trace | None) -> tuple[Network,
         for layer in probe.modules():
             if isinstance(layer, EGRU | EGRUCell):
                 layer.reset_parameters()
+                layer.backend = "auto"  # the copy is on the CPU
                 for parameter in layer.threshold_parameters().values():
                     parameter.fill_(-6.0 if layer.threshold_config.kind == "sigmoid" else 0.0025)
         network = extract_network(probe, trace=trace)

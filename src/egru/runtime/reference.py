@@ -116,6 +116,7 @@ class ReferenceRunner:
         return x if bias is None else x + bias.to(self._dtype)
 
     @torch.no_grad()
+    @torch.autocast("cpu", enabled=False)
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None:
         if ids is not None:
             assert self._network.embedding is not None
