@@ -68,7 +68,8 @@ def test_every_trial_is_a_run_and_a_study_resumes(tmp_path):
     study = sweep(dataclasses.replace(first, trials=3), messages.append)
     assert states(study) == ["COMPLETE"] * 3
     assert table(study, first).startswith("best 3 trials on validation (3 complete, 0 pruned, 0 failed):\n")
-    (written,) = write_outcome(study, first)
+    written, page = write_outcome(study, first)
+    assert page.name == "index.html"
     assert written.read_text().splitlines()[0] == "trial,state,quality,hidden,threshold"
     assert len(written.read_text().splitlines()) == 4
 
@@ -97,7 +98,8 @@ def test_two_objectives_give_a_pareto_front(tmp_path):
         assert trial.values == [line.validation.accuracy, line.activity.forward_macs]
     shown = table(study, sweep_settings)
     assert shown.startswith(f"Pareto front, {len(study.best_trials)} trials on validation (3 complete")
-    assert {path.name for path in write_outcome(study, sweep_settings)} == {"trials.csv", "pareto.svg", "pareto.png"}
+    names = {path.name for path in write_outcome(study, sweep_settings)}
+    assert names == {"trials.csv", "index.html", "pareto.svg", "pareto.png"}
     assert "</svg>" in (tmp_path / "pareto.svg").read_text()
     assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
 
@@ -354,16 +356,15 @@ def test_dotted_names_set_nested_fields():
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["smnits"], 1, "unknown recipe 'smnits'"),
+        (["smnits"], 2, "unknown recipe 'smnits'"),
         (["digits", "--search", "nowhere.py"], 2, "--search: nowhere.py does not exist"),
         (
             ["digits", "--objectives", "quality,speed"],
-            1,
+            2,
             "objectives must be among quality, macs, backward-macs, got 'speed'",
         ),
-        (["digits", "--objectives", "macs,macs"], 1, "objectives must be non-empty and distinct, got 'macs, macs'"),
-        (["digits", "--objectives", "quality,macs", "--pruner", "median"], 1, "must be none with several objectives"),
-        (["digits", "--workers", "0"], 1, "workers must be at least 1, got 0"),
+        (["digits", "--objectives", "macs,macs"], 2, "objectives must be non-empty and distinct, got 'macs, macs'"),
+        (["digits", "--objectives", "quality,macs", "--pruner", "median"], 2, "must be none with several objectives"),
         (["digits", "--epochs", "many"], 2, "--epochs: invalid literal"),
         (["digits", "--storage", "nodatabase://here"], 1, "--storage: Can't load plugin"),
         (["digits", "--storage", "postgresql://127.0.0.1:1/none"], 1, "--storage: (psycopg.OperationalError)"),
