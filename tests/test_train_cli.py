@@ -229,7 +229,7 @@ def test_list_shows_every_recipe_by_table(capsys):
     assert code == 0
     lines = out.splitlines()
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(RECIPES)
-    assert "Sequential MNIST (Table 2 and supplement of the paper):" in lines
+    assert "Sequential MNIST (Tables 2 and S5 of the paper):" in lines
     assert "[accuracy 98.3 %, activity sparsity 72.1 %" in out
     assert egru(capsys, "list", "frames")[1].count("\n") == 4
 
