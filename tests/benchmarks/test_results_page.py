@@ -14,6 +14,7 @@ import torch
 from egru import experiments, runs
 from egru.activity import LayerCost, count_parameters, macs_per_step
 from egru.experiments.build import Shape, build_classifier
+from egru.experiments.config import RecipeConfig
 from egru.experiments.tables import TABLES
 from egru.training import EpochMetrics, Result, Run
 from egru.training.records import KeptRecord
@@ -25,7 +26,7 @@ import results_page  # pyright: ignore[reportMissingImports]
 from results_records import wall_clock  # pyright: ignore[reportMissingImports]
 
 
-def load(config: experiments.Config):
+def load(config: RecipeConfig):
     return text() if config.data == "ptb" else sequences()
 
 

@@ -72,7 +72,7 @@ def test_finished_run_is_added_once(tmp_path, trained):
         pytest.approx(epoch["train"]["gradient_norm_p99"], rel=1e-2) for epoch in metrics
     ]
     assert line["changes"]["hidden"] == 48
-    assert line["changes"]["rate_loss"] == 1.0
+    assert line["changes"]["rate_loss"] == 0.3
     assert not {"seed", "root", "reset"} & set(line["changes"])  # not settings, or equal to the base
     (trained / "result.json").unlink()
     with pytest.raises(RunError, match="--add requires a finished run"):
