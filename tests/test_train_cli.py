@@ -230,7 +230,7 @@ def test_list_shows_every_recipe_by_table(capsys):
     lines = out.splitlines()
     assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(RECIPES)
     assert "Sequential MNIST (Tables 2 and S5 of the paper):" in lines
-    assert "[accuracy 98.3 %, activity sparsity 72.1 %" in out
+    assert "[paper, Table 2: accuracy 98.3 %, activity sparsity 72.1 %" in out
     assert egru(capsys, "list", "frames")[1].count("\n") == 4
 
 
