@@ -57,6 +57,8 @@ WRONG = [
     # runs
     ("train --resume nowhere", USAGE, "nowhere is not a run: it has no config.json"),
     ("evaluate nowhere", USAGE, "nowhere is neither the folder of a run nor a pretrained model (smnist)"),
+    ("evaluate smnits", USAGE, "nor a pretrained model (smnist); did you mean smnist?"),
+    ("evaluate runs/digts", USAGE, "; did you mean runs/digits?"),
     ("evaluate full", USAGE, "full is not a run: it has no config.json"),
     ("evaluate file", USAGE, "file is neither the folder of a run nor a pretrained model (smnist)"),
     ("evaluate smnist", USAGE, "set the root with EGRU_DATA=FOLDER"),
@@ -103,6 +105,7 @@ def folder(defaults: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
     (tmp_path / "space.py").write_text("def search(trial):\n    return {}\n")
 
 

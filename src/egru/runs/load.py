@@ -1,6 +1,7 @@
 """Load the model of a trained run, and the pretrained models that ship with the package."""
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -169,8 +170,11 @@ def find_run(run: Path, device: str | None = None) -> tuple[Path, str | None]:
         return run, device
     name = str(run)
     if name not in PRETRAINED:
+        folders = [str(path) for path in run.parent.iterdir() if path.is_dir()] if run.parent.is_dir() else []
+        similar = difflib.get_close_matches(name, [*PRETRAINED, *folders], 1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
         raise RunNotFoundError(
-            f"{name} is neither the folder of a run nor a pretrained model ({', '.join(PRETRAINED)})"
+            f"{name} is neither the folder of a run nor a pretrained model ({', '.join(PRETRAINED)}){hint}"
         )
     return _pretrained_folder(name), device or (None if torch.cuda.is_available() else "cpu")
 
