@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load
 
 from egru import ActivityMonitor, cli
+from egru.cli import ExitCode
 from egru.data import Batches, Split
 from egru.models import LanguageModel
 from egru.training import ClassifierTraining, NoProgress, Run, Scores, distributed, loop, to_plain
@@ -232,5 +233,5 @@ def test_graphs_are_refused_with_several_processes(monkeypatch):
 def test_several_processes_require_out(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["train", "digits", "--smoke"]) == 1
+    assert cli.main(["train", "digits", "--smoke"]) == ExitCode.USAGE_OR_MISSING_FILE
     assert "multi-process runs require --out" in capsys.readouterr().err

@@ -4,9 +4,10 @@ import csv
 from collections.abc import Callable
 from pathlib import Path
 
-from egru.experiments.config import Config, LanguageConfig, read_config
+from egru.experiments.config import Config, LanguageConfig
 from egru.report.sweep import SweepReport, TrialReport, write_sweep_report
 from egru.runs.command import flatten
+from egru.runs.load import read_run_config
 from egru.training import EpochMetrics, Run, RunError, to_plain
 from egru.training.run import CONFIG
 
@@ -48,7 +49,7 @@ def report(folder: Path, out: Path | None = None, log: Callable[[str], None] = p
     for path in sorted(folder.glob("trial-*")):
         try:
             run = Run.open(path, log)
-            recipe, config = read_config(run.config())
+            recipe, config = read_run_config(run)
             trials.append(_read_trial(run, config, states))
         except (RunError, ValueError) as error:
             notes.append(f"{path.name} is left out: {' '.join(str(error).split())}.")

@@ -17,7 +17,7 @@ from egru.training.records import EpochMetrics
 _LINE = re.compile(rb'(.*),"sha256":"([0-9a-f]{64})"}')
 
 
-class DamagedMetricsError(RuntimeError):
+class DamagedMetricsError(ValueError):
     """A file of metrics with a line that was changed after it was written."""
 
 
