@@ -25,6 +25,12 @@ struct TooManyEvents {
     double time;
 };
 
+// Two events of a unit have the same time, because float64 cannot represent the time between them.
+struct UnresolvedEvents {
+    int sample, unit;
+    double time;
+};
+
 // A request, shared by all threads, to interrupt the run.
 class StopFlag {
 public:
@@ -50,11 +56,11 @@ struct Tape {
     void copy_events(double* times, int64_t* units) const;
 };
 
-// Throws Interrupted, or TooManyEvents for the first sample above the limit.
+// Throws Interrupted, or TooManyEvents or UnresolvedEvents for the first sample that fails.
 std::unique_ptr<Tape> forward(const ContinuousCall& call, Poll poll);
 void backward(const ContinuousCall& call, const Tape& tape, Poll poll);
 
-// Runs one sample. The stop flag is checked at every step.
+// Runs one sample. The stop flag is checked at every step and at intervals within long steps.
 void forward_sample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
                     bool may_poll);
 
@@ -70,19 +76,26 @@ struct Gradients {
 void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
                      Gradients* gradients, StopFlag* stop, bool may_poll);
 
-// Scratch memory that grows on demand.
-class GrowingScratch : public Scratch {
+// Scratch memory of one sample. It grows on demand.
+class SampleScratch : public Scratch {
 public:
-    GrowingScratch() : Scratch{nullptr, 0, nullptr} {
-        grow = [](Scratch* scratch, int64_t needed) {
-            GrowingScratch* self = static_cast<GrowingScratch*>(scratch);
-            self->memory_.resize(static_cast<size_t>(needed + needed / 2));
-            self->data = self->memory_.data();
-            self->capacity = static_cast<int64_t>(self->memory_.size());
-        };
-    }
+    SampleScratch(StopFlag* stop, bool may_poll) : Scratch{nullptr, 0, grow_memory, check_stop}, stop_(stop),
+                                                   may_poll_(may_poll) {}
 
 private:
+    static void grow_memory(Scratch* scratch, int64_t needed) {
+        SampleScratch* self = static_cast<SampleScratch*>(scratch);
+        self->memory_.resize(static_cast<size_t>(needed + needed / 2));
+        self->data = self->memory_.data();
+        self->capacity = static_cast<int64_t>(self->memory_.size());
+    }
+    static void check_stop(Scratch* scratch) {
+        SampleScratch* self = static_cast<SampleScratch*>(scratch);
+        self->stop_->check(self->may_poll_);
+    }
+
+    StopFlag* stop_;
+    bool may_poll_;
     std::vector<double> memory_;
 };
 

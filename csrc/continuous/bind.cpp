@@ -17,7 +17,7 @@ bool interrupted() {
 }
 
 // Translates exceptions: an interrupt into the exception that Python has set, too many events into an OverflowError
-// with the arguments (sample, time).
+// with the arguments (sample, time), unresolved events into an ArithmeticError with the arguments (sample, unit, time).
 template <class Work>
 auto without_gil(Work work) {
     try {
@@ -27,6 +27,9 @@ auto without_gil(Work work) {
         throw nb::python_error();
     } catch (const egru::continuous::TooManyEvents& error) {
         PyErr_SetObject(PyExc_OverflowError, nb::make_tuple(error.sample, error.time).ptr());
+        throw nb::python_error();
+    } catch (const egru::continuous::UnresolvedEvents& error) {
+        PyErr_SetObject(PyExc_ArithmeticError, nb::make_tuple(error.sample, error.unit, error.time).ptr());
         throw nb::python_error();
     }
 }

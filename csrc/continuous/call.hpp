@@ -26,7 +26,7 @@ struct ContinuousCall {
     // Results of the forward pass: (B, R, H) twice, (B, 3, H), then four counters (B)
     uintptr_t c_read = 0, o_read = 0, a_last = 0;
     uintptr_t event_counts = 0, root_solves = 0, flow_evaluations = 0, min_slope = 0;
-    // Derivatives of the loss by the results: events (N) twice, readouts, a_last
+    // Derivatives of the loss with respect to the results: events (N) twice, readouts, a_last
     uintptr_t cotangent_times = 0, cotangent_amplitudes = 0;
     uintptr_t cotangent_c_read = 0, cotangent_o_read = 0, cotangent_a_last = 0;
     // Results of the backward pass. Entries of grad_V and grad_U without a connection are not written.

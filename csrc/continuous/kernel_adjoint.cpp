@@ -1,7 +1,7 @@
 // The backward kernel: the adjoint of a touch. First the adjoint is pulled back over the interval that starts with the
 // touch, then across the jump.
 #include "continuous/kernel_entries.hpp"
-#include "continuous/panel.hpp"
+#include "continuous/division.hpp"
 
 extern "C" {
 double exp(double);
@@ -16,6 +16,7 @@ namespace continuous {
 using namespace egru::continuous;
 
 struct Units {
+    alignas(64) double before_u[block], before_z[block];  // d before the jump
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], gate[block], span[block];
     alignas(64) double active[block];  // the part of the span before rest
@@ -100,7 +101,7 @@ inline void pull_back_rest(const Model& m, double at_rest, double b_u, double b_
     a->p_z = q * a->p_z + z_late;
 }
 
-// Rows of scratch memory with one entry per panel: the fields of Slice except h, and the shift of c.
+// Rows of results with one entry per panel: the fields of Slice except h, and the shift of c.
 enum SliceRow {
     row_scale,
     row_q,
@@ -116,50 +117,102 @@ enum SliceRow {
     slice_rows,
 };
 
-// Units with several panels: the panels are computed in vectors and then applied in reverse order.
-inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_t items, const int32_t* panels,
-                              double* tau_s, double* tau_m) {
-    const Expanded e = expand(scratch, slice_rows, items, s.d_u, s.b_u, s.d_z, s.b_z, s.active, panels, s.count);
-    double* rows = e.from + e.stride;
+inline void slice_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
-        for (int64_t i = 0; i < items; i += width) {
-            const Panel panel = panel_of(m, e, i);
+        for (int i = 0; i < p.count; i += width) {
+            const Panel panel = p.panel(m, i);
             const Bilinear b = bilinear<n.nodes>(m, panel);
             // In the order of SliceRow.
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
                                                  b.v[0],  b.v[1], b.v[2], b.rate, b.lag,  panel.d_u, panel.d_z, b.shift,
                                                  Doubles{}};
-            for (int k = 0; k < slice_rows; ++k) put(rows + k * e.stride + i, outputs[k]);
+            for (int k = 0; k < slice_rows; ++k) put(p.results + k * portion + i, outputs[k]);
         }
     });
-    double* c_start = rows + row_c * e.stride;
-    const double* shift = rows + row_shift * e.stride;
-    int64_t i = 0;
+}
+
+// Pulls back over the panels of one portion, in reverse order. `c` is the state at the start of its first panel.
+inline void pull_back_portion(const Model& m, const Units& s, const Portion& p, double c, Accumulated<double>* sums) {
+    double* c_start = p.results + row_c * portion;
+    const double* shift = p.results + row_shift * portion;
+    alignas(64) double c_end[block];  // of the units whose last panel is in this portion
+    for (int i = 0; i < p.count; ++i) {
+        c_start[i] = c;
+        c = p.results[i] * c + shift[i];
+        if (!p.last[i]) continue;
+        c_end[p.unit[i]] = c;
+        if (p.unit[i] + 1 < s.count) c = s.c[p.unit[i] + 1];
+    }
+    for (int i = p.count - 1; i >= 0; --i) {
+        const int k = p.unit[i];
+        if (p.last[i] && s.span[k] > s.active[k])
+            pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
+        const auto at = [&](int row) { return p.results[row * portion + i]; };
+        pull_back_panel(Slice<double>{at(row_scale), at(row_q),
+                                      {at(row_x), at(row_x + 1), at(row_x + 2)},
+                                      {at(row_y), at(row_y + 1), at(row_y + 2)},
+                                      {at(row_v), at(row_v + 1), at(row_v + 2)},
+                                      at(row_rate), at(row_lag), at(row_d_u), at(row_d_z), p.h[i], c_start[i]},
+                        sums[k]);
+    }
+}
+
+// Where a portion starts, stored in scratch memory behind the current portion.
+struct Checkpoint {
+    BlockPosition at;
+    double c;
+};
+
+// Units with several panels. Portions are pulled back in reverse order, so a forward sweep first finds where they start.
+inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, double* tau_s, double* tau_m) {
+    Division units[block];
+    Accumulated<double> sums[block];
     for (int k = 0; k < s.count; ++k) {
-        double c = s.c[k];
-        const int64_t first = i;
-        for (int32_t p = 0; p < panels[k]; ++p, ++i) {
-            c_start[i] = c;
-            c = rows[i] * c + shift[i];
+        units[k] = Division(m, s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], s.active[k]);
+        sums[k] = {s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
+    }
+    constexpr int64_t first_checkpoint = int64_t(portion) * (panel_rows + slice_rows);
+    constexpr int64_t doubles = sizeof(Checkpoint) / sizeof(double);
+    const auto checkpoint = [&](int64_t i) {
+        return reinterpret_cast<Checkpoint*>(scratch->data + first_checkpoint + i * doubles);
+    };
+    Portion p;
+    BlockPosition at;
+    Checkpoint start{at, s.c[0]};
+    int64_t stored = 0;
+    for (;;) {
+        fill(m, scratch, slice_rows, units, s.count, &at, &p);
+        if (at.unit == s.count) break;
+        const int64_t needed = first_checkpoint + (stored + 1) * doubles;
+        if (scratch->capacity < needed) {
+            scratch->grow(scratch, needed);
+            p.place(scratch->data);
         }
-        Accumulated<double> a{s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
-        if (s.span[k] > s.active[k]) pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c, &a);
-        for (int64_t j = i - 1; j >= first; --j) {
-            const auto at = [&](int row) { return rows[row * e.stride + j]; };
-            pull_back_panel(Slice<double>{at(row_scale), at(row_q),
-                                          {at(row_x), at(row_x + 1), at(row_x + 2)},
-                                          {at(row_y), at(row_y + 1), at(row_y + 2)},
-                                          {at(row_v), at(row_v + 1), at(row_v + 2)},
-                                          at(row_rate), at(row_lag), at(row_d_u), at(row_d_z), e.h[j], c_start[j]},
-                            a);
+        *checkpoint(stored++) = start;
+        flow_portion(m, p);
+        double c = start.c;
+        for (int i = 0; i < p.count; ++i) {
+            c = p.results[i] * c + p.results[portion + i];
+            if (p.last[i]) c = s.c[p.unit[i] + 1];
         }
-        s.p_c[k] = a.p_c;
-        s.p_u[k] = a.p_u;
-        s.p_z[k] = a.p_z;
-        s.g_u[k] = a.g_u;
-        s.g_z[k] = a.g_z;
-        *tau_s += a.tau_s;
-        *tau_m += a.tau_m;
+        start = {at, c};
+    }
+    for (;;) {
+        slice_portion(m, p);
+        pull_back_portion(m, s, p, start.c, sums);
+        if (stored == 0) break;
+        start = *checkpoint(--stored);
+        at = start.at;
+        fill(m, scratch, slice_rows, units, s.count, &at, &p);
+    }
+    for (int k = 0; k < s.count; ++k) {
+        s.p_c[k] = sums[k].p_c;
+        s.p_u[k] = sums[k].p_u;
+        s.p_z[k] = sums[k].p_z;
+        s.g_u[k] = sums[k].g_u;
+        s.g_z[k] = sums[k].g_z;
+        *tau_s += sums[k].tau_s;
+        *tau_m += sums[k].tau_m;
     }
 }
 
@@ -167,20 +220,20 @@ inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, int64_
 inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Units& s, ReceiverSums* sums) {
     Doubles sum_u{}, sum_r{}, sum_z{}, rate{}, slope{};
     const bool has_emitter = t.emitter >= first && t.emitter < first + s.count;
-    const double p_emitter = has_emitter ? s.p_c[t.emitter - first] : 0;
-    if (has_emitter) s.p_c[t.emitter - first] = 0;
+    const int emitter = t.emitter - first;
+    const double p_emitter = has_emitter ? s.p_c[emitter] : 0;
+    if (has_emitter) s.p_c[emitter] = 0;
     for (int k = 0; k < s.count; k += width) {
         const int lanes_left = s.count - k;
         const Doubles w_u = load_part<double>(t.w_u + first + k, lanes_left);
         const Doubles w_r = load_part<double>(t.w_r + first + k, lanes_left);
         const Doubles w_z = load_part<double>(t.w_z + first + k, lanes_left);
         const Doubles p_u = get(s.p_u + k), p_r = get(s.p_r + k), p_z = get(s.p_z + k);
-        Doubles moved = t.scale_z * w_z, carried = t.scale_z * p_z, push = w_z * p_z;
+        Doubles carried = t.scale_z * p_z, push = w_z * p_z;
         sum_u += w_u * p_u;
         sum_r += w_r * p_r;
         if (t.gated) {
             const Doubles gate = get(s.gate + k), r = sigmoid_of(gate), dr = r * (1.0 - r);
-            moved *= r;
             carried *= r;
             rate += push * dr * (get(s.b_r + k) - gate) * (1.0 / m.tau_s);
             put(s.gate_share + k, t.scale_z * push * dr);
@@ -195,17 +248,41 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
         add(t.grad_r, t.scale * p_r);
         add(t.grad_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
-        const Gates after = gates(a_u, a_z), before = gates(a_u - t.scale * w_u, a_z - moved);
+        const Gates after = gates(a_u, a_z);
+        const Gates before = gates(get(s.b_u + k) + get(s.before_u + k), get(s.b_z + k) + get(s.before_z + k));
+        if (has_emitter && emitter >= k && emitter < k + width) {
+            sums->emitter_u = after.u[emitter - k];
+            sums->emitter_z = after.z[emitter - k];
+        }
         // u (z - c) before minus after
         slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z));
     }
-    if (has_emitter) s.p_c[t.emitter - first] = p_emitter;
+    if (has_emitter) s.p_c[emitter] = p_emitter;
     sums->u += sum_of(sum_u);
     sums->r += sum_of(sum_r);
     sums->z += sum_of(sum_z);
     sums->z_rate += sum_of(rate);
     // A jump of size 0 must have no effect, not even by rounding.
     if (t.scale != 0) sums->slope += sum_of(slope) / m.tau_m;
+}
+
+// Computes d after the jump, rounded as in the forward pass.
+inline void add_jump(const TouchAdjoint& t, int first, Units& s) {
+    const auto rounded = [](Doubles b, Doubles d) { return (b + d) - b; };
+    for (int k = 0; k < s.count; k += width) {
+        Doubles d_u = get(s.before_u + k), d_r = get(s.d_r + k), d_z = get(s.before_z + k);
+        if (t.w_u != nullptr) {
+            const int lanes_left = s.count - k;
+            Doubles w_z = load_part<double>(t.w_z + first + k, lanes_left);
+            if (t.gated) w_z *= sigmoid_of(get(s.gate + k));
+            d_u += t.scale * load_part<double>(t.w_u + first + k, lanes_left);
+            d_r += t.scale * load_part<double>(t.w_r + first + k, lanes_left);
+            d_z += t.scale_z * w_z;
+        }
+        put(s.d_u + k, rounded(get(s.b_u + k), d_u));
+        put(s.d_r + k, rounded(get(s.b_r + k), d_r));
+        put(s.d_z + k, rounded(get(s.b_z + k), d_z));
+    }
 }
 
 void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, int first, Scratch* scratch,
@@ -220,9 +297,9 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
         s.b_u[k] = m.b_u[i];
         s.b_r[k] = m.b_r[i];
         s.b_z[k] = m.b_z[i];
-        s.d_u[k] = record[k] - s.b_u[k];
-        s.d_r[k] = record[k + row] - s.b_r[k];
-        s.d_z[k] = record[k + 2 * row] - s.b_z[k];
+        s.before_u[k] = record[k];
+        s.before_z[k] = record[k + 2 * row];
+        s.d_r[k] = record[k + row];
         s.c[k] = record[k + 3 * row];
         s.span[k] = adjoint->time[i] - t.time;
         adjoint->time[i] = t.time;
@@ -234,23 +311,26 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
     if (t.gated)
         for (int k = 0; k < s.count; ++k) s.gate[k] = record[k + 4 * row];
     for (int k = s.count; k < (int)padded(s.count); ++k) {
-        s.d_u[k] = s.d_r[k] = s.d_z[k] = s.b_u[k] = s.b_r[k] = s.b_z[k] = s.c[k] = s.gate[k] = s.span[k] = 0;
+        s.before_u[k] = s.d_r[k] = s.before_z[k] = s.b_u[k] = s.b_r[k] = s.b_z[k] = 0;
+        s.c[k] = s.gate[k] = s.span[k] = 0;
         s.p_c[k] = s.p_u[k] = s.p_r[k] = s.p_z[k] = 0;
     }
 
-    Longs reaches_rest{};
+    add_jump(t, first, s);
+    const double shortest = time_to_rest(m, 0, 0);
+    Longs may_rest{};
     for (int k = 0; k < s.count; k += width) {
-        put(s.active + k, min_of(get(s.span + k), splat(rest_after * m.tau_s)));
-        reaches_rest |= get(s.active + k) < get(s.span + k);
+        put(s.active + k, get(s.span + k));
+        may_rest |= get(s.span + k) > shortest;
     }
-    int32_t panels[block];
-    const int64_t items = count_panels(m, s.d_u, s.d_z, s.active, s.count, panels);
+    if (any(may_rest))
+        for (int k = 0; k < s.count; ++k) s.active[k] = smaller(s.span[k], time_to_rest(m, s.d_u[k], s.d_z[k]));
     double tau_s = 0, tau_m = 0;
     Doubles tau_ss{}, tau_ms{};
-    if (items == s.count && !any(reaches_rest))
+    if (!any(may_rest) && single_panels(m, s.d_u, s.d_z, s.active, s.count))
         pull_back_single(m, s, &tau_ss, &tau_ms);
     else
-        pull_back_several(m, s, scratch, items, panels, &tau_s, &tau_m);
+        pull_back_several(m, s, scratch, &tau_s, &tau_m);
     for (int k = 0; k < s.count; k += width) {
         const Doubles span = get(s.span + k), p_r = get(s.p_r + k);
         const Doubles kept = exponential(max_of(span * (-1.0 / m.tau_s), splat(-700.0))) * p_r;

@@ -1,7 +1,7 @@
 // The forward kernel: advance units to the current time, apply a jump, and compute new lower bounds of their events.
 // Also the table of kernels of this dispatch level.
 #include "continuous/kernel_entries.hpp"
-#include "continuous/panel.hpp"
+#include "continuous/division.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
@@ -16,9 +16,7 @@ struct Units {
 };
 
 inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* scratch) {
-    int32_t panels[block];
-    const int64_t items = count_panels(m, s.d_u, s.d_z, span, s.count, panels);
-    if (items == s.count) {
+    if (single_panels(m, s.d_u, s.d_z, span, s.count)) {
         alignas(64) double memory[max_points];
         const double* decays = common_decays(m, span, s.count, memory);
         with_nodes(m, [&](auto n) {
@@ -30,33 +28,34 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
         });
         return;
     }
-    const Expanded e = expand(scratch, 2, items, s.d_u, s.b_u, s.d_z, s.b_z, span, panels, s.count);
-    double* scale = e.from + e.stride;
-    double* shift = scale + e.stride;
-    with_nodes(m, [&](auto n) {
-        for (int64_t i = 0; i < items; i += width) {
-            const Affine map = flow<n.nodes>(m, panel_of(m, e, i));
-            put(scale + i, map.scale);
-            put(shift + i, map.shift);
+    Division units[block];
+    for (int k = 0; k < s.count; ++k) units[k] = Division(m, s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], span[k]);
+    Portion p;
+    for (BlockPosition at; at.unit < s.count;) {
+        fill(m, scratch, 2, units, s.count, &at, &p);
+        flow_portion(m, p);
+        for (int i = 0; i < p.count; ++i) {
+            double& c = s.c[p.unit[i]];
+            c = p.results[i] * c + p.results[portion + i];
         }
-    });
-    for (int k = 0; k < s.count; ++k)
-        for (int32_t p = 0; p < panels[k]; ++p) s.c[k] = *scale++ * s.c[k] + *shift++;
+    }
 }
 
 inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     alignas(64) double span[block];
-    const double longest = rest_after * m.tau_s;
-    Longs reaches_rest{};
+    const double shortest = time_to_rest(m, 0, 0);
+    Longs may_rest{};
     for (int k = 0; k < s.count; k += width) {
-        reaches_rest |= get(s.span + k) > longest;
-        put(span + k, min_of(get(s.span + k), splat(longest)));
+        may_rest |= get(s.span + k) > shortest;
+        put(span + k, get(s.span + k));
     }
+    if (any(may_rest))
+        for (int k = 0; k < s.count; ++k) span[k] = smaller(span[k], time_to_rest(m, s.d_u[k], s.d_z[k]));
     flow_panels(m, s, span, scratch);
-    if (!any(reaches_rest)) return;
+    if (!any(may_rest)) return;
     for (int k = 0; k < s.count; k += width) {
         const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
-        const Doubles at_rest = max_of(get(s.span + k) - longest, splat(0.0)), pace = at_rest * g.u * (1.0 / m.tau_m);
+        const Doubles at_rest = get(s.span + k) - get(span + k), pace = at_rest * g.u * (1.0 / m.tau_m);
         const Doubles c = get(s.c + k);
         put(s.c + k, at_rest > 0.0 ? g.z + (c - g.z) * exponential(max_of(-pace, splat(-700.0))) : c);
     }
@@ -128,6 +127,14 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
         put(s.d_z + k, get(s.d_z + k) * q);
     }
     if (has_emitter) s.c[t.emitter - first] = 0;
+    double* record = t.record + first;
+    const int64_t row = t.count;
+    for (int k = 0; k < s.count; ++k) {
+        record[k] = s.d_u[k];
+        record[k + row] = s.d_r[k];
+        record[k + 2 * row] = s.d_z[k];
+        record[k + 3 * row] = s.c[k];
+    }
     if (t.gated)
         for (int k = 0; k < s.count; ++k)
             s.gate[k] = t.gate != nullptr ? t.gate[unit(k)] : s.b_r[k] + s.d_r[k];
@@ -142,14 +149,12 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
         }
     if (!t.keep_keys) lower_bounds(m, s, t.time);
 
-    double* record = t.record + first;
-    const int64_t row = t.count;
     for (int k = 0; k < s.count; ++k) {
         const int i = unit(k);
-        record[k] = state.a_u[i] = s.b_u[k] + s.d_u[k];
-        record[k + row] = state.a_r[i] = s.b_r[k] + s.d_r[k];
-        record[k + 2 * row] = state.a_z[i] = s.b_z[k] + s.d_z[k];
-        record[k + 3 * row] = state.c[i] = s.c[k];
+        state.a_u[i] = s.b_u[k] + s.d_u[k];
+        state.a_r[i] = s.b_r[k] + s.d_r[k];
+        state.a_z[i] = s.b_z[k] + s.d_z[k];
+        state.c[i] = s.c[k];
     }
     if (m.receiver_reset)
         for (int k = 0; k < s.count; ++k) record[k + 4 * row] = t.gated ? s.gate[k] : 0;

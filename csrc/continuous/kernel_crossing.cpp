@@ -3,11 +3,9 @@
 // Between touches z is monotone, so z > theta holds in one time window, known in closed form. A unit can cross only
 // inside the window and at most once. So c at the end of the window decides whether there is a crossing.
 #include "continuous/kernel_entries.hpp"
-#include "continuous/panel.hpp"
+#include "continuous/division.hpp"
 
 extern "C" {
-double exp(double);
-double log(double);
 double tanh(double);
 }
 
@@ -108,53 +106,48 @@ double refine(const Model& m, const Start& s, double theta, double low, double h
     return t;
 }
 
-constexpr int panels_at_once = 8;  // computed before it is checked whether c has crossed
+constexpr int panels_at_once = 8;       // computed before it is checked whether c has crossed
+constexpr int panels_per_check = 1024;  // for interrupts
 
-// An interval of one unit's trajectory, split into panels of length h.
-struct Interval {
-    double d_u, b_u, d_z, b_z, h;
-    int32_t panels;
-
-    Interval(const Model& m, int unit, double a_u, double a_z, double span)
-        : d_u(a_u - m.b_u[unit]), b_u(m.b_u[unit]), d_z(a_z - m.b_z[unit]), b_z(m.b_z[unit]) {
-        alignas(64) const double d_us[width] = {d_u}, d_zs[width] = {d_z}, spans[width] = {span};
-        count_panels(m, d_us, d_zs, spans, 1, &panels);
-        h = span / panels;
-    }
-
-    Start start(const Model& m, int32_t panel, double c) const {
-        const double past = exp(-panel * h / m.tau_s);
-        return {d_u * past, b_u, d_z * past, b_z, c, tanh(b_z + d_z * past)};
-    }
-
-    // Returns the first panel at whose end c >= limit, else `panels`. Sets c to the state at its start.
-    int32_t first_above(const Model& m, double limit, double* c) const {
-        for (int32_t p = 0; p < panels; p += panels_at_once) {
-            alignas(64) double scale[panels_at_once], shift[panels_at_once];
-            for (int i = 0; i < panels_at_once; i += width) {
-                Doubles from;
-                for (int j = 0; j < width; ++j) from[j] = (p + i + j) * h;
-                const Doubles past = exponential(max_of(from * (-1.0 / m.tau_s), splat(-700.0)));
-                const Panel panel{d_u * past, splat(b_u), d_z * past, splat(b_z), splat(h), nullptr};
-                with_nodes(m, [&](auto n) {
-                    const Affine map = flow<n.nodes>(m, panel);
-                    put(scale + i, map.scale);
-                    put(shift + i, map.shift);
-                });
-            }
-            for (int i = 0; i < panels_at_once && p + i < panels; ++i) {
-                const double next = scale[i] * *c + shift[i];
-                if (next >= limit) return p + i;
-                *c = next;
-            }
-        }
-        return panels;
-    }
+// The panel in which c reaches a limit, and c at its start.
+struct Reached {
+    bool found;
+    double from, h, c;
 };
 
+// Returns the first panel at whose end c >= limit. If there is none, c is the state at the end of the interval.
+Reached first_above(const Model& m, const Division& d, double limit, double c, Scratch* scratch) {
+    for (Position at; !at.at_end(d);) {
+        if (at.panel % panels_per_check == 0) scratch->check(scratch);
+        alignas(64) double from[panels_at_once], h[panels_at_once], scale[panels_at_once], shift[panels_at_once];
+        int count = 0;
+        for (; count < panels_at_once && !at.at_end(d); ++count) {
+            from[count] = at.from;
+            h[count] = d.length(m, at.from);
+            at.advance(d, h[count]);
+        }
+        for (int i = count; i < panels_at_once; ++i) from[i] = h[i] = 0;
+        for (int i = 0; i < count; i += width) {
+            const Doubles past = exponential(max_of(get(from + i) * (-1.0 / m.tau_s), splat(-700.0)));
+            const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), nullptr};
+            with_nodes(m, [&](auto n) {
+                const Affine map = flow<n.nodes>(m, panel);
+                put(scale + i, map.scale);
+                put(shift + i, map.shift);
+            });
+        }
+        for (int i = 0; i < count; ++i) {
+            const double next = scale[i] * c + shift[i];
+            if (next >= limit) return {true, from[i], h[i], c};
+            c = next;
+        }
+    }
+    return {false, d.span, 0, c};
+}
+
 // `span` is the search horizon, relative to the last touch.
-Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double c, double span) {
-    const double b_z = m.b_z[unit], onset = m.onset[unit], theta = m.theta[unit];
+Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double c, double span, Scratch* scratch) {
+    const double b_u = m.b_u[unit], b_z = m.b_z[unit], onset = m.onset[unit], theta = m.theta[unit];
     const bool now = a_z > onset, later = b_z > onset;
     if (!now && !later) return {Outcome::never, 0, 0};
     double opens = 0, closes = __builtin_inf();
@@ -163,35 +156,36 @@ Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double 
         (later ? opens : closes) = turn > 0 ? turn : 0;
     }
     if (span < opens) return {Outcome::none_yet, 0, 0};
+    const double d_u = a_u - b_u, d_z = a_z - b_z;
     if (c >= theta) {  // c must first fall below theta, which is possible only before the window opens
         if (now) return {Outcome::never, 0, 0};
-        const Interval interval(m, unit, a_u, a_z, opens);
-        interval.first_above(m, __builtin_inf(), &c);
+        c = first_above(m, Division(m, d_u, b_u, d_z, b_z, opens), __builtin_inf(), c, scratch).c;
         if (c >= theta) return {Outcome::never, 0, 1};
         const double past = exp(-opens / m.tau_s);
-        const double b_u = m.b_u[unit];
-        Crossing after = find_crossing(m, unit, b_u + (a_u - b_u) * past, b_z + (a_z - b_z) * past, c, span - opens);
+        Crossing after = find_crossing(m, unit, b_u + d_u * past, b_z + d_z * past, c, span - opens, scratch);
         after.time += opens;
         ++after.evaluations;
         return after;
     }
-    const double longest = rest_after * m.tau_s;
-    const double end = closes < span ? closes : span > longest ? longest : span;
-    const Interval interval(m, unit, a_u, a_z, end);
-    const int32_t p = interval.panels == 1 ? 0 : interval.first_above(m, theta, &c);
+    const double longest = time_to_rest(m, d_u, d_z);
+    const double end = closes < span ? closes : smaller(span, longest);
+    const Division interval(m, d_u, b_u, d_z, b_z, end);
+    const bool single = interval.count == 1;
+    const Reached r = single ? Reached{true, 0, end, c} : first_above(m, interval, theta, c, scratch);
     const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
-    if (p == interval.panels && end < span && end < closes) {  // at rest: u and z are constant
-        const double u = 1 / (1 + exp(-m.b_u[unit])), z = tanh(b_z);
-        const double time = end + m.tau_m / u * log((z - c) / (z - theta));
+    if (!r.found && end < span && end < closes) {  // at rest: u and z are constant
+        const double u = 1 / (1 + exp(-b_u)), z = tanh(b_z);
+        const double time = end + m.tau_m / u * log((z - r.c) / (z - theta));
         return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
     }
-    if (p == interval.panels) return missed;
-    const Start start = interval.start(m, p, c);
-    const Value last = evaluate(m, start, interval.h);
-    const double from = p * interval.h, low = opens > from ? opens - from : 0;
-    Crossing result{Outcome::found, from + interval.h, 1};
-    if (last.c < theta) return interval.panels == 1 ? missed : result;  // at the end of the panel, up to rounding
-    if (low < interval.h) result.time = from + refine(m, start, theta, low, interval.h, last, &result.evaluations);
+    if (!r.found) return missed;
+    const double past = exp(-r.from / m.tau_s);
+    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, tanh(b_z + d_z * past)};
+    const Value last = evaluate(m, start, r.h);
+    const double low = opens > r.from ? opens - r.from : 0;
+    Crossing result{Outcome::found, r.from + r.h, 1};
+    if (last.c < theta) return single ? missed : result;  // at the end of the panel, up to rounding
+    if (low < r.h) result.time = r.from + refine(m, start, theta, low, r.h, last, &result.evaluations);
     return result;
 }
 
@@ -199,8 +193,8 @@ Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double 
 }  // namespace
 
 egru::continuous::Crossing continuous_find_crossing(const egru::continuous::Model& m, int unit, double a_u, double a_z,
-                                               double c, double span) {
-    return continuous::find_crossing(m, unit, a_u, a_z, c, span);
+                                                    double c, double span, egru::continuous::Scratch* scratch) {
+    return continuous::find_crossing(m, unit, a_u, a_z, c, span, scratch);
 }
 
 }  // namespace egru::EGRU_LEVEL

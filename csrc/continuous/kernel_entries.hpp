@@ -6,7 +6,8 @@
 namespace egru::EGRU_LEVEL {
 
 egru::continuous::Crossing continuous_find_crossing(const egru::continuous::Model& model, int unit, double a_u,
-                                                    double a_z, double c, double span);
+                                                    double a_z, double c, double span,
+                                                    egru::continuous::Scratch* scratch);
 egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Model& model,
                                                     egru::continuous::Adjoint* adjoint,
                                                     const egru::continuous::TouchAdjoint& touch,

@@ -31,11 +31,13 @@ struct Model {
     const double *points, *weights, *columns;
 };
 
-// Temporary memory for units with more than one panel. `grow` provides at least `needed` doubles.
+// Temporary memory for units with more than one panel. `grow` provides at least `needed` doubles and keeps the contents.
+// `check` throws if the run has been interrupted; long loops call it at intervals.
 struct Scratch {
     double* data;
     int64_t capacity;
     void (*grow)(Scratch*, int64_t needed);
+    void (*check)(Scratch*);
 };
 
 // Units at the time of their last touch, `last`. `key` is a time before which the unit emits no event.
@@ -43,7 +45,9 @@ struct State {
     double *a_u, *a_r, *a_z, *c, *last, *key;
 };
 
-constexpr int record_rows = 4;                 // a_u, a_r, a_z and c after the jump, each as long as the list
+// d_u, d_r and d_z before the jump, where d_x is a_x - b_x, and c after it, each as long as the list. The backward pass
+// adds the jump again: subtracting it from the result would lose the digits of d before a large jump.
+constexpr int record_rows = 4;
 constexpr int record_rows_receiver_reset = 5;  // and the a_r that gated the jump
 
 struct Touch {
@@ -67,7 +71,7 @@ struct Crossing {
     int evaluations;
 };
 
-// Derivatives p of the loss by the state of each unit at `time`, and the gradients summed so far.
+// Derivatives p of the loss with respect to the state of each unit at `time`, and the gradients summed so far.
 struct Adjoint {
     double *p_c, *p_u, *p_r, *p_z, *time;
     double *grad_b_u, *grad_b_r, *grad_b_z;
@@ -91,13 +95,15 @@ struct TouchAdjoint {
 // Sums over the receivers. `slope` is that of p_c times the jump of dc/dt (before minus after), without the emitter.
 struct ReceiverSums {
     double u, r, z;  // w_x p_x; z: times the gate if it is that of the receiver
-    double z_rate;   // w_z p_z times the derivative of the gate by time
+    double z_rate;   // w_z p_z times the time derivative of the gate
     double slope;
+    double emitter_u, emitter_z;  // gates of the emitter after the jump
 };
 
 struct ContinuousTable {
     void (*advance)(const Model& model, const State& state, const Touch& touch, Scratch* scratch);
-    Crossing (*find_crossing)(const Model& model, int unit, double a_u, double a_z, double c, double span);
+    Crossing (*find_crossing)(const Model& model, int unit, double a_u, double a_z, double c, double span,
+                              Scratch* scratch);
     int (*argmin)(const double* keys, int count);  // the first of several minima
     ReceiverSums (*pull_back)(const Model& model, Adjoint* adjoint, const TouchAdjoint& touch, Scratch* scratch);
 };

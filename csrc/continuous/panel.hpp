@@ -139,65 +139,6 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     return r;
 }
 
-// After this many tau_s without a touch, the activations equal their biases to rounding. From then on everything has a
-// closed form, so long inactivity costs nothing.
-constexpr double rest_after = 45;
-
-// Computes the number of panels of each unit of a block, whose spans are given. Returns their sum.
-inline int64_t count_panels(const Model& m, const double* d_u, const double* d_z, const double* span, int count,
-                            int32_t* panels) {
-    const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
-    int64_t sum = 0;
-    for (int k = 0; k < count; k += width) {
-        const Doubles distance = max_of(abs_of(get(d_u + k)), abs_of(get(d_z + k)));
-        const Doubles load = get(span + k) * ((1.0 + 0.5 * distance) * by_s + by_m);
-        for (int i = 0; i < width && k + i < count; ++i) {
-            const int32_t whole = (int32_t)(load[i] < 1e9 ? load[i] : 1e9);
-            const int32_t needed = whole + (load[i] > whole || whole == 0);
-            panels[k + i] = needed;
-            sum += needed;
-        }
-    }
-    return sum;
-}
-
-// The panels of a block whose units have several panels, one entry per panel. `from` is the time since the last touch.
-struct Expanded {
-    double *d_u, *b_u, *d_z, *b_z, *h, *from;
-    int64_t count, stride;
-};
-
-constexpr int expanded_arrays = 6;
-
-inline int64_t padded(int64_t count) { return (count + width - 1) / width * width; }
-
-inline Expanded expand(Scratch* scratch, int outputs, int64_t items, const double* d_u, const double* b_u,
-                       const double* d_z, const double* b_z, const double* span, const int32_t* panels, int count) {
-    const int64_t stride = padded(items), needed = stride * (expanded_arrays + outputs);
-    if (scratch->capacity < needed) scratch->grow(scratch, needed);
-    double* at = scratch->data;
-    Expanded e{at, at + stride, at + 2 * stride, at + 3 * stride, at + 4 * stride, at + 5 * stride, items, stride};
-    int64_t i = 0;
-    for (int k = 0; k < count; ++k) {
-        const double h = span[k] / panels[k];
-        for (int32_t p = 0; p < panels[k]; ++p, ++i) {
-            e.d_u[i] = d_u[k];
-            e.b_u[i] = b_u[k];
-            e.d_z[i] = d_z[k];
-            e.b_z[i] = b_z[k];
-            e.h[i] = h;
-            e.from[i] = p * h;
-        }
-    }
-    for (; i < stride; ++i) e.d_u[i] = e.b_u[i] = e.d_z[i] = e.b_z[i] = e.h[i] = e.from[i] = 0;
-    return e;
-}
-
-inline Panel panel_of(const Model& m, const Expanded& e, int64_t i) {
-    const Doubles past = exponential(max_of(get(e.from + i) * (-1.0 / m.tau_s), splat(-700.0)));
-    return {get(e.d_u + i) * past, get(e.b_u + i), get(e.d_z + i) * past, get(e.b_z + i), get(e.h + i), nullptr};
-}
-
 template <int N>
 struct Count {
     static constexpr int nodes = N;

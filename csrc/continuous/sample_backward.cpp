@@ -1,5 +1,5 @@
-// The backward pass of one sample: the adjoint of every step, from the last to the first. p_x is the derivative by x of
-// the part of the loss that lies later in time; the jumps at events are those of docs/continuous.md.
+// The backward pass of one sample: the adjoint of every step, from the last to the first. p_x is the derivative, with
+// respect to x, of the part of the loss that lies later in time; the jumps at events are those of docs/continuous.md.
 #include <algorithm>
 #include <cmath>
 
@@ -12,10 +12,12 @@ double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
 
 class BackwardSample {
 public:
-    BackwardSample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, Gradients* gradients)
+    BackwardSample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, Gradients* gradients,
+                   StopFlag* stop, bool may_poll)
         : call_(call), network_(tape.network), model_(network_.model()), table_(EGRU_PICK(continuous_table)),
           tape_(tape.samples[static_cast<size_t>(sample)]), sample_(static_cast<size_t>(sample)),
-          first_event_(first_event), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients) {
+          first_event_(first_event), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients),
+          scratch_(stop, may_poll) {
         double* at = memory_.data();
         adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
                            gradients_.b[1].data(), gradients_.b[2].data(), 0, 0};
@@ -28,9 +30,9 @@ public:
             std::copy_n(egru::continuous::at<double>(call.cotangent_a_last) + 3 * H_ * sample_, 3 * H_, adjoint_.p_u);
     }
 
-    void run(StopFlag* stop, bool may_poll) {
+    void run() {
         for (size_t k = tape_.steps.size(); k-- > 0;) {
-            stop->check(may_poll);
+            scratch_.check(&scratch_);
             const Step& step = tape_.steps[k];
             switch (step.kind) {
                 case StepKind::internal:
@@ -70,8 +72,7 @@ private:
         }
         pull_back_trace(n, step.time, step.o);
 
-        const double* emitter = step.record + touch.emitter;  // just after the event, when c is 0
-        const double slope_after = sigmoid(emitter[0]) * std::tanh(emitter[2 * touch.count]) / model_.tau_m;
+        const double slope_after = sums.emitter_u * sums.emitter_z / model_.tau_m;  // c is 0
         const double sum = sums.u + sums.r + sums.z;
         const int64_t event = first_event_ + step.index;
         const double by_event_time = -adjoint_.p_c[n] * slope_after + sums.slope +
@@ -170,7 +171,7 @@ private:
     double *p_o_, *o_time_;  // the adjoint of the traces, and the time it refers to
     double* pending_p_r_;    // what the reset gates of the current group add to p_r before the group
     Gradients& gradients_;
-    GrowingScratch scratch_;
+    SampleScratch scratch_;
     std::vector<ProcessedMember> processed_;  // members of the current group of simultaneous events
     double grad_tau_o_ = 0;
     int64_t floored_ = 0;
@@ -180,7 +181,7 @@ private:
 
 void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
                      Gradients* gradients, StopFlag* stop, bool may_poll) {
-    BackwardSample(call, tape, sample, first_event, gradients).run(stop, may_poll);
+    BackwardSample(call, tape, sample, first_event, gradients, stop, may_poll).run();
 }
 
 }  // namespace egru::continuous

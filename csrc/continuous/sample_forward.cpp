@@ -17,25 +17,27 @@ double relaxed(const double* b, const double* a, int n, double decay) { return b
 
 class ForwardSample {
 public:
-    ForwardSample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape)
+    ForwardSample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
+                  bool may_poll)
         : call_(call), network_(network), model_(network.model()), table_(EGRU_PICK(continuous_table)), tape_(*tape),
-          sample_(sample), H_(static_cast<size_t>(call.units)), memory_(8 * H_), exact_(H_),
+          sample_(sample), H_(static_cast<size_t>(call.units)), memory_(9 * H_), exact_(H_),
           gate_(call.receiver_reset ? H_ : 0),
           queue_(memory_.data() + 5 * H_, call.units,
                  call.units > linear_search_units && network.recurrent().mean_count() < call.units / 16.0,
-                 table_.argmin) {
+                 table_.argmin),
+          scratch_(stop, may_poll) {
         if (network.recurrent().mean_count() < call.units / 4.0)
             min_lookahead_ = 0.1 / (1 / call.tau_s + 1 / call.tau_m);
         double* at = memory_.data();
         state_ = State{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, at + 5 * H_};
         o_ = at + 6 * H_;
         o_last_ = at + 7 * H_;
+        emitted_ = at + 8 * H_;
+        std::fill_n(emitted_, H_, -1.0);
         tape_.min_slope = infinity;
     }
 
-    void run(StopFlag* stop, bool may_poll) {
-        stop_ = stop;
-        may_poll_ = may_poll;
+    void run() {
         begin();
         const int64_t* offsets = at<int64_t>(call_.input_offsets);
         const double *inputs = at<double>(call_.input_times), *readouts = at<double>(call_.readout_times);
@@ -74,7 +76,6 @@ private:
     // Processes all internal events up to `time`.
     void emit_until(double time) {
         while (now_ < time) {
-            stop_->check(may_poll_);
             const int first = next_unit(time + call_.tie);
             if (first < 0) break;
             const double crossing_time = state_.key[first];
@@ -93,20 +94,28 @@ private:
     // Returns the unit that emits next if that is no later than `limit`, else -1.
     int next_unit(double limit) {
         for (;;) {
+            scratch_.check(&scratch_);
             const int n = queue_.top();
             if (state_.key[n] > limit) return -1;
             if (exact_[static_cast<size_t>(n)]) return n;
             // The key is a lower bound: search for the crossing, up to the earliest known one.
             const bool known = earliest_ >= 0 && exact_[static_cast<size_t>(earliest_)];
-            const double earliest = known ? state_.key[earliest_] : infinity;
-            const double horizon = std::max(std::min(limit, earliest + call_.tie), state_.key[n] + min_lookahead_);
-            const Crossing crossing =
-                table_.find_crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n], horizon - state_.last[n]);
+            const double earliest = known ? state_.key[earliest_] : infinity, bound = state_.key[n];
+            // The horizon affects the crossing by rounding. Units with the same state must have the same crossing.
+            const double horizon = known && bound == earliest_bound_
+                                       ? earliest_horizon_
+                                       : std::max(std::min(limit, earliest + call_.tie), bound + min_lookahead_);
+            const Crossing crossing = table_.find_crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n],
+                                                           horizon - state_.last[n], &scratch_);
             tape_.flow_evaluations += crossing.evaluations;
             if (crossing.outcome == Outcome::found) {
                 ++tape_.root_solves;
                 const double time = std::max(state_.last[n] + crossing.time, now_);
-                if (time < earliest) earliest_ = n;
+                if (time < earliest) {
+                    earliest_ = n;
+                    earliest_bound_ = bound;
+                    earliest_horizon_ = horizon;
+                }
                 set_key(n, time, true);
             } else {
                 set_key(n, crossing.outcome == Outcome::never ? infinity : std::nextafter(horizon, infinity), false);
@@ -138,6 +147,8 @@ private:
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
             if (tape_.events >= call_.max_events) throw TooManyEvents{sample_, now_};
+            if (emitted_[n] == now_) throw UnresolvedEvents{sample_, n, now_};
+            emitted_[n] = now_;
             const auto [a_u, a_r, a_z] = before_[k];
             if (kind == StepKind::internal)
                 tape_.min_slope = std::min(tape_.min_slope, std::tanh(a_z) - model_.theta[n]);
@@ -229,26 +240,26 @@ private:
     std::vector<double> memory_;
     State state_;
     double *o_, *o_last_;         // traces, and when they were last updated
+    double* emitted_;             // the time of the last event of each unit, or -1
     std::vector<uint8_t> exact_;  // whether the key is the time of the crossing, not a lower bound
     std::vector<double> gate_;    // a_r of all units before the group
     EventQueue queue_;
-    GrowingScratch scratch_;
+    SampleScratch scratch_;
     double now_ = 0;
     // The minimum length of a search. In sparse networks most units are not affected by the next event, so a longer
     // search saves repeated ones.
     double min_lookahead_ = 0;
     int earliest_ = -1;  // the unit with the smallest exact key, unless it has been touched since
+    double earliest_bound_ = 0, earliest_horizon_ = 0;  // its key before the search, and the horizon of the search
     std::vector<int32_t> group_;
     std::vector<Activations> before_;  // of the emitters, before the group
-    StopFlag* stop_ = nullptr;
-    bool may_poll_ = false;
 };
 
 }  // namespace
 
 void forward_sample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
                     bool may_poll) {
-    ForwardSample(call, network, sample, tape).run(stop, may_poll);
+    ForwardSample(call, network, sample, tape, stop, may_poll).run();
 }
 
 }  // namespace egru::continuous

@@ -1,10 +1,13 @@
 """Errors name the argument, what was received, and what is accepted."""
 
+import re
+
 import pytest
 import torch
 
 import egru
-from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents
+from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents, engines
+from egru.continuous.limits import EventLimitError
 
 GOOD = InputEvents(
     torch.tensor([0.5, 1.0, 0.2], dtype=torch.float64),
@@ -159,6 +162,38 @@ def test_parameters_must_be_finite(name):
 def test_invalid_options(options, error, message):
     with pytest.raises(error, match=f"ContinuousEGRU: {message}"):
         layer(**options)
+
+
+@pytest.mark.parametrize("tau_m", [1e-300, 1e-9])
+def test_tau_m_too_small_for_the_horizon(tau_m):
+    message = rf"ContinuousEGRU: tau_m={tau_m:g} is too small for tau_s=1 and the horizon 2: .* more than 1e\+09; raise"
+    with pytest.raises(ValueError, match=message):
+        layer(tau_m=tau_m)(GOOD, 2.0)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, "1e+50"), (torch.float32, "1e+15")])
+def test_values_that_could_overflow(dtype, largest):
+    model = layer(dtype=dtype)
+    good = GOOD._replace(times=GOOD.times.to(dtype), values=GOOD.values.to(dtype))
+    limit = re.escape(f"must be at most {largest} in magnitude in {dtype}, got")
+    with pytest.raises(ValueError, match=f"input_values {limit}"):
+        model(good._replace(values=good.values * 1.1 * float(largest)), 2.0)
+    with torch.no_grad():
+        model.U[0, 0, 0] = -1.1 * float(largest)
+    with pytest.raises(ValueError, match=f"U {limit}"):
+        model(good, 2.0)
+
+
+@pytest.mark.parametrize("engine", engines.names())
+def test_events_that_times_cannot_distinguish(engine):
+    """A unit with a tiny threshold would emit events without the time advancing."""
+    model = layer(engine=engine, threshold=egru.Threshold.constant(1e-17), start="rest")
+    with torch.no_grad():
+        model.b.fill_(1.0)
+    state = model.initial_state(2)
+    state = state._replace(c=state.c - 1.0)  # the first event is not at time 0, where the resolution is infinite
+    with pytest.raises(EventLimitError, match=r"emitted two events at time 0\.\d+, because the time between them"):
+        model(GOOD, 2.0, state=state)
 
 
 def test_float16_is_not_supported():

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import egru
 from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents, engines
@@ -79,7 +80,29 @@ def test_second_derivatives_raise(engine):
     out = model(events(), 6.0, [1.0, 2.5])
     (grad,) = torch.autograd.grad(out.c.sum(), list(model.parameters())[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+        torch.autograd.grad(grad.square().sum(), list(model.parameters()), allow_unused=True, retain_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
         grad.square().sum().backward()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_transforms_and_forward_mode_are_refused(engine):
+    model, inputs = layer(engine=engine), events()
+
+    def loss(U: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, {"U": U}, (inputs, 6.0)).state.c.sum()
+
+    U = model.U.detach()
+    message = "ContinuousEGRU: torch.func transforms and forward-mode differentiation are not supported"
+    for transform in (torch.func.jacfwd, torch.func.jacrev, torch.func.grad, torch.func.hessian):
+        with pytest.raises(RuntimeError, match=message):
+            transform(loss)(U)
+    with pytest.raises(RuntimeError, match=message):
+        torch.func.jvp(loss, (U,), (U,))
+    with pytest.raises(RuntimeError, match=message):
+        torch.func.vmap(loss)(torch.stack([U, U]))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=message):
+        loss(forward_ad.make_dual(U, U))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

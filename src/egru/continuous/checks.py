@@ -8,8 +8,12 @@ import torch
 from torch import Tensor
 
 from egru.continuous.inputs import InputEvents
+from egru.continuous.limits import MAX_PANELS, panel_bound
 from egru.continuous.problem import TIE, Problem
 from egru.layers.checks import same_dtype_and_device
+
+LARGEST = {torch.float64: 1e50, torch.float32: 1e15}
+"""The largest magnitude of weights, biases, activations and input values. Larger ones could overflow."""
 
 
 def positive_number(owner: str, name: str, value: Any) -> float:
@@ -114,7 +118,10 @@ def readout_times(owner: str, times: Any, horizon: float, like: Tensor) -> Tenso
 
 
 def check_problem(owner: str, problem: Problem) -> None:
-    """Raise unless all values are finite, time constants and thresholds positive, and states below thresholds."""
+    """Raise unless values are finite, time constants and thresholds positive, and states below thresholds.
+
+    Also raise if values are too large to compute with, or ``tau_m`` is too small for the other times.
+    """
     if problem.c0.dtype not in TIE:
         raise TypeError(f"{owner}: the dtype must be float64 or float32, got {problem.c0.dtype}")
     for name in ("V", "U", "b", "theta", "a0", "c0"):
@@ -122,8 +129,24 @@ def check_problem(owner: str, problem: Problem) -> None:
         if not bool(torch.isfinite(value).all()):
             index = (~torch.isfinite(value)).nonzero()[0].tolist()
             raise ValueError(f"{owner}: {name} must be finite, got {value[tuple(index)].item()} at index {index}")
+    largest = LARGEST[problem.c0.dtype]
+    for name in ("V", "U", "b", "a0", "input_values"):
+        value = getattr(problem, name).detach()
+        if value.numel() and float(value.abs().max()) > largest:
+            raise ValueError(
+                f"{owner}: {name} must be at most {largest:g} in magnitude in {value.dtype}, "
+                f"got {float(value.abs().max()):g}"
+            )
     for name in ("tau_s", "tau_m", "tau_o"):
         positive_number(owner, name, float(getattr(problem, name).detach()))
+    panels = panel_bound(problem)
+    if panels > MAX_PANELS:
+        tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
+        raise ValueError(
+            f"{owner}: tau_m={tau_m:g} is too small for tau_s={tau_s:g} and the horizon {problem.horizon:g}: a unit "
+            f"may need {panels:.1e} panels between two events, more than {MAX_PANELS:.0e}; raise tau_m or shorten the "
+            "horizon"
+        )
     theta, c0 = problem.theta, problem.c0
     _raise_if(owner, theta <= 0, lambda n: f"thresholds must be positive, got {theta[n].item():g} for unit {n}")
     if problem.options.above_threshold == "raise":

@@ -1,13 +1,16 @@
-"""The maximum number of events per sample, and the error raised when a sample exceeds it."""
+"""Limits of a run: the number of events per sample, the resolution of their times, the number of panels."""
 
 import torch
 from torch import Tensor
 
 from egru.continuous.problem import Problem
 
+MAX_PANELS = 10**9
+"""The maximum number of panels of one unit between two events that reach it."""
+
 
 class EventLimitError(RuntimeError):
-    """A sample emitted more events than ``max_events``, or than any network can emit."""
+    """A sample emitted more events than ``max_events``, than any network can emit, or than times can distinguish."""
 
 
 def event_bound(theta: Tensor, tau_m: float, horizon: float) -> Tensor:
@@ -38,3 +41,17 @@ def limit_error(problem: Problem, sample: int, time: float) -> EventLimitError:
         f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of {problem.horizon:g}; "
         "weaken the recurrent excitation, raise the thresholds or max_events, or shorten the horizon"
     )
+
+
+def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
+    """Return the error for two events of ``unit`` whose times round to the same number."""
+    return EventLimitError(
+        f"unit {unit} of sample {sample} emitted two events at time {time:g}, because the time between them is below "
+        "the resolution of float64; raise tau_m or the threshold, or shorten the horizon"
+    )
+
+
+def panel_bound(problem: Problem) -> float:
+    """Return a bound on the panels of one unit between two events, except for those that follow its activations."""
+    tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
+    return min(problem.horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from egru._autograd import in_transform
 from egru.continuous import checks, engines
 from egru.continuous.inputs import InputEvents
 from egru.continuous.operation import run
@@ -213,7 +214,8 @@ class ContinuousEGRU(nn.Module):
                 If None, :meth:`initial_state`.
             running_loss: An integrand ``running_loss(c, t, sample)``; the output contains its integral from 0 to
                 ``horizon``. It receives ``c`` of shape ``(N, H)`` and ``t`` and ``sample`` of shape ``(N,)``, and
-                returns ``(N,)``. Only its dependence on ``c`` is differentiated. Not supported by the compiled engine.
+                returns ``(N,)``. Tensors that it uses, such as the weights of a module, receive gradients. Not
+                supported by the compiled engine.
 
         Returns:
             The events, the readouts and the final state.
@@ -221,9 +223,16 @@ class ContinuousEGRU(nn.Module):
         Raises:
             TypeError: If an argument has the wrong type or dtype.
             ValueError: If an argument has an invalid value, or the selected engine does not support the call.
-            EventLimitError: If a sample emits more than ``max_events`` events.
+            EventLimitError: If a sample emits more than ``max_events`` events, or events that float64 times cannot
+                distinguish.
+            RuntimeError: If a ``torch.func`` transform or forward-mode differentiation is active.
         """
         owner = type(self).__name__
+        if in_transform():
+            raise RuntimeError(
+                f"{owner}: torch.func transforms and forward-mode differentiation are not supported; use "
+                "torch.autograd.grad or backward, and pass a batch of input events instead of using vmap"
+            )
         like = self.V
         checks.positive_number(owner, "horizon", horizon)
         # Round the horizon to the dtype, so that no event time can be rounded past it.

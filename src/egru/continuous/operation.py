@@ -33,12 +33,20 @@ class Run(NamedTuple):
 
 
 def run(engine: Engine, problem: Problem, running_loss: RunningLoss | None = None) -> Run:
-    """Run ``problem`` on ``engine``. Gradients flow to every field in :data:`DIFFERENTIABLE`."""
+    """Run ``problem`` on ``engine``.
+
+    Gradients flow to every field in :data:`DIFFERENTIABLE`, and to tensors that ``running_loss`` uses.
+    """
     tensors = {name: getattr(problem, name) for name in DIFFERENTIABLE}
     problem = dataclasses.replace(problem, **{name: tensor.detach() for name, tensor in tensors.items()})
+    if running_loss is not None:
+        running_loss = _checked(running_loss, torch.is_grad_enabled())
     times, amplitudes, c_read, o_read, a_last, integral, events = _Operation.apply(
         engine, problem, running_loss, *tensors.values()
     )  # pyright: ignore[reportGeneralTypeIssues]
+    if integral is not None and events.integral.requires_grad:
+        integral = _Integral.apply(integral, events.integral, *tensors.values())
+        events.integral = None  # release the graph with the output
     return Run(times, events.units, amplitudes, events.offsets, c_read, o_read, a_last, integral, events.counters)
 
 
@@ -58,7 +66,7 @@ class _Operation(torch.autograd.Function):
         # themselves in the context would create a reference cycle.
         c_read = _below(events.c_read, problem.theta)
         outputs = events.times, _amplitudes(problem, events), c_read, events.o_read, events.a_last
-        integral = None if events.integral is None else events.integral.clone()
+        integral = None if events.integral is None else events.integral.detach().clone()
         return *(x.clone() for x in outputs), integral, events
 
     @staticmethod
@@ -92,6 +100,38 @@ class _Operation(torch.autograd.Function):
             gradients = engine.backward(problem, events, cotangents, running_loss)
         events.counters.floored = gradients.floored
         return None, None, None, *(getattr(gradients, name) for name in DIFFERENTIABLE)
+
+
+class _Integral(torch.autograd.Function):
+    """The integral of the running loss, which depends on its state and on the weights of the running loss itself.
+
+    ``by_state`` is differentiable with respect to ``tensors`` and ``by_weights`` with respect to those weights. Both
+    have the same value.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, by_state: Tensor, by_weights: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(by_weights, *tensors)  # second derivatives with respect to any of them are refused
+        return by_state.clone()
+
+    @staticmethod
+    @refuse_double_backward
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad, grad, *(None for _ in DIFFERENTIABLE)
+
+
+def _checked(running_loss: RunningLoss, differentiable: bool) -> RunningLoss:
+    """Return ``running_loss`` with a check of its result, recorded by autograd if ``differentiable``."""
+
+    def density(c: Tensor, t: Tensor, sample: Tensor) -> Tensor:
+        with torch.set_grad_enabled(differentiable):
+            value = running_loss(c, t, sample)
+        if not isinstance(value, Tensor) or value.shape != t.shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"running_loss must return a tensor of shape {tuple(t.shape)}, got {got}")
+        return value
+
+    return density
 
 
 def _amplitudes(problem: Problem, events: Events) -> Tensor:

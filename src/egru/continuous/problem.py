@@ -103,7 +103,7 @@ RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The integrand of an integral loss, in torch.
 
 ``running_loss(c, t, sample)`` receives states ``(N, H)``, times ``(N,)`` and sample indices ``(N,)`` and returns
-``(N,)``. Its derivative with respect to ``c`` is computed by autograd.
+``(N,)``. Its derivatives with respect to ``c`` and to tensors that it uses are computed by autograd.
 """
 
 
@@ -141,7 +141,8 @@ class Events:
         a_last: Activations at the horizon ``(B, 3, H)``.
         counters: Statistics of the run.
         tape: What the engine's backward pass needs.
-        integral: The integral of the running loss ``(B,)``. None without a running loss.
+        integral: The integral of the running loss ``(B,)``. None without a running loss. If values of the running loss
+            require gradients, it is differentiable with respect to the tensors that they depend on.
     """
 
     times: Tensor

@@ -1,14 +1,9 @@
-"""The compiled engine: masks, threads, dispatch levels, limits and interrupts.
+"""The compiled engine: masks, threads, dispatch levels and limits.
 
 test_engines.py tests its results together with those of the other engines.
 """
 
 import dataclasses
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +24,6 @@ from tests.continuous.reference.random_units import first_above_on_grid, units
 
 pytestmark = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
 
-ROOT = Path(__file__).parents[3]
 ENGINE = CompiledEngine()
 
 
@@ -152,43 +146,6 @@ def test_number_of_nodes(nodes):
     tolerance = {1: 1e-3, 3: 1e-9, 4: 1e-7, 5: 1e-8, 6: 1e-10}.get(nodes, 1e-11)
     assert torch.equal(events.units, exact.units)
     assert (events.times - exact.times).abs().max() < tolerance
-
-
-def test_long_intervals_match_the_reference():
-    """Intervals of hundreds of panels, forward and backward."""
-    problem = network(9, EXACT, batch=1, horizon=300.0, inputs=5)
-    problem = dataclasses.replace(problem, b=problem.b - torch.tensor([[0.0], [0.0], [0.9]]))
-    events, gradients = run(ENGINE, problem)
-    reference = engines.get("reference")
-    exact = reference.forward(problem)
-    assert 0 < len(events.times) < 500
-    assert torch.equal(events.units, exact.units)
-    assert (events.times - exact.times).abs().max() < 1e-11
-    assert max(worst_gradient(gradients, reference.backward(problem, exact, cotangents(events))).values()) < 1e-11
-
-
-def test_long_inactivity_costs_nothing():
-    """Ten million time constants without an event take less than half a second and have the closed form."""
-    still = network(9, EXACT, batch=1, horizon=100.0, inputs=5)
-    still = dataclasses.replace(
-        still, b=still.b - torch.tensor([[0.0], [0.0], [2.5]]), input_values=-still.input_values
-    )
-    events = ENGINE.forward(still)
-    last = dataclasses.replace(still, horizon=1e7, readout_times=torch.tensor([*still.readout_times[:2].tolist(), 1e7]))
-    start = time.perf_counter()
-    later, _ = run(ENGINE, last)
-    assert time.perf_counter() - start < 0.5
-    assert torch.equal(later.units, events.units)
-    assert (later.c_read[:, -1] - torch.tanh(still.b[2])).abs().max() < 1e-15
-    # The final state depends only on the biases.
-    weights = cotangents(later, only="c_read")
-    weights.c_read[:, :2] = 0
-    back = ENGINE.backward(last, later, weights)
-    z = torch.tanh(still.b[2])
-    assert (back.b[2] - weights.c_read[0, -1] * (1 - z * z)).abs().max() < 1e-13
-    for name in ("V", "U", "theta", "tau_s", "tau_m", "a0", "c0"):
-        assert getattr(back, name).abs().max() < 1e-13, name
-    assert back.b[:2].abs().max() < 1e-13
 
 
 @pytest.mark.parametrize("b_u", [-9.0, -2.0, 0.0])
@@ -353,43 +310,3 @@ def test_unsupported_problems_are_rejected_with_a_reason(monkeypatch):
     assert engines.choose("auto", problem).name != "compiled"
     with pytest.raises(ValueError, match="no core today"):
         engines.choose("compiled", problem)
-
-
-INTERRUPTED = """
-import dataclasses, sys, time
-import torch
-torch.set_default_dtype(torch.float64)
-from egru.continuous.compiled import CompiledEngine
-from egru.continuous.options import Options
-from tests.continuous.networks import cotangents, network
-torch.set_num_threads({threads})
-problem = network(21, batch=3, hidden=16, horizon={horizon})
-problem = dataclasses.replace(problem, options=Options(nodes=32, panel=2e-4))
-engine = CompiledEngine()
-print("forward", flush=True)
-try:
-    events = engine.forward(problem)
-    print("backward", flush=True)
-    engine.backward(problem, events, cotangents(events))
-except KeyboardInterrupt:
-    print("stopped", flush=True)
-    sys.exit(7)
-"""
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("stage", "horizon"), [("forward", 1000.0), ("backward", 5.0)])
-def test_interrupt_stops_a_run_within_a_second(threads, stage, horizon):
-    code = INTERRUPTED.format(threads=threads, horizon=horizon)
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            if line.strip() == stage:
-                break
-        time.sleep(0.3)
-        assert child.poll() is None, "finished before the interrupt"
-        start = time.perf_counter()
-        child.send_signal(signal.SIGINT)
-        assert child.stdout.readline().strip() == "stopped"
-        assert time.perf_counter() - start < 1.0
-        assert child.wait() == 7

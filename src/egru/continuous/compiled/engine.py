@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from egru import compiled
-from egru.continuous.limits import event_limit, limit_error
+from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.options import EngineName
 from egru.continuous.problem import TIE, Cotangents, Counters, Events, Gradients, Problem, RunningLoss
 from egru.continuous.quadrature import gauss_legendre
@@ -61,6 +61,8 @@ class CompiledEngine:
             tape = core.continuous_forward(call.raw)
         except OverflowError as error:
             raise limit_error(problem, *error.args) from None
+        except ArithmeticError as error:
+            raise resolution_error(*error.args) from None
         times, units = _floats((tape.event_count,)), _ints((tape.event_count,))
         tape.copy_events(times.data_ptr(), units.data_ptr())
         events, dtype = counts["event_counts"], problem.c0.dtype

@@ -56,7 +56,8 @@ def find_crossings(
     hi = torch.minimum(torch.where(later, torch.inf, torch.where(now, change, 0.0)), horizon[:, None])
     tiny = 4 * torch.finfo(c.dtype).eps
     gap = (torch.tanh(torch.maximum(a_z, b_z)) - theta + tiny).clamp(min=tiny)
-    bound = torch.log1p((theta - c).clamp(min=0) / gap) / torch.sigmoid(torch.maximum(a_u, b_u))
+    u = torch.sigmoid(torch.maximum(a_u, b_u)).clamp(min=torch.finfo(c.dtype).tiny)  # it may round to 0
+    bound = torch.log1p((theta - c).clamp(min=0) / gap) / u
     bound = torch.maximum(w0, bound * (settings.tau_m * (1 - tiny)))
     candidates = (bound <= hi) & (horizon > 0)[:, None] & ((c < theta) | (w0 > 0))
 

@@ -9,10 +9,10 @@ starts.
 import torch
 from torch import Tensor
 
-from egru.continuous.limits import event_limit, limit_error
+from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.lockstep.adjoint import backward
 from egru.continuous.lockstep.crossing import find_crossings
-from egru.continuous.lockstep.flow import end_state, node_states, panel_nodes
+from egru.continuous.lockstep.flow import end_state, longest_panel, node_states, panel_nodes
 from egru.continuous.lockstep.network import Network
 from egru.continuous.lockstep.schedule import END, INPUT, INTERNAL, NOTHING, READOUT, make_schedule
 from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
@@ -56,6 +56,8 @@ class _Batch:
         counts = torch.zeros(B, dtype=torch.int64, device=device)
         self.counters = Counters(counts, counts.clone(), counts.clone(), torch.full_like(self.integral, torch.inf))
         self.limit = event_limit(problem)
+        self.emitted = torch.full_like(self.c, -1.0, dtype=torch.float64)
+        """The time of the last event of each unit."""
         self.below = torch.nextafter(self.net.theta, torch.zeros_like(self.net.theta))
         self.tie = TIE[self.c.dtype] * self.net.settings.tau_m
         self.tape = Tape([], self.a, self.c, self.o)
@@ -71,8 +73,8 @@ class _Batch:
         entry = self.next_entry.clamp(max=length - 1)[:, None]
         until = self.schedule.times.gather(1, entry)[:, 0]
         wait = (until - self.t).to(self.c.dtype)
-        distance = torch.maximum((self.a[:, U] - net.b[U]).abs(), (self.a[:, Z] - net.b[Z]).abs()).amax(1)
-        longest = self.problem.options.panel / ((1 + 0.5 * distance) / net.settings.tau_s + 1 / net.settings.tau_m)
+        panel = self.problem.options.panel
+        longest = longest_panel(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z], panel, net.settings).amin(1)
         paused = self.pending.any(1) | (self.next_entry >= length)
         arrives = (wait <= longest) & ~paused
         h = torch.where(paused, 0.0, torch.minimum(wait, longest))
@@ -123,9 +125,9 @@ class _Batch:
         if self.running_loss is not None:
             c = node_states(self.c, a_z, h, nodes, net.settings)
             t = start + net.settings.x[:, None] * dt
-            with torch.no_grad():
-                value = self.running_loss(c.flatten(0, 1), t.to(c.dtype).flatten(), self.samples.repeat(len(c)))
-            self.integral += dt * net.settings.integrate(value.view(len(c), -1))
+            value = self.running_loss(c.flatten(0, 1), t.to(c.dtype).flatten(), self.samples.repeat(len(c)))
+            with torch.set_grad_enabled(value.requires_grad):
+                self.integral = self.integral + dt * net.settings.integrate(value.view(len(c), -1))
         moved = (h > 0).expand_as(self.c)
         self.c = torch.where(moved, end_state(self.c, a_z, net.b[Z], h, nodes, net.settings), self.c)
         self.a = net.b + (self.a - net.b) * torch.exp(dt / -net.settings.tau_s)[:, None, None]
@@ -140,6 +142,11 @@ class _Batch:
         if bool((self.counters.events[rows] > self.limit).any()):
             sample = int(rows[self.counters.events[rows] > self.limit][0])
             raise limit_error(self.problem, sample, float(self.t[sample]))
+        repeated = self.emitted[rows, n] == self.t[rows]
+        if bool(repeated.any()):
+            k = int(repeated.nonzero()[0])
+            raise resolution_error(int(rows[k]), int(n[k]), float(self.t[rows[k]]))
+        self.emitted[rows, n] = self.t[rows]
         forced, a_group = self.forced[rows], self.a_group[rows]
         rise = torch.tanh(a_group[torch.arange(len(rows), device=rows.device), Z, n]) - net.theta[n]
         rise = torch.where(forced, torch.inf, rise)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.quadrature import gauss_legendre
+from egru.continuous.reference.flow import SATURATION
 
 
 class FlowSettings(NamedTuple):
@@ -54,6 +55,32 @@ class Nodes(NamedTuple):
     zdot: Tensor
     E: Tensor
     E1: Tensor
+
+
+def _gate_speed(distance: Tensor) -> Tensor:
+    return 1 + 0.5 * distance + (distance - 10).clamp(min=0)
+
+
+def _time_saturated(a: Tensor, b: Tensor, settings: FlowSettings) -> Tensor:
+    edge = torch.copysign(torch.full_like(a, SATURATION), a)
+    leaves = settings.tau_s * torch.log((a - b) / (edge - b))  # NaN only where it is not used
+    return torch.where(a.abs() <= SATURATION, 0.0, torch.where(edge * b >= SATURATION**2, torch.inf, leaves))
+
+
+def longest_panel(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, panel: float, settings: FlowSettings) -> Tensor:
+    """Return the length of the next panel of each unit; see :func:`egru.continuous.reference.flow.longest_panel`."""
+    if not bool((torch.maximum(a_u.abs(), a_z.abs()) > SATURATION).any()):
+        distance = torch.maximum((a_u - b_u).abs(), (a_z - b_z).abs())
+        return panel / (_gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
+    held_u, held_z = _time_saturated(a_u, b_u, settings), _time_saturated(a_z, b_z, settings)
+    changes_u, changes_z = held_u == 0, held_z == 0
+    distance = torch.maximum((a_u - b_u).abs() * changes_u, (a_z - b_z).abs() * changes_z)
+    gate_rate = _gate_speed(distance) / settings.tau_s * (changes_u | changes_z)
+    longest = panel / (gate_rate + 1 / settings.tau_m)
+    longest = torch.where(changes_u, longest, torch.minimum(longest, held_u))
+    longest = torch.where(changes_z, longest, torch.minimum(longest, held_z))
+    # Rounding must not stop the clock.
+    return longest.clamp(min=8 * torch.finfo(longest.dtype).eps * settings.tau_s)
 
 
 def panel_nodes(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, settings: FlowSettings) -> Nodes:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z, apply_mask
-from egru.continuous.reference.flow import end_state, node_states, panel_count, panel_nodes, relax, sigmoid, slope
+from egru.continuous.reference.flow import end_state, node_states, panel_nodes, panels, sigmoid, slope
 from egru.continuous.reference.network import Network, to_array
 from egru.continuous.reference.running_loss import evaluate, state_gradient
 from egru.continuous.reference.tape import Step, Tape
@@ -71,16 +71,14 @@ class _Adjoint:
         if o is not None:
             self.sums.tau_o += float(self.p_o @ o) * decay * dt / net.tau_o**2
         self.p_o = self.p_o * decay
-        count = panel_count(a, net.b, dt, settings)
-        h = dt / count
         states = []
-        for k in range(count):
-            states.append((a, c, t + k * h))
-            nodes, end_a = panel_nodes(a, net.b, h, settings), relax(a, net.b, h, settings)
-            c = end_state(c, np.tanh(a[Z]), np.tanh(end_a[Z]), h, nodes, settings.rule)
-            a = end_a
-        for a, c, t in reversed(states):
-            self.pull_back_panel(a, c, t, h)
+        for panel in panels(a, net.b, dt, settings):
+            states.append((panel, c))
+            nodes = panel_nodes(panel.start, net.b, panel.h, settings)
+            z0, z1 = np.tanh(panel.start[Z]), np.tanh(panel.end[Z])
+            c = end_state(c, z0, z1, panel.h, nodes, settings.rule)
+        for panel, c in reversed(states):
+            self.pull_back_panel(panel.start, c, t + float(panel.elapsed), float(panel.h))
 
     def pull_back_panel(self, a: np.ndarray, c0: np.ndarray, t0: float, h: float) -> None:
         """Propagate over one panel of length ``h`` that starts at time ``t0`` with the state ``a``, ``c0``."""
@@ -127,7 +125,7 @@ class _Adjoint:
         )
         if self.loss is not None:
             density = evaluate(self.loss, np.stack([step.c_minus, step.c_plus]), np.full(2, step.time), self.sample)
-            Q += self.weight * (density[0] - density[1])
+            Q += self.weight * float((density[0] - density[1]).detach())
         if step.forced:
             p_c_minus = 0.0
         else:

@@ -38,8 +38,9 @@ def lower_bound(a: np.ndarray, b: np.ndarray, c: np.ndarray, theta: np.ndarray, 
     """Return a time before which the unit does not cross, from the largest ``u`` and ``z`` to come; exact at rest."""
     tiny = 4 * np.finfo(np.float64).eps
     gap = np.tanh(np.maximum(a[Z], b[Z])) - theta
-    rate = sigmoid(np.maximum(a[U], b[U])) / settings.tau_m
-    bound = np.log1p(np.maximum(theta - c, 0.0) / np.maximum(gap + tiny, tiny)) / rate
+    u = np.maximum(sigmoid(np.maximum(a[U], b[U])), np.finfo(np.float64).tiny)  # it may round to 0
+    with np.errstate(over="ignore"):
+        bound = np.log1p(np.maximum(theta - c, 0.0) / np.maximum(gap + tiny, tiny)) * settings.tau_m / u
     return bound * (1 - tiny)
 
 

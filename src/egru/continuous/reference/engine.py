@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from egru.continuous.limits import event_limit, limit_error
+from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.options import EngineName
 from egru.continuous.problem import (
     TIE,
@@ -27,7 +27,7 @@ from egru.continuous.problem import (
 )
 from egru.continuous.reference.adjoint import backward
 from egru.continuous.reference.crossing import find_crossings
-from egru.continuous.reference.flow import end_state, node_states, panel_count, panel_nodes, relax
+from egru.continuous.reference.flow import end_state, node_states, panel_nodes, panels
 from egru.continuous.reference.network import Network, to_array
 from egru.continuous.reference.running_loss import evaluate
 from egru.continuous.reference.tape import Step
@@ -42,9 +42,12 @@ class _Simulation:
         self.t, self.a, self.c = 0.0, to_array(problem.a0[sample]).copy(), to_array(problem.c0[sample]).copy()
         self.o = np.zeros_like(self.c)
         self.steps: list[Step] = []
-        self.integral, self.solves, self.evaluations, self.min_slope = 0.0, 0, 0, math.inf
+        self.solves, self.evaluations, self.min_slope = 0, 0, math.inf
+        self.integral = torch.zeros((), dtype=torch.float64)
         self.event_count, self.limit = 0, event_limit(problem)
         self.above = self.c >= net.theta
+        self.emitted = np.full_like(self.c, -1.0)
+        """The time of the last event of each unit."""
 
     def run(self) -> None:
         problem = self.net.problem
@@ -85,21 +88,14 @@ class _Simulation:
         if dt <= 0:
             return
         settings = net.settings
-        count = panel_count(self.a, net.b, dt, settings)
-        h = dt / count
-        for _ in range(count):
-            nodes, end = panel_nodes(self.a, net.b, h, settings), relax(self.a, net.b, h, settings)
-            z0, z1 = np.tanh(self.a[Z]), np.tanh(end[Z])
+        for start, end, elapsed, h in panels(self.a, net.b, dt, settings):
+            nodes, z0, z1 = panel_nodes(start, net.b, h, settings), np.tanh(start[Z]), np.tanh(end[Z])
             if self.running_loss is not None:
-                density = evaluate(
-                    self.running_loss,
-                    node_states(self.c, z0, h, nodes, settings.rule),
-                    self.t + settings.rule.x * h,
-                    self.sample,
-                )
-                self.integral += h * float(settings.rule.w @ density)
-            self.c = end_state(self.c, z0, z1, h, nodes, settings.rule)
-            self.a, self.t = end, self.t + h
+                states = node_states(self.c, z0, h, nodes, settings.rule)
+                density = evaluate(self.running_loss, states, self.t + elapsed + settings.rule.x * h, self.sample)
+                with torch.set_grad_enabled(density.requires_grad):
+                    self.integral = self.integral + torch.as_tensor(h * settings.rule.w) @ density
+            self.c, self.a = end_state(self.c, z0, z1, h, nodes, settings.rule), end
         self.evaluations += len(self.c)
         self.o = self.o * math.exp(-dt / net.tau_o)
         self.t = time
@@ -114,6 +110,9 @@ class _Simulation:
             self.event_count += 1
             if self.event_count > self.limit:
                 raise limit_error(net.problem, self.sample, self.t)
+            if self.emitted[n] == self.t:
+                raise resolution_error(self.sample, n, self.t)
+            self.emitted[n] = self.t
             if not forced:
                 self.c[n] = net.theta[n]
                 self.min_slope = min(self.min_slope, float(np.tanh(a_group[Z, n]) - net.theta[n]))
@@ -162,6 +161,8 @@ class ReferenceEngine:
         def to_ints(values: Any) -> Tensor:
             return torch.as_tensor(np.array(values, dtype=np.int64)).to(problem.c0.device)
 
+        with torch.enable_grad():  # records only what requires gradients
+            integral = torch.cat([torch.zeros(0), *(sample.integral[None] for sample in samples)]).to(problem.c0)
         return Events(
             times=to_floats([step.time for step in events]),
             units=to_ints([step.index for step in events]),
@@ -176,7 +177,7 @@ class ReferenceEngine:
             ),
             tape=[sample.steps for sample in samples],
             a_last=to_floats([sample.a for sample in samples]),
-            integral=None if running_loss is None else to_floats([sample.integral for sample in samples]),
+            integral=None if running_loss is None else integral,
         )
 
     def backward(

@@ -9,12 +9,18 @@ This form is exact where ``z`` is constant. Arrays have one entry per unit: ``a`
 ``theta`` and time intervals are ``(N,)``.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from egru.continuous.problem import U, Z
 from egru.continuous.quadrature import Rule
+
+SATURATION = 38.0
+"""At ``|a|`` above this, sigmoid and tanh are constant to rounding."""
+MAX_EQUAL_PANELS = 1000
+"""Up to this many panels of an interval have equal lengths."""
 
 
 class FlowSettings(NamedTuple):
@@ -24,6 +30,15 @@ class FlowSettings(NamedTuple):
     tau_m: float
     rule: Rule
     panel: float
+
+
+class Panel(NamedTuple):
+    """A panel: ``a`` at its start and its end, the time at which it starts, and its length."""
+
+    start: np.ndarray
+    end: np.ndarray
+    elapsed: np.ndarray
+    h: np.ndarray
 
 
 class Nodes(NamedTuple):
@@ -55,11 +70,59 @@ def slope(a: np.ndarray, c: np.ndarray, settings: FlowSettings) -> np.ndarray:
     return sigmoid(a[U]) * (np.tanh(a[Z]) - c) / settings.tau_m
 
 
-def panel_count(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowSettings) -> int:
-    """Return the number of equal panels that ``dt`` is split into, the same for all units."""
+def gate_speed(distance: np.ndarray) -> np.ndarray:
+    """Return how fast gates change, in units of ``1 / tau_s``, if activations are this far from their biases.
+
+    The longest panel is inversely proportional to it. Far from rest, activations may pass zero, where the gates bend,
+    at full speed.
+    """
+    return 1 + 0.5 * distance + np.maximum(distance - 10, 0)
+
+
+def time_saturated(a: np.ndarray, b: np.ndarray, settings: FlowSettings) -> np.ndarray:
+    """Return how long gates with activations ``a`` stay saturated, 0 if they are not."""
+    edge = np.copysign(SATURATION, a)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        leaves = settings.tau_s * np.log((a - b) / (edge - b))
+    return np.where(abs(a) <= SATURATION, 0.0, np.where(edge * b >= SATURATION**2, np.inf, leaves))
+
+
+def longest_panel(a: np.ndarray, b: np.ndarray, settings: FlowSettings) -> np.ndarray:
+    """Return the length of the next panel of each unit.
+
+    Saturated gates are constant and do not limit it, but it ends where a gate leaves saturation.
+    """
+    held_u, held_z = time_saturated(a[U], b[U], settings), time_saturated(a[Z], b[Z], settings)
+    changes_u, changes_z = held_u == 0, held_z == 0
+    distance = np.maximum(abs(a[U] - b[U]) * changes_u, abs(a[Z] - b[Z]) * changes_z)
+    gate_rate = gate_speed(distance) / settings.tau_s * (changes_u | changes_z)
+    longest = settings.panel / (gate_rate + 1 / settings.tau_m)
+    longest = np.where(changes_u, longest, np.minimum(longest, held_u))
+    return np.where(changes_z, longest, np.minimum(longest, held_z))
+
+
+def panels(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowSettings) -> Iterator[Panel]:
+    """Divide ``dt`` into panels. If it is a number, all units have the same panels.
+
+    Up to ``MAX_EQUAL_PANELS`` have equal lengths, given by the activations at the start. Otherwise the lengths follow
+    the activations.
+    """
+    dt = np.asarray(dt)
     distance = np.maximum(abs(a[U] - b[U]), abs(a[Z] - b[Z]))
-    rho = dt * ((1 + 0.5 * distance) / settings.tau_s + 1 / settings.tau_m)
-    return max(1, int(np.ceil(np.max(rho, initial=0.0) / settings.panel)))
+    rho = dt * (gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
+    count = max(1.0, np.ceil(np.max(rho, initial=0.0) / settings.panel))
+    elapsed = np.zeros_like(dt)
+    panel = 0
+    while panel < count if count <= MAX_EQUAL_PANELS else (elapsed < dt).any():
+        if count <= MAX_EQUAL_PANELS:
+            h = dt / count
+        else:
+            longest = longest_panel(a, b, settings)
+            h = np.maximum(longest.min() if dt.ndim == 0 else longest, 2.0**-48 * (settings.tau_s + elapsed))
+            h = np.minimum(h, dt - elapsed)
+        end = relax(a, b, h, settings)
+        yield Panel(a, end, elapsed, h)
+        a, elapsed, panel = end, elapsed + h, panel + 1
 
 
 def panel_nodes(a: np.ndarray, b: np.ndarray, h: np.ndarray | float, settings: FlowSettings) -> Nodes:
@@ -87,10 +150,7 @@ def node_states(c: np.ndarray, z0: np.ndarray, h: np.ndarray | float, nodes: Nod
 
 def flow(a: np.ndarray, b: np.ndarray, c: np.ndarray, dt: np.ndarray | float, settings: FlowSettings) -> np.ndarray:
     """Return ``c`` after ``dt`` without events."""
-    count = panel_count(a, b, dt, settings)
-    h = np.asarray(dt) / count
-    for _ in range(count):
-        end = relax(a, b, h, settings)
-        c = end_state(c, np.tanh(a[Z]), np.tanh(end[Z]), h, panel_nodes(a, b, h, settings), settings.rule)
-        a = end
+    for start, end, _, h in panels(a, b, dt, settings):
+        nodes = panel_nodes(start, b, h, settings)
+        c = end_state(c, np.tanh(start[Z]), np.tanh(end[Z]), h, nodes, settings.rule)
     return c

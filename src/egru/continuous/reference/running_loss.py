@@ -2,15 +2,14 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from egru.continuous.problem import RunningLoss
 
 
-def evaluate(running_loss: RunningLoss, c: np.ndarray, t: np.ndarray, sample: int) -> np.ndarray:
+def evaluate(running_loss: RunningLoss, c: np.ndarray, t: np.ndarray, sample: int) -> Tensor:
     """Return the running loss ``(N,)`` at states ``c``, ``(N, H)``, and times ``t``, ``(N,)``."""
-    with torch.no_grad():
-        value = running_loss(torch.as_tensor(c), torch.as_tensor(t), torch.full((len(c),), sample))
-    return value.double().numpy()
+    return running_loss(torch.as_tensor(c), torch.as_tensor(t), torch.full((len(c),), sample)).double()
 
 
 def state_gradient(running_loss: RunningLoss, c: np.ndarray, t: np.ndarray, sample: int) -> np.ndarray:
@@ -18,5 +17,6 @@ def state_gradient(running_loss: RunningLoss, c: np.ndarray, t: np.ndarray, samp
     with torch.enable_grad():
         state = torch.as_tensor(c).requires_grad_()
         value = running_loss(state, torch.as_tensor(t), torch.full((len(c),), sample))
-        (gradient,) = torch.autograd.grad(value.sum(), state)
+        total = value.sum() + 0 * state.sum()  # a running loss need not depend on c
+        (gradient,) = torch.autograd.grad(total, state)
     return gradient.numpy()

@@ -1,0 +1,172 @@
+// How the interval between two touches of a unit is divided into panels, and the panels of a block of units in portions
+// of bounded size.
+#pragma once
+
+#include "continuous/panel.hpp"
+
+extern "C" {
+double exp(double);
+double log(double);
+}
+
+namespace egru::EGRU_LEVEL {
+namespace {
+namespace continuous {
+
+// How fast the gates change, in units of 1 / tau_s, at a distance max |a_x - b_x| from rest. The longest panel is
+// inversely proportional to it. Far from rest the activations may pass zero, where the gates bend, at full speed.
+template <class T>
+inline T gate_speed(T distance) {
+    const T beyond = distance - 10.0;
+    return 1.0 + 0.5 * distance + (beyond > 0.0 ? beyond : beyond * 0.0);
+}
+
+// Up to this many panels have the same length, which is that of the start of the interval. Otherwise the length follows
+// the unit.
+constexpr int max_equal_panels = 1000;
+
+// At |a| above this, sigmoid and tanh are constant to rounding.
+constexpr double saturation = 38;
+
+inline double larger(double a, double b) { return a > b ? a : b; }
+inline double smaller(double a, double b) { return a < b ? a : b; }
+inline double magnitude(double a) { return a < 0 ? -a : a; }
+
+// After this time without a touch, the activations equal their biases to rounding. From then on everything has a closed
+// form, so long inactivity costs nothing.
+inline double time_to_rest(const Model& m, double d_u, double d_z) {
+    const double distance = larger(magnitude(d_u), magnitude(d_z));
+    return (45 + (distance > 1e3 ? log(distance / 1e3) : 0)) * m.tau_s;
+}
+
+// How long a gate with activation `a` and bias `b` stays saturated; 0 if it is not.
+inline double time_saturated(const Model& m, double a, double b) {
+    if (!(magnitude(a) > saturation)) return 0;
+    const double edge = a > 0 ? saturation : -saturation;
+    if (a > 0 ? b >= edge : b <= edge) return __builtin_inf();
+    return m.tau_s * log((a - b) / (edge - b));
+}
+
+// The interval of one unit. d_x is a_x - b_x at its start.
+struct Division {
+    double d_u, b_u, d_z, b_z, span;
+    int32_t count;  // of panels, if they have the same length, else 0
+    double h;       // that length
+
+    Division() = default;
+    Division(const Model& m, double d_u, double b_u, double d_z, double b_z, double span)
+        : d_u(d_u), b_u(b_u), d_z(d_z), b_z(b_z), span(span) {
+        const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
+        const double distance = larger(magnitude(d_u), magnitude(d_z));
+        const double load = span * (gate_speed(distance) * by_s + by_m);
+        const int32_t whole = load <= max_equal_panels ? (int32_t)load : 0;
+        count = load <= max_equal_panels ? whole + (load > whole || whole == 0) : 0;
+        h = count > 0 ? span / count : 0;
+    }
+
+    // The length of the panel that starts at `from`. Saturated gates do not limit it until they leave saturation.
+    double length(const Model& m, double from) const {
+        if (count > 0) return h;
+        const double past = exp(-from / m.tau_s), far_u = d_u * past, far_z = d_z * past;
+        const double held_u = time_saturated(m, b_u + far_u, b_u), held_z = time_saturated(m, b_z + far_z, b_z);
+        const double distance = larger(held_u > 0 ? 0 : magnitude(far_u), held_z > 0 ? 0 : magnitude(far_z));
+        const bool constant = held_u > 0 && held_z > 0;
+        double longest = m.panel / ((constant ? 0 : gate_speed(distance) / m.tau_s) + 1.0 / m.tau_m);
+        if (held_u > 0) longest = smaller(longest, held_u);
+        if (held_z > 0) longest = smaller(longest, held_z);
+        return smaller(larger(longest, 0x1p-48 * (m.tau_s + from)), span - from);
+    }
+};
+
+// A position in the panels of an interval.
+struct Position {
+    int32_t panel = 0;
+    double from = 0;  // the time since the start of the interval
+
+    void advance(const Division& d, double h) {
+        ++panel;
+        from = d.count > 0 ? panel * d.h : from + h;
+    }
+    bool at_end(const Division& d) const { return d.count > 0 ? panel >= d.count : !(from < d.span); }
+};
+
+inline int64_t padded(int64_t count) { return (count + width - 1) / width * width; }
+
+constexpr int portion = 1024;  // panels that are computed together, a multiple of every vector width
+constexpr int panel_rows = 6;  // rows of scratch memory for the panels of a portion; results follow
+
+// The next panels of a block of units, one entry per panel.
+struct Portion {
+    double *d_u, *b_u, *d_z, *b_z, *h, *from, *results;
+    int32_t unit[portion];
+    bool last[portion];  // the last panel of its unit
+    int count;
+
+    void place(double* memory) {
+        double** const rows[] = {&d_u, &b_u, &d_z, &b_z, &h, &from, &results};
+        for (int i = 0; i <= panel_rows; ++i) *rows[i] = memory + i * portion;
+    }
+
+    Panel panel(const Model& m, int i) const {
+        const Doubles past = exponential(max_of(get(from + i) * (-1.0 / m.tau_s), splat(-700.0)));
+        return {get(d_u + i) * past, get(b_u + i), get(d_z + i) * past, get(b_z + i), get(h + i), nullptr};
+    }
+};
+
+// A position in the panels of a block of units.
+struct BlockPosition {
+    int32_t unit = 0;
+    Position position;
+};
+
+// Fills `p` with the panels from `at` on, and moves `at` behind them. `result_rows` is the number of rows of results.
+inline void fill(const Model& m, Scratch* scratch, int result_rows, const Division* units, int count,
+                 BlockPosition* at, Portion* p) {
+    scratch->check(scratch);
+    const int64_t needed = int64_t(portion) * (panel_rows + result_rows);
+    if (scratch->capacity < needed) scratch->grow(scratch, needed);
+    p->place(scratch->data);
+    int i = 0;
+    for (; i < portion && at->unit < count; ++i) {
+        const Division& d = units[at->unit];
+        const double h = d.length(m, at->position.from);
+        p->d_u[i] = d.d_u;
+        p->b_u[i] = d.b_u;
+        p->d_z[i] = d.d_z;
+        p->b_z[i] = d.b_z;
+        p->h[i] = h;
+        p->from[i] = at->position.from;
+        p->unit[i] = at->unit;
+        at->position.advance(d, h);
+        p->last[i] = at->position.at_end(d);
+        if (p->last[i]) *at = {at->unit + 1, {}};
+    }
+    p->count = i;
+    for (; i % width != 0; ++i) p->d_u[i] = p->b_u[i] = p->d_z[i] = p->b_z[i] = p->h[i] = p->from[i] = 0;
+}
+
+// Computes c at the end of each panel as an affine function of c at its start: a row of scales, then a row of shifts.
+inline void flow_portion(const Model& m, const Portion& p) {
+    with_nodes(m, [&](auto n) {
+        for (int i = 0; i < p.count; i += width) {
+            const Affine map = flow<n.nodes>(m, p.panel(m, i));
+            put(p.results + i, map.scale);
+            put(p.results + portion + i, map.shift);
+        }
+    });
+}
+
+// Whether the interval of every unit of a block is a single panel.
+inline bool single_panels(const Model& m, const double* d_u, const double* d_z, const double* span, int count) {
+    const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
+    Longs several{};
+    for (int k = 0; k < count; k += width) {
+        const Doubles distance = max_of(abs_of(get(d_u + k)), abs_of(get(d_z + k)));
+        several |= get(span + k) * (gate_speed(distance) * by_s + by_m) > 1.0;
+    }
+    return !any(several);
+}
+
+}  // namespace continuous
+}  // namespace
+}  // namespace egru::EGRU_LEVEL
