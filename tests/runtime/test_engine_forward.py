@@ -130,7 +130,7 @@ REFUSED: list[tuple[Callable[[Any, Tensor], Any], Trace | None, str]] = [
     (residual, None, "the input of readout is not the output of rnn"),
     (no_layer, None, "forward calls readout, the engine runs rnn, readout"),
     (lambda m, x: m.rnn(x)[0], None, "forward calls rnn, the engine runs rnn, readout"),
-    (initial_state, None, r"the outputs of shape \(3, 6, 5\) differ"),
+    (initial_state, None, r"the outputs of shape \(3, 4, 5\) differ"),
     (lambda m, x: {"y": m.readout(m.rnn(x)[0])}, None, "forward returns dict instead of a tensor"),
     (lambda m, x: m.readout(m.rnn(x.reshape(-1, 784, 2))[0]), None, "raises RuntimeError for a random sequence"),
 ]

@@ -19,10 +19,10 @@ from egru.runtime.diagnosis import agrees, arrange, call_module, describe_differ
 from egru.runtime.network import NO_OPS, Network, Trace, extract_network
 from egru.runtime.reference import ReferenceRunner
 
-STEPS, SEQUENCES = 6, 3
+STEPS, SEQUENCES = 4, 3
 TOLERANCE = 1e-5
 """Accepted difference, relative to the sum of magnitudes in the largest output. Two float32 implementations differ by
-about 1e-7 per state and step, so by less than 1e-6 after six steps, and a readout averages these errors."""
+about 1e-7 per state and step, so by less than 1e-6 after four steps, and a readout averages these errors."""
 ATTEMPTS = 5
 """Sequences tried before a module is refused. Two correct implementations differ by a complete event if a state is
 within 1e-7 of its threshold. In a network of 4,000 units this happens in about one of 20 sequences."""
