@@ -1,6 +1,7 @@
 // Entry points of the backward pass: pack the weights, run the chunks, unpack the gradients.
 #include "sequence/backward.hpp"
 #include "sequence/backward_chunk.hpp"
+#include "sequence/backward_direct.hpp"
 #include "sequence/backward_recursion.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -32,6 +33,7 @@ void begin(const TrainCall& call) {
     to_blocks<S>(layer, nullptr, space.de);
     to_blocks<S>(layer, layer.as(call.grad_y0), space.dy[(call.T - 1) & 1]);
     for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
+    if (call.direct) return;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks, from = team.begin(panels), to = team.end(panels);
         const int H = layer.H, I = layer.I, blocks = layer.blocks;
@@ -67,6 +69,7 @@ void finish(const TrainCall& call) {
         }
         layer.as(call.grad_theta)[n] = total(4);
     }
+    if (call.direct) return;
     run_team(call.threads, [&](const Team& team) {
         space.grad_V.unpack(team, space.panels[team.index]);
         space.grad_W.unpack(team, space.panels[team.index]);

@@ -8,6 +8,8 @@
 // the "after" form, r * z, which is what the recurrent product sees.
 #pragma once
 
+#include <initializer_list>
+
 #include "sequence/backward_space.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -27,7 +29,10 @@ public:
         if (!call.gates) recompute_gates();
         for (int t = call.last - 1; t >= call.first; --t) {
             cell(t);
-            if (call.after) {
+            if (call.direct) {
+                team.meet();
+                recur_directly(t);
+            } else if (call.after) {
                 team.meet();
                 list_requests();
                 recurrent_dots(t, PanelGroups(0, 3 * blocks), space.dy[(t + 1) & 1]);
@@ -42,6 +47,10 @@ public:
             }
         }
         team.meet();
+        if (call.direct) {
+            chunk_directly();
+            return;
+        }
         weight_gradients();
         if (call.grad_input) input_gradient();
     }
@@ -92,6 +101,11 @@ private:
     void list_requests();
     void recurrent_dots(int t, const PanelGroups& groups, S* out);
     void gather_reset(int t);
+
+    // The products if the weights are not packed (backward_direct.hpp).
+    void combine_gates(int t, std::initializer_list<Gate> gates, S* out);
+    void recur_directly(int t);
+    void chunk_directly();
 
     // Products over all rows of a chunk at once (backward_chunk.hpp).
     void recompute_gates();

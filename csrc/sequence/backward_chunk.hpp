@@ -16,11 +16,24 @@ inline void Backward<S>::recompute_gates() {
         pack_panel(layer.as(weight), H, width, blocks, tiles, p, to, block);
         return to;
     };
-    project_input(layer, team, space.rows, space.p,
-                  [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g * blocks + b, g); });
+    if (call.direct_gates)
+        project_input_directly(layer, team, space.p);
+    else
+        project_input(layer, team, space.rows, space.p,
+                      [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g * blocks + b, g); });
     team.meet();
     list_rows(layer.y_prev, call.first - 1);
+    // Products of y, or of r * y in space.reset, with the weights of `gates`.
     const auto recurrent = [&](int b, const int* gates, int count, S* const* out) {
+        if (call.direct_gates) {
+            const auto at = [&](int row) {
+                return gates[0] == Z ? space.reset + (int64_t)row * H
+                                     : layer.y_prev.at(call.first - 1 + row / B, row % B);
+            };
+            for (int j = 0; j < count; ++j)
+                multiply_gate(layer, gates[j], b, at, rows, out[j]);
+            return;
+        }
         Columns<S> columns;
         for (int j = 0; j < count; ++j) {
             fill_bias(layer.bias_hh, H, gates[j], b, rows, out[j]);
@@ -58,6 +71,7 @@ inline void Backward<S>::recompute_gates() {
 
 template <class S>
 inline void Backward<S>::list_rows(const Steps<S>& from, int first) {
+    if (call.direct_gates) return;
     for (int at = team.begin(layer.tiles_H); at < team.end(layer.tiles_H); ++at)
         list_tile(from, first, B, layer.rows(), H, at, space.rows);
     team.meet();

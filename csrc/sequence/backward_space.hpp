@@ -18,8 +18,9 @@ struct BackwardSpace {
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
     // Only if the gates were not saved: the gates of a chunk; x W + b, which shares memory with `a` because it is no
-    // longer needed when `a` is written; and r * y.
+    // longer needed when `a` is written; and r * y (always if call.direct).
     S *gates, *p, *reset;
+    const S** sources;        // only if call.direct: addresses of the rows that a weight gradient reads
     S* panels[max_team];      // the weights of a block, to recompute gates; later the gradients to unpack
     S* h[max_team];           // y V + b of a block
     S *dc, *de, *m;           // [b][s][32]
@@ -43,10 +44,13 @@ struct BackwardSpace {
         const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
         const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
         const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
-        V_rows = arena.take<S>(V_size);
-        W_rows = arena.take<S>(call.grad_input ? W_size : 0);
-        grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
-        grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
+        const bool packed = !call.direct;
+        V_rows = arena.take<S>(packed ? V_size : 0);
+        W_rows = arena.take<S>(packed && call.grad_input ? W_size : 0);
+        if (packed) {
+            grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
+            grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
+        }
         totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
         a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
         gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
@@ -58,24 +62,27 @@ struct BackwardSpace {
         for (S*& gradient : dy) gradient = arena.take<S>(state);
         const int widest = layer.H > layer.I ? layer.H : layer.I;
         const int tiles_widest = layer.tiles_H > layer.tiles_I ? layer.tiles_H : layer.tiles_I;
-        reset = arena.take<S>(recompute && !call.after ? count * layer.H : 0);
+        reset = arena.take<S>((recompute || call.direct) && !call.after ? count * layer.H : 0);
+        sources = arena.take<const S*>(call.direct ? count : 0);
         Arena early = arena;
-        if (recompute) rows = Lists<S>(early, count, widest);
-        columns = Lists<S>(arena, widest, count);
+        const bool pack_gates = recompute && !call.direct_gates;
+        if (pack_gates) rows = Lists<S>(early, count, widest);
+        if (packed) columns = Lists<S>(arena, widest, count);
         arena.cover(early);
         const int64_t groups = divide_up(layer.B, rows_max);
         const int64_t wide_H = layer.blocks * block, wide_I = layer.tiles_I * tile;
         const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
             needed[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
+            h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
+            panels[i] = arena.take<S>(packed || pack_gates ? 3 * layer.panel_size(tiles_widest) : 0);
+            if (!packed) continue;
             requests[i] = arena.take<Requests>(groups);
             masks[i] = arena.take<uint16_t>(positions);
             order[i] = arena.take<uint32_t>(positions);
             if (!call.after) resets[i] = Lists<S>(arena, layer.B, layer.H);
             d[i] = arena.take<S>(rows_max * d_width);
             products[i] = arena.take<S>(positions * rows_max);
-            h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
-            panels[i] = arena.take<S>(3 * layer.panel_size(tiles_widest));
         }
         bytes = arena.bytes();
     }

@@ -1,7 +1,7 @@
 // Bindings of the sequence operation. All functions release the GIL.
 #include <nanobind/nanobind.h>
 
-#include "sequence/train.hpp"
+#include "sequence/run.hpp"
 
 namespace nb = nanobind;
 using egru::TrainCall;
@@ -13,6 +13,12 @@ void define(nb::module_& m, const char* name, Function function, const char* doc
     m.def(name, function, nb::arg("call"), nb::call_guard<nb::gil_scoped_release>(), doc);
 }
 
+// Let Python handle interrupts.
+void check_signals() {
+    nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 }  // namespace
 
 void bind_sequence(nb::module_& m) {
@@ -20,7 +26,7 @@ void bind_sequence(nb::module_& m) {
     call.def(nb::init<>());
 #define FIELD(name) call.def_rw(#name, &TrainCall::name)
     FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
-    FIELD(float64), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);
+    FIELD(float64), FIELD(direct), FIELD(direct_gates), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);
     FIELD(input), FIELD(c0), FIELD(y0), FIELD(weight_ih), FIELD(weight_hh), FIELD(bias_ih), FIELD(bias_hh);
     FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(keep_t);
     FIELD(keep_b), FIELD(keep_h), FIELD(y), FIELD(c), FIELD(c_last), FIELD(y_last), FIELD(gates), FIELD(workspace);
@@ -32,18 +38,7 @@ void bind_sequence(nb::module_& m) {
         "reset", [](const TrainCall& self) { return egru::reset_name(self.reset); },
         [](TrainCall& self, const char* reset) { self.reset = egru::parse_reset(reset); });
 
-    define(m, "train_forward_workspace", [](const TrainCall& c) { return EGRU_PICK(forward_table).workspace(c); },
-           "Return the number of bytes that the forward pass needs at call.workspace.");
-    define(m, "train_forward_begin", [](const TrainCall& c) { return EGRU_PICK(forward_table).begin(c); },
-           "Pack the weights for a forward pass. Return whether all of them are finite.");
-    define(m, "train_forward_chunk", [](const TrainCall& c) { EGRU_PICK(forward_table).chunk(c); },
-           "Run the steps from call.first to call.last.");
-    define(m, "train_backward_workspace", [](const TrainCall& c) { return EGRU_PICK(backward_table).workspace(c); },
-           "Return the number of bytes that the backward pass needs at call.workspace.");
-    define(m, "train_backward_begin", [](const TrainCall& c) { EGRU_PICK(backward_table).begin(c); },
-           "Pack the weights and clear the gradients for a backward pass.");
-    define(m, "train_backward_chunk", [](const TrainCall& c) { EGRU_PICK(backward_table).chunk(c); },
-           "Run the steps from call.last back to call.first.");
-    define(m, "train_backward_finish", [](const TrainCall& c) { EGRU_PICK(backward_table).finish(c); },
-           "Write the gradients in torch's layout.");
+    define(m, "train_forward", [](TrainCall& c) { return egru::run_forward(c, check_signals); },
+           "Run the forward pass. Return the flags of the values that are not finite (csrc/sequence/train.hpp).");
+    define(m, "train_backward", [](TrainCall& c) { egru::run_backward(c, check_signals); }, "Run the backward pass.");
 }

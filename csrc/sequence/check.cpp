@@ -73,7 +73,7 @@ private:
 };
 
 template <class S>
-std::vector<S> run(const Shape& shape, int threads, bool after, Reset reset, bool lean) {
+std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Reset reset, bool lean) {
     const auto [T, B, I, H] = shape;
     Buffers<S> make(shape, 7);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
@@ -82,7 +82,7 @@ std::vector<S> run(const Shape& shape, int threads, bool after, Reset reset, boo
     TrainCall call;
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
-    call.threads = threads, call.after = after, call.reset = reset, call.rho = 0.8;
+    call.threads = threads, call.direct = direct, call.direct_gates = !direct, call.after = after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
     call.width = 0.5, call.height = 0.7;
     const std::int64_t state = std::int64_t(B) * H, all = T * state;
@@ -131,20 +131,22 @@ int check(const char* level) {
     int wrong = 0;
     for (const Shape& shape : shapes)
         for (const Reset reset : {Reset::output, Reset::threshold, Reset::hard, Reset::none})
-            for (bool after : {false, true})
-                for (bool lean : {false, true}) {
-                    const auto one = run<S>(shape, 1, after, reset, lean);
-                    bool finite = true;
-                    for (S value : one) finite = finite && std::isfinite(value);
-                    for (int threads : {2, 3}) {
-                        const auto other = run<S>(shape, threads, after, reset, lean);
-                        if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
-                        std::printf("%s: T%d B%d I%d H%d, reset %s, after %d, lean %d, %d threads: %s\n", level,
-                                    shape.T, shape.B, shape.I, shape.H, egru::reset_name(reset), after, lean, threads,
-                                    finite ? "different bits" : "not finite");
-                        ++wrong;
+            for (bool direct : {false, true})
+                for (bool after : {false, true})
+                    for (bool lean : {false, true}) {
+                        const auto one = run<S>(shape, 1, direct, after, reset, lean);
+                        bool finite = true;
+                        for (S value : one) finite = finite && std::isfinite(value);
+                        for (int threads : {2, 3}) {
+                            const auto other = run<S>(shape, threads, direct, after, reset, lean);
+                            if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
+                            std::printf(
+                                "%s: T%d B%d I%d H%d, direct %d, reset %s, after %d, lean %d, %d threads: %s\n", level,
+                                shape.T, shape.B, shape.I, shape.H, direct, egru::reset_name(reset), after, lean,
+                                threads, finite ? "different bits" : "not finite");
+                            ++wrong;
+                        }
                     }
-                }
     return wrong;
 }
 

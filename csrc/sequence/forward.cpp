@@ -18,19 +18,31 @@ struct ForwardSpace {
 
     explicit ForwardSpace(const Layer<S>& layer) {
         Arena arena(layer.call.workspace);
-        V = arena.take<S>(3 * layer.blocks * layer.panel_size(layer.tiles_H));
-        W = arena.take<S>(3 * layer.blocks * layer.panel_size(layer.tiles_I));
+        const bool packed = !layer.call.direct;
+        V = arena.take<S>(packed ? 3 * layer.blocks * layer.panel_size(layer.tiles_H) : 0);
+        W = arena.take<S>(packed ? 3 * layer.blocks * layer.panel_size(layer.tiles_I) : 0);
         p = arena.take<S>(3 * layer.blocks * layer.rows_max() * block);
         reset = arena.take<S>(layer.call.after ? 0 : (int64_t)layer.B * layer.H);
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
-        inputs = Lists<S>(arena, layer.rows_max(), layer.I);
+        if (packed) inputs = Lists<S>(arena, layer.rows_max(), layer.I);
         for (int i = 0; i < layer.call.threads; ++i) {
             h[i] = arena.take<S>((int64_t)3 * together_max * layer.B * block);
-            events[i] = Lists<S>(arena, layer.B, layer.H);
+            if (packed) events[i] = Lists<S>(arena, layer.B, layer.H);
         }
         bytes = arena.bytes();
     }
 };
+
+template <class S>
+bool all_finite(const S* values, int64_t count) {
+    Vector<S> sum = {};  // x - x is 0 if x is finite, else NaN
+    int64_t i = 0;
+    for (; i + lanes<S> <= count; i += lanes<S>) sum += load<S>(values + i) - load<S>(values + i);
+    if (i < count) sum += load_part<S>(values + i, (int)(count - i)) - load_part<S>(values + i, (int)(count - i));
+    for (int lane = 0; lane < lanes<S>; ++lane)
+        if (sum[lane] != 0) return false;
+    return true;
+}
 
 template <class S>
 class Forward {
@@ -40,10 +52,15 @@ public:
           first_block(team.begin(layer.blocks)), last_block(team.end(layer.blocks)), h(space.h[team.index]),
           events(space.events[team.index]) {}
 
+    bool finite = true;  // whether the first products with unpacked weights were
+
     void run() {
         const int64_t size = layer.panel_size(layer.tiles_I);
-        project_input(layer, team, space.inputs, space.p,
-                      [&](int g, int b) { return space.W + (g * layer.blocks + b) * size; });
+        if (call.direct)
+            project_input_directly(layer, team, space.p);
+        else
+            project_input(layer, team, space.inputs, space.p,
+                          [&](int g, int b) { return space.W + (g * layer.blocks + b) * size; });
         for (int t = call.first; t < call.last; ++t) {
             if (call.after)
                 step_after(t);
@@ -73,11 +90,20 @@ private:
     const S* panel(int b, int g) const { return space.V + (g * layer.blocks + b) * layer.panel_size(layer.tiles_H); }
 
     void list_events(const Steps<S>& from, int t) {
+        if (call.direct) return;
         for (int at = 0; at < layer.tiles_H; ++at) list_tile(from, t, B, B, H, at, events);
     }
 
     // Write the recurrent products of `count` gates from `gate`, for `block_count` blocks from b, to product(j, gate).
-    void recur(int b, int block_count, int gate, int count) {
+    // Reads from.at(t, s), which list_events has listed.
+    void recur(int b, int block_count, int gate, int count, const Steps<S>& from, int t, bool first_step) {
+        if (call.direct) {
+            for (int j = 0; j < block_count; ++j)
+                for (int g = gate; g < gate + count; ++g)
+                    multiply_gate(layer, g, b + j, [&](int s) { return from.at(t, s); }, B, product(j, g));
+            if (first_step) check_products(b, block_count, gate, count);
+            return;
+        }
         Columns<S> columns;
         for (int j = 0; j < block_count; ++j)
             for (int g = gate; g < gate + count; ++g) {
@@ -86,13 +112,20 @@ private:
             }
         gather_all(columns, layer.tiles_H, events, B);
     }
+    // Every product of a row contains all weights of a unit, so one that is not finite makes the product not finite.
+    void check_products(int b, int block_count, int gate, int count) {
+        for (int j = 0; j < block_count; ++j)
+            for (int g = gate; g < gate + count; ++g)
+                finite = finite && all_finite(product(j, g), layer.units(b + j)) &&
+                         all_finite(p_at(0, b + j, g), layer.units(b + j));
+    }
     S* product(int j, int gate) const { return h + (int64_t)(j * 3 + gate) * B * block; }
 
     void step_after(int t) {
         list_events(layer.y_prev, t - 1);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
-            recur(b, count, R, 3);
+            recur(b, count, R, 3, layer.y_prev, t - 1, t == 0);
             for (int j = 0; j < count; ++j) {
                 const S* p[3] = {p_at(t, b + j, R), p_at(t, b + j, U), p_at(t, b + j, Z)};
                 const S* h[3] = {product(j, R), product(j, U), product(j, Z)};
@@ -109,7 +142,7 @@ private:
         list_events(layer.y_prev, t - 1);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
-            recur(b, count, R, 2);
+            recur(b, count, R, 2, layer.y_prev, t - 1, t == 0);
             for (int j = 0; j < count; ++j) {
                 const S* p[2] = {p_at(t, b + j, R), p_at(t, b + j, U)};
                 const S* h[2] = {product(j, R), product(j, U)};
@@ -118,10 +151,11 @@ private:
             }
         }
         team.meet();
-        list_events(Steps<S>{space.reset, 0, H}, 0);
+        const Steps<S> reset{space.reset, 0, H};
+        list_events(reset, 0);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
-            recur(b, count, Z, 1);
+            recur(b, count, Z, 1, reset, 0, t == 0);
             for (int j = 0; j < count; ++j) {
                 gate_z<S>(layer, b + j, p_at(t, b + j, Z), product(j, Z), gates_at(t, b + j, Z));
                 emit(t, b + j);
@@ -173,24 +207,31 @@ private:
     }
 };
 
-// Steps skip the weights of inactive units, so NaN there would not reach the state.
 template <class S>
-bool all_finite(const S* values, int64_t count) {
-    Vector<S> sum = {};  // x - x is 0 if x is finite, else NaN
-    for (int64_t i = 0; i < count; i += lanes<S>) sum += load<S>(values + i) - load<S>(values + i);
-    for (int i = 0; i < lanes<S>; ++i)
-        if (sum[i] != 0) return false;
-    return true;
+int bad_arguments(const Layer<S>& layer) {
+    const TrainCall& call = layer.call;
+    const int64_t state = (int64_t)layer.B * layer.H;
+    int bad = 0;
+    for (int t = 0; t < call.T; ++t)
+        for (int s = 0; s < layer.B; ++s)
+            if (!all_finite(layer.input.at(t, s), layer.I)) bad |= bad_input;
+    if (!all_finite(layer.as(call.c0), state)) bad |= bad_c0;
+    if (!all_finite(layer.as(call.y0), state)) bad |= bad_y0;
+    if (!all_finite(layer.theta, layer.H)) bad |= bad_theta;
+    return bad;
 }
 
 template <class S>
-bool begin(const TrainCall& call) {
+int begin(const TrainCall& call) {
     const Layer<S> layer(call);
+    const int bad = bad_arguments(layer);
+    if (bad || call.direct) return bad;
     const ForwardSpace<S> space(layer);
     bool finite[max_team];
     for (bool& flag : finite) flag = true;
     run_team(call.threads, [&](const Team& team) {
         const int panels = 3 * layer.blocks;
+        // Steps skip the weights of inactive units, so NaN there would not reach the state.
         const int64_t size_V = layer.panel_size(layer.tiles_H), size_W = layer.panel_size(layer.tiles_I);
         bool& flag = finite[team.index];
         for (int p = team.begin(panels); p < team.end(panels); ++p) {  // a panel is checked while it is in the cache
@@ -200,14 +241,29 @@ bool begin(const TrainCall& call) {
         }
     });
     for (bool flag : finite)
-        if (!flag) return false;
-    return true;
+        if (!flag) return bad_weights;
+    return 0;
 }
 
 template <class S>
-void chunk(const TrainCall& call) {
+int chunk(const TrainCall& call) {
     const Layer<S> layer(call);
-    run_team(call.threads, [&](const Team& team) { Forward<S>(layer, team).run(); });
+    bool finite[max_team];
+    for (bool& flag : finite) flag = true;
+    run_team(call.threads, [&](const Team& team) {
+        Forward<S> forward(layer, team);
+        forward.run();
+        finite[team.index] = forward.finite;
+    });
+    for (bool flag : finite)
+        if (!flag) return bad_weights;
+    return 0;
+}
+
+template <class S>
+int finish(const TrainCall& call) {
+    const Layer<S> layer(call);
+    return all_finite(layer.as(call.c_last), (int64_t)layer.B * layer.H) ? 0 : bad_result;
 }
 
 template <class S>
@@ -228,7 +284,8 @@ const ForwardTable forward_table{
     [](const TrainCall& call) { return call.float64 ? gates_size<double>(call) : gates_size<float>(call); },
     [](const TrainCall& call) { return call.float64 ? workspace<double>(call) : workspace<float>(call); },
     [](const TrainCall& call) { return call.float64 ? begin<double>(call) : begin<float>(call); },
-    [](const TrainCall& call) { call.float64 ? chunk<double>(call) : chunk<float>(call); },
+    [](const TrainCall& call) { return call.float64 ? chunk<double>(call) : chunk<float>(call); },
+    [](const TrainCall& call) { return call.float64 ? finish<double>(call) : finish<float>(call); },
 };
 
 }  // namespace egru::EGRU_LEVEL

@@ -4,6 +4,7 @@
 // "after" form, q = y V_z + b, which r multiplies.
 #pragma once
 
+#include "sequence/direct.hpp"
 #include "sequence/dots.hpp"
 #include "sequence/gather.hpp"
 #include "common/threads.hpp"
@@ -143,6 +144,28 @@ void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& list
         }
         gather_all(columns, layer.tiles_I, lists, rows);
     }
+}
+
+// The same from weights in torch's layout.
+template <class S>
+void project_input_directly(const Layer<S>& layer, const Team& team, S* p) {
+    const int rows = layer.rows();
+    const auto at = [&](int row) { return layer.input.at(layer.call.first + row / layer.B, row % layer.B); };
+    for (int b = team.begin(layer.blocks); b < team.end(layer.blocks); ++b)
+        for (int g = 0; g < 3; ++g) {
+            const int64_t unit = (int64_t)g * layer.H + b * block;
+            multiply_rows(layer.as(layer.call.weight_ih) + unit * layer.I, layer.I, layer.units(b), at, rows,
+                          layer.bias_ih ? layer.bias_ih + unit : nullptr,
+                          p + (int64_t)(g * layer.blocks + b) * rows * block);
+        }
+}
+
+// y V + b of gate g and block b, from weights in torch's layout: out[row][32]. at(row) is the address of a row of y.
+template <class S, class At>
+void multiply_gate(const Layer<S>& layer, int g, int b, At at, int rows, S* out) {
+    const int64_t unit = (int64_t)g * layer.H + b * block;
+    multiply_rows(layer.as(layer.call.weight_hh) + unit * layer.H, layer.H, layer.units(b), at, rows,
+                  layer.bias_hh ? layer.bias_hh + unit : nullptr, out);
 }
 
 // ---- gates of block b at one step, from the input product p and the recurrent product h ------------------------------

@@ -1,7 +1,7 @@
 // The arguments of one call of the sequence operation on the CPU, and the functions that run it.
 //
-// The caller (kernels/cpu/kernel.py) owns all buffers and runs a call in chunks of steps, so that a long call can be
-// interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have torch's block
+// The caller (kernels/cpu/kernel.py) owns the arguments and results. A call runs in chunks of steps (run.cpp), so that a
+// long call can be interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have torch's block
 // order r, u, z. (torch calls the last two z and n, and its z is 1 - u.)
 #pragma once
 
@@ -18,6 +18,8 @@ struct TrainCall {
     int chunk = 0;            // maximum number of steps per chunk; determines the size of the workspace
     int threads = 1;
     bool float64 = false;
+    bool direct = false;  // multiply the weights without packing them: dense, for few rows
+    bool direct_gates = false;  // backward pass without the reserve: the forward pass was direct
     bool after = false;  // the reset gate acts after the recurrent product (torch), not before it (the paper)
     Reset reset = Reset::output;
     bool bounded = false;
@@ -42,13 +44,17 @@ struct TrainCall {
     std::uintptr_t grad_weight_ih = 0, grad_weight_hh = 0, grad_bias_ih = 0, grad_bias_hh = 0, grad_theta = 0;
 };
 
+// Values that are not finite, as flags.
+enum Bad : int { bad_input = 1, bad_c0 = 2, bad_y0 = 4, bad_theta = 8, bad_weights = 16, bad_result = 32 };
+
 // Call `begin` once, then `chunk` for each chunk of steps (ascending in the forward pass, descending in the backward
-// pass), then `finish` after the backward pass.
+// pass), then `finish`.
 struct ForwardTable {
     std::int64_t (*gates_size)(const TrainCall&);  // elements of the reserve
     std::int64_t (*workspace)(const TrainCall&);   // bytes
-    bool (*begin)(const TrainCall&);               // whether all weights are finite
-    void (*chunk)(const TrainCall&);
+    int (*begin)(const TrainCall&);                // Bad flags of the arguments
+    int (*chunk)(const TrainCall&);                // bad_weights if a product with unpacked weights is not finite
+    int (*finish)(const TrainCall&);               // bad_result if the final state is not finite
 };
 struct BackwardTable {
     std::int64_t (*workspace)(const TrainCall&);

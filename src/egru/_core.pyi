@@ -91,6 +91,18 @@ class TrainCall:
     def float64(self, arg: bool, /) -> None: ...
 
     @property
+    def direct(self) -> bool: ...
+
+    @direct.setter
+    def direct(self, arg: bool, /) -> None: ...
+
+    @property
+    def direct_gates(self) -> bool: ...
+
+    @direct_gates.setter
+    def direct_gates(self, arg: bool, /) -> None: ...
+
+    @property
     def after(self) -> bool: ...
 
     @after.setter
@@ -342,32 +354,13 @@ class TrainCall:
     @reset.setter
     def reset(self, arg: str, /) -> None: ...
 
-def train_forward_workspace(call: TrainCall) -> int:
+def train_forward(call: TrainCall) -> int:
     """
-    Return the number of bytes that the forward pass needs at call.workspace.
-    """
-
-def train_forward_begin(call: TrainCall) -> bool:
-    """
-    Pack the weights for a forward pass. Return whether all of them are finite.
+    Run the forward pass. Return the flags of the values that are not finite (csrc/sequence/train.hpp).
     """
 
-def train_forward_chunk(call: TrainCall) -> None:
-    """Run the steps from call.first to call.last."""
-
-def train_backward_workspace(call: TrainCall) -> int:
-    """
-    Return the number of bytes that the backward pass needs at call.workspace.
-    """
-
-def train_backward_begin(call: TrainCall) -> None:
-    """Pack the weights and clear the gradients for a backward pass."""
-
-def train_backward_chunk(call: TrainCall) -> None:
-    """Run the steps from call.last back to call.first."""
-
-def train_backward_finish(call: TrainCall) -> None:
-    """Write the gradients in torch's layout."""
+def train_backward(call: TrainCall) -> None:
+    """Run the backward pass."""
 
 class TeamSize:
     """The choice of the number of threads, for tests with simulated times."""

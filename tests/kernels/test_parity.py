@@ -19,6 +19,7 @@ from torch import Tensor
 from egru import compiled, functional
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, get, run_sequence
+from egru.kernels.cpu import kernel as cpu_kernel
 from egru.types import RESET_GATES, RESETS, Backend, Reset, ResetGate
 
 FLOAT64_ERROR = 1e-12
@@ -36,6 +37,8 @@ class Implementation(NamedTuple):
     level: str | None = None
     threads: int = 1
     dtype: torch.dtype = torch.float64
+    direct: bool = False
+    """CPU kernel: multiply the weights without packing them, at any size."""
 
     def convert(self, problem: Problem, dtype: torch.dtype | None = None) -> Problem:
         """Return the problem in this kernel's type (or ``dtype``) and on its device."""
@@ -45,11 +48,14 @@ class Implementation(NamedTuple):
         return dataclasses.replace(problem, **{**tensors, **floats})
 
     def __str__(self) -> str:
-        return "-".join(str(part) for part in (self.kernel, self.level, self.threads) if part is not None)
+        products = "direct" if self.direct else None
+        return "-".join(str(part) for part in (self.kernel, self.level, self.threads, products) if part is not None)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Any]:
-        before = torch.get_num_threads()
+        before, limits = torch.get_num_threads(), cpu_kernel.limits
+        rows = 1 << 30 if self.direct else 0
+        cpu_kernel.limits = cpu_kernel.Limits(direct_forward=rows, direct_backward=rows, one_thread=0)
         torch.set_num_threads(self.threads)
         if self.level is not None:
             assert compiled.core is not None
@@ -58,6 +64,7 @@ class Implementation(NamedTuple):
             yield get(self.kernel)
         finally:
             torch.set_num_threads(before)
+            cpu_kernel.limits = limits
             if self.level is not None and compiled.core is not None:
                 compiled.core.force_level("auto")
 
@@ -65,7 +72,11 @@ class Implementation(NamedTuple):
 LEVELS = tuple(compiled.core.levels()) if compiled.core is not None else ()
 IMPLEMENTATIONS = [
     Implementation("reference"),
-    *(Implementation("cpu", level=level, threads=threads) for level in LEVELS for threads in (1, 2)),
+    *(
+        Implementation("cpu", level=level, threads=threads, direct=direct)
+        for level in LEVELS
+        for threads, direct in ((1, False), (2, False), (2, True))
+    ),
     pytest.param(Implementation("cuda", "cuda", dtype=torch.float32), marks=pytest.mark.cuda),
 ]
 
@@ -392,11 +403,23 @@ def test_run_sequence_propagates_gradients_to_all_leaves(implementation: Impleme
 @pytest.mark.parametrize("gate", RESET_GATES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lean", [False, True])
-def test_bits_do_not_depend_on_threads(level: str, gate: ResetGate, dtype: torch.dtype, lean: bool) -> None:
+@pytest.mark.parametrize("direct", [False, True])
+def test_bits_do_not_depend_on_threads(
+    level: str, gate: ResetGate, dtype: torch.dtype, lean: bool, direct: bool
+) -> None:
     problem = Case(reset_gate=gate, H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
     results = []
     for threads in (1, 2, 3):
-        with Implementation("cpu", level=level, threads=threads).active() as kernel:
+        with Implementation("cpu", level=level, threads=threads, direct=direct).active() as kernel:
             results.append(run(kernel, problem))
     for other in results[1:]:
         assert all(torch.equal(x, other[name]) for name, x in results[0].items())
+
+
+@pytest.mark.skipif(not LEVELS, reason=f"requires the compiled core: {compiled.missing}")
+@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("batch", [4, 12, 30])  # direct, direct in the backward pass only, packed
+def test_lean_has_the_same_bits(gate: ResetGate, batch: int) -> None:
+    case = Case(reset_gate=gate, H=40, B=batch, T=3, I=5, density=0.4)
+    saved, recomputed = (run(get("cpu"), case._replace(lean=lean).problem()) for lean in (False, True))
+    assert all(torch.equal(x, recomputed[name]) for name, x in saved.items())

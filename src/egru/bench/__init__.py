@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from egru.cli.arguments import Parser
 
 BENCHMARKS = {
-    "cpu": {"infer": "infer_cpu", "train": "train_cpu"},
+    "cpu": {"infer": "infer_cpu", "train": "train_cpu", "small": "small_cpu"},
     "gpu": {"train": "train_gpu"},
 }
 """Module of each benchmark, by device and by what is measured."""
@@ -28,7 +28,7 @@ def select(device: str, measured: str | None = None) -> list[str]:
 
     Args:
         device: ``"cpu"`` or ``"gpu"``.
-        measured: ``"infer"`` or ``"train"``. If None, all benchmarks of the device.
+        measured: ``"infer"``, ``"train"`` or ``"small"``. If None, all benchmarks of the device.
 
     Raises:
         ValueError: If the device has no such benchmark.
@@ -37,7 +37,7 @@ def select(device: str, measured: str | None = None) -> list[str]:
     if measured is None:
         return list(benchmarks.values())
     if measured not in benchmarks:
-        raise ValueError(f"there is no {device} benchmark {measured!r}: the event engine runs on the CPU only")
+        raise ValueError(f"there is no {device} benchmark {measured!r}; choose from {', '.join(benchmarks)}")
     return [benchmarks[measured]]
 
 

@@ -259,12 +259,15 @@ def _add_bench(subparsers: Any) -> None:
         "measure speed and memory against dense baselines",
         "Measure speed and memory against dense baselines. `egru bench cpu infer --help` shows the options of that "
         "benchmark. Results are written to the working directory.",
-        usage="egru bench {cpu,gpu} [{infer,train}] [OPTIONS]",
+        usage="egru bench {cpu,gpu} [{infer,train,small}] [OPTIONS]",
         add_help=False,
     )
     command.add_argument("device", nargs="?", choices=tuple(BENCHMARKS), help="device to measure")
     command.add_argument(
-        "measured", nargs="?", choices=("infer", "train"), help="streaming inference or training (default: all)"
+        "measured",
+        nargs="?",
+        choices=("infer", "train", "small"),
+        help="streaming inference, training, or layers of everyday sizes (default: all)",
     )
     command.add_argument(
         "-h", "--help", action="store_true", dest="wants_help", help="show this help, or that of the benchmark"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from egru._autograd import is_plain
+from egru.kernels.problem import Problem
 
 
 def check_finite(values: Mapping[str, Tensor | None]) -> None:
@@ -18,6 +19,12 @@ def check_finite(values: Mapping[str, Tensor | None]) -> None:
         if value is not None and not _all_finite(value):
             bad = value[~torch.isfinite(value)][0].item()
             raise ValueError(f"{name} contains {bad}; expected finite values")
+
+
+def check_arguments(problem: Problem) -> None:
+    """Raise ``ValueError`` if an argument of a problem on the CPU contains NaN or infinity. Biases are not checked."""
+    named = {"input": problem.input, "state.c": problem.c0, "state.y": problem.y0, "the threshold": problem.theta}
+    check_finite({**named, "weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
 
 
 def check_result(c_last: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from egru import functional
 from egru.events import EventState
-from egru.kernels.finite import check_finite
+from egru.kernels.finite import check_arguments, check_result
 from egru.kernels.problem import FIELDS, Backward, Forward, Problem
 
 
@@ -70,8 +70,9 @@ class ReferenceKernel:
 
     def forward(self, problem: Problem, save: bool) -> Forward:
         problem = problem.rounded()
-        check_finite({"weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
+        check_arguments(problem)
         result = run_torch(problem, _FORWARD_ARGUMENTS)
+        check_result(result.state.c)
         reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory
         return Forward(result.y, result.c, result.state.c.clone(), result.state.y.clone(), reserve)

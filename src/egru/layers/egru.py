@@ -31,6 +31,8 @@ class _EventGRU(EventRNN):
         self.lean = bool(lean)
 
     def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
+        if not x.is_cuda:
+            return None
         per_unit = self.reset_scale.dim() and self.reset != "none"
         if per_unit or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # kernels that can start early do not support these

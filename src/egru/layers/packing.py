@@ -24,4 +24,4 @@ def reverse_time(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 def stack(states: list[Tensor]) -> Tensor:
     """Stack states along a new first dimension; a single state becomes a view, without a copy."""
-    return states[0][None] if len(states) == 1 else torch.stack(states)
+    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(states)

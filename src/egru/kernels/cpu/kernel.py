@@ -1,8 +1,7 @@
 """The sequence operation on the compiled core. The amount of work is proportional to the number of events."""
 
+import dataclasses
 import math
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from egru import compiled
-from egru.kernels.finite import check_finite
+from egru.kernels.finite import check_arguments, check_result
 from egru.kernels.problem import Backward, Forward, Problem
 
 if TYPE_CHECKING:
     from egru._core import TrainCall
+
+_core: Any = compiled.core
 
 _CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
 """Multiplications of a dense product over one chunk of steps: a few tenths of a second on one core."""
@@ -25,10 +26,26 @@ _BACKWARD_ROWS = 1024
 """Batch rows per backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = (128, 512)
 """Bounds on the batch rows per backward chunk with ``lean=True``, which takes a sixteenth of all rows."""
-_SLOW_CHUNK = 0.2
-"""Seconds that a forward chunk should not exceed, because interrupts are handled between chunks."""
 _SMALL = 1 << 20
 """Arrays below this number of bytes are allocated by torch."""
+_ONE_THREAD = 32768
+"""Elements below which torch uses one thread. Threads that torch starts keep spinning and compete with the core's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Sizes up to which a simpler method is faster, measured with `egru bench cpu small`."""
+
+    direct_forward: int = 16
+    """Rows (steps times batch) up to which the forward pass multiplies the weights as torch stores them, densely.
+    Above, it packs them first and skips zeros."""
+    direct_backward: int = 48
+    """The same for the backward pass, which would also have to unpack the weight gradients."""
+    one_thread: int = 3_000_000
+    """Multiplications of dense products up to which one thread is faster than several."""
+
+
+limits = Limits()
 
 
 class CPUKernel:
@@ -76,32 +93,27 @@ class CPUKernel:
         return (T, -(-H // 32), 4 if problem.reset_gate == "after" else 3, B, 32)
 
     def forward(self, problem: Problem, save: bool) -> Forward:
-        core = compiled.require()
-        T, B, _ = problem.input.shape
-        H = problem.c0.shape[-1]
         problem = problem.rounded()
-        call = _Call(problem, _FORWARD_ROWS)
-        dtype = problem.c0.dtype
-        y, c = _empty((T, B, H), dtype), _empty((T, B, H), dtype)
-        c_last, y_last = _copy(problem.c0), _copy(problem.y0)  # the final state of a sequence of length zero
-        reserve = _empty(self.reserve_shape(problem) if save else (0,), dtype)
-        call.set(y=y, c=c, c_last=c_last, y_last=y_last, gates=reserve)
-        call.allocate_workspace(core.train_forward_workspace)
-        if not core.train_forward_begin(call.raw):
-            check_finite({"weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
-        first, steps = 0, max(1, call.raw.chunk // 4)
-        while first < T:
-            start = time.perf_counter()
-            call.set_steps(first, steps)
-            core.train_forward_chunk(call.raw)
-            first += steps
-            # Results do not depend on the length of the chunks. On a busy machine they become shorter.
-            slow = time.perf_counter() - start > _SLOW_CHUNK
-            steps = max(1, steps // 2) if slow else min(call.raw.chunk, 2 * steps)
+        T, B, _ = problem.input.shape
+        c0, y0 = problem.c0, problem.y0
+        shape, dtype = (T, B, c0.shape[1]), c0.dtype
+        call = _Call(problem, _FORWARD_ROWS, limits.direct_forward)
+        result = Forward(
+            y=_empty(shape, dtype),
+            c=_empty(shape, dtype),
+            c_last=_copy(c0),  # the final state of a sequence of length zero
+            y_last=_copy(y0),
+            reserve=_empty(self.reserve_shape(problem) if save else (0,), dtype),
+        )
+        raw = call.raw
+        raw.y, raw.c, raw.c_last, raw.y_last = (x.data_ptr() for x in result[:4])
+        raw.gates = result.reserve.data_ptr()
+        if _core.train_forward(raw):  # something is not finite
+            check_arguments(problem)
+            check_result(result.c_last)
         if problem.lean:
-            del call
-            core.release_memory()
-        return Forward(y, c, c_last, y_last, reserve)
+            _core.release_memory()
+        return result
 
     def backward(
         self,
@@ -115,11 +127,11 @@ class CPUKernel:
         grad_y_last: Tensor | None,
         input_gradient: bool,
     ) -> Backward:
-        core = compiled.require()
-        T, B, _ = problem.input.shape
         problem = problem.rounded()
+        T, B, _ = problem.input.shape
         fewest, most = _LEAN_ROWS
-        call = _Call(problem, min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS)
+        rows = min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS
+        call = _Call(problem, rows, limits.direct_backward)
         theta = problem.theta
         dtype, gates = theta.dtype, problem.weight_hh.shape[0]
         # The core reads the gradients of the final state from c0 and y0 and overwrites them.
@@ -129,38 +141,44 @@ class CPUKernel:
             y0=_zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
             weight_ih=_empty(tuple(problem.weight_ih.shape), dtype),
             weight_hh=_empty(tuple(problem.weight_hh.shape), dtype),
-            bias_ih=theta.new_empty(gates),
-            bias_hh=theta.new_empty(gates),
-            theta=theta.new_empty(theta.shape),
+            bias_ih=torch.empty(gates, dtype=dtype),
+            bias_hh=torch.empty(gates, dtype=dtype),
+            theta=torch.empty(theta.shape, dtype=dtype),
         )
-        call.set(y=y, c=c, gates=reserve)
-        call.set_strided(grad_y=grad_y, grad_c=grad_c)
-        call.set(**{f"grad_{name}": gradient for name, gradient in gradients._asdict().items()})
-        call.allocate_workspace(core.train_backward_workspace)
-        core.train_backward_begin(call.raw)
-        for first in reversed(range(0, T, call.raw.chunk)):
-            call.set_steps(first, call.raw.chunk)
-            core.train_backward_chunk(call.raw)
-        core.train_backward_finish(call.raw)
+        raw = call.raw
+        raw.y, raw.c, raw.gates = (0 if x is None else x.data_ptr() for x in (y, c, reserve))
+        if grad_y is not None:
+            raw.grad_y, raw.grad_y_t, raw.grad_y_b = call.address_and_strides(grad_y)
+        if grad_c is not None:
+            raw.grad_c, raw.grad_c_t, raw.grad_c_b = call.address_and_strides(grad_c)
+        for name, gradient in zip(_GRADIENTS, gradients, strict=True):
+            if gradient is not None:
+                setattr(raw, name, gradient.data_ptr())
+        _core.train_backward(raw)
         if problem.lean:
-            del call
-            core.release_memory()
+            _core.release_memory()
         return gradients
 
 
-# NumPy copies and clears states: threads that torch would start for this keep spinning and compete with the core's.
-
-
-def _from_numpy(array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+_GRADIENTS = tuple(f"grad_{name}" for name in Backward._fields)
 
 
 def _copy(state: Tensor) -> Tensor:
-    return _from_numpy(state.detach().numpy().copy(order="C"))
+    return (
+        state.detach().clone(memory_format=torch.contiguous_format)
+        if state.numel() < _ONE_THREAD
+        else _as_tensor(state.detach().numpy().copy(order="C"))
+    )
 
 
 def _zeros(state: Tensor) -> Tensor:
-    return _from_numpy(np.zeros_like(state.detach().numpy(), order="C"))
+    if state.numel() < _ONE_THREAD:
+        return torch.zeros(state.shape, dtype=state.dtype)
+    return _as_tensor(np.zeros_like(state.detach().numpy(), order="C"))
+
+
+def _as_tensor(array: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -168,7 +186,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL:
         return torch.empty(shape, dtype=dtype)
-    memory = _from_numpy(compiled.require().allocate(size))
+    memory = _as_tensor(_core.allocate(size))
     if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore
         memory.fill_(255)  # NaN, which torch.empty is filled with too
     return memory.view(dtype).view(shape)
@@ -180,60 +198,53 @@ class _Call:
     A call runs in chunks of steps: interrupts are handled between chunks, and buffers are sized for one chunk.
     """
 
-    def __init__(self, problem: Problem, rows: int) -> None:
-        core = compiled.require()
+    def __init__(self, problem: Problem, rows: int, direct_rows: int) -> None:
         T, B, features = problem.input.shape
-        H = problem.c0.shape[-1]
+        H = problem.c0.shape[1]
         self._alive: list[Tensor] = []
-        self.raw: TrainCall = core.TrainCall()
+        self.raw: TrainCall = _core.TrainCall()
         raw = self.raw
         raw.T, raw.B, raw.I, raw.H = T, B, features, H
-        rows = min(rows, int(_CHUNK_WORK[core.level()] / (3 * H * (H + features))))
-        raw.chunk = min(T, max(1, rows // max(B, 1)))
-        raw.threads = min(torch.get_num_threads(), -(-H // 32), 64)
+        all_rows, work = T * B, 3 * H * (H + features)
+        raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
+        raw.direct, raw.direct_gates = all_rows <= direct_rows, all_rows <= limits.direct_forward
+        raw.threads = min(torch.get_num_threads(), -(-H // 32), 64) if all_rows * work > limits.one_thread else 1
         raw.float64 = problem.c0.dtype == torch.float64
         raw.after = problem.reset_gate == "after"
         raw.reset = problem.reset
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         if problem.reset_scale.dim():
-            self.set(rho_units=problem.reset_scale.to(problem.c0.dtype).expand(H).contiguous())
+            scale = problem.reset_scale.to(problem.c0.dtype).expand(H)
+            self._alive.append(scale)
+            raw.rho_units = self._address(scale)
         else:
             raw.rho = float(problem.reset_scale)
-        for name in ("c0", "y0"):
-            state: Tensor = getattr(problem, name)
-            self.set(**{name: state if state.is_contiguous() else _copy(state)})
-        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "lengths"):
-            value: Tensor | None = getattr(problem, name)
-            self.set(**{name: None if value is None else value.contiguous()})
-        self.set_strided(input=problem.input)
+        raw.c0, raw.y0 = self._address(problem.c0), self._address(problem.y0)
+        raw.weight_ih, raw.weight_hh = self._address(problem.weight_ih), self._address(problem.weight_hh)
+        raw.bias_ih, raw.bias_hh = self._address(problem.bias_ih), self._address(problem.bias_hh)
+        raw.theta, raw.lengths = self._address(problem.theta), self._address(problem.lengths)
+        raw.input, raw.input_t, raw.input_b = self.address_and_strides(problem.input)
         if problem.keep is not None:
             keep = problem.keep.to(problem.c0.dtype).expand(T, B, H)
             if keep.stride(2) not in (0, 1):
                 keep = keep.contiguous()
-            self.set(keep=keep)
+            self._alive.append(keep)
+            raw.keep = keep.data_ptr()
             raw.keep_t, raw.keep_b, raw.keep_h = keep.stride()
 
-    def set(self, **tensors: Tensor | None) -> None:
-        """Set the addresses of tensors; the address of an absent or empty one is 0."""
-        for name, value in tensors.items():
-            if value is not None:
-                self._alive.append(value)
-            setattr(self.raw, name, 0 if value is None or value.numel() == 0 else value.data_ptr())
+    def _address(self, x: Tensor | None) -> int:
+        """Return the address of the values in row-major order, or 0 for None."""
+        if x is None:
+            return 0
+        if not x.is_contiguous():
+            x = _copy(x)
+            self._alive.append(x)
+        return x.data_ptr()
 
-    def set_strided(self, **tensors: Tensor | None) -> None:
-        """Set the addresses and strides of ``(T, B, width)`` tensors. Only the last dimension must be contiguous."""
-        for name, value in tensors.items():
-            if value is None:
-                continue
-            if value.stride(2) != 1:
-                value = value.contiguous()
-            self.set(**{name: value})
-            setattr(self.raw, name + "_t", value.stride(0))
-            setattr(self.raw, name + "_b", value.stride(1))
-
-    def allocate_workspace(self, size: "Callable[[TrainCall], int]") -> None:
-        self.set(workspace=_empty((size(self.raw),), torch.uint8))
-
-    def set_steps(self, first: int, count: int) -> None:
-        self.raw.first, self.raw.last = first, min(first + count, self.raw.T)
+    def address_and_strides(self, x: Tensor) -> tuple[int, int, int]:
+        """Return the address of a ``(T, B, width)`` tensor and its first two strides; the last one becomes 1."""
+        if x.stride(2) != 1:
+            x = x.contiguous()
+            self._alive.append(x)
+        return x.data_ptr(), x.stride(0), x.stride(1)

@@ -1,0 +1,58 @@
+#include "sequence/run.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/memory.hpp"
+
+namespace egru {
+namespace {
+
+constexpr double slow_chunk = 0.2;  // seconds that a forward chunk should not exceed: interrupts wait for its end
+
+class Workspace {
+public:
+    Workspace(TrainCall& call, std::int64_t bytes) : block_(acquire_block(static_cast<std::size_t>(bytes))) {
+        call.workspace = reinterpret_cast<std::uintptr_t>(block_.address);
+    }
+    ~Workspace() { return_block(block_); }
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+
+private:
+    Block block_;
+};
+
+}  // namespace
+
+int run_forward(TrainCall& call, Poll poll) {
+    const ForwardTable& table = EGRU_PICK(forward_table);
+    const Workspace workspace(call, table.workspace(call));
+    int bad = table.begin(call);
+    if (bad) return bad;
+    int steps = call.T <= call.chunk ? call.T : std::max(1, call.chunk / 4);
+    for (call.first = 0; call.first < call.T; call.first = call.last) {
+        if (call.first) poll();
+        const auto start = std::chrono::steady_clock::now();
+        call.last = std::min(call.first + steps, call.T);
+        bad |= table.chunk(call);
+        // Results do not depend on the length of the chunks. On a busy machine they become shorter.
+        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+        steps = elapsed.count() > slow_chunk ? std::max(1, steps / 2) : std::min(call.chunk, 2 * steps);
+    }
+    return bad | table.finish(call);
+}
+
+void run_backward(TrainCall& call, Poll poll) {
+    const BackwardTable& table = EGRU_PICK(backward_table);
+    const Workspace workspace(call, table.workspace(call));
+    table.begin(call);
+    for (call.last = call.T; call.last > 0; call.last = call.first) {
+        if (call.last < call.T) poll();
+        call.first = (call.last - 1) / call.chunk * call.chunk;
+        table.chunk(call);
+    }
+    table.finish(call);
+}
+
+}  // namespace egru
