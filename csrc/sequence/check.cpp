@@ -82,7 +82,8 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Res
     TrainCall call;
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
-    call.threads = threads, call.direct = direct, call.direct_gates = !direct, call.after = after, call.reset = reset, call.rho = 0.8;
+    call.threads = threads, call.direct = direct, call.direct_gates = !direct;
+    call.after = after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
     call.width = 0.5, call.height = 0.7;
     const std::int64_t state = std::int64_t(B) * H, all = T * state;

@@ -50,7 +50,8 @@ inline void dot_tile(const S* weight, int64_t width, int units, const S* const* 
         for (int i = 0; i < U && i < units; ++i) out[r * block + i] = sums[r * U + i] + (bias ? bias[i] : S(0));
 }
 
-// For all `rows` rows and the `units` units of a block: out[row][32]. at(row) returns the address of a row of x.
+// For all `rows` rows and the `units` units of a block: out[row][32], zero past the last unit. at(row) returns the
+// address of a row of x.
 template <class S, int R, class At>
 inline int dot_rows(const S* weight, int64_t width, int units, At at, int from, int rows, const S* bias, S* out) {
     for (; from + R <= rows; from += R) {
@@ -62,6 +63,8 @@ inline int dot_rows(const S* weight, int64_t width, int units, At at, int from, 
 }
 template <class S, class At>
 void multiply_rows(const S* weight, int64_t width, int units, At at, int rows, const S* bias, S* out) {
+    for (int row = 0; row < rows && units < block; ++row)
+        for (int i = units; i < block; ++i) out[(int64_t)row * block + i] = 0;
     constexpr int step = dot_units<4>;
     for (int i = 0; i < units && rows >= 4; i += step)
         dot_rows<S, 4>(weight + i * width, width, units - i, at, 0, rows, bias ? bias + i : nullptr, out + i);

@@ -8,8 +8,7 @@ namespace egru {
 // Called between two chunks; may throw to stop the call.
 using Poll = void (*)();
 
-// Returns the names of what is not finite as a sum of Bad values; 0 if everything is finite. If an argument is not
-// finite, nothing is computed.
+// Returns the Bad flags of values that are not finite, or 0. Nothing is computed if an argument is not finite.
 int run_forward(TrainCall& call, Poll poll);
 void run_backward(TrainCall& call, Poll poll);
 
