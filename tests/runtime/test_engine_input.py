@@ -45,6 +45,7 @@ BAD_STEPS: list[tuple[Any, type[Exception], str]] = [
     (torch.zeros(5, dtype=torch.float64), TypeError, "x must be float32, got float64"),
     (torch.zeros(5, dtype=torch.bfloat16), TypeError, "x must be"),
     (np.zeros(5), TypeError, "x must be float32, got float64"),
+    (torch.zeros(5, dtype=torch.complex64).conj(), TypeError, "x must be float32, got complex64"),
     (torch.tensor([0, 0, float("nan"), 0, 0]), ValueError, "nan.*expected finite"),
     (np.array([0, np.inf, 0, 0, 0], np.float32), ValueError, "inf.*expected finite"),
     (torch.zeros(5, dtype=torch.int64), TypeError, "must be float32 because there is no embedding, got int64"),

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from egru.events import EventState
 from egru.layers import EGRUCell
 from egru.runtime.network import NO_OPS, Network
 from egru.runtime.reference import ReferenceRunner
@@ -146,6 +147,9 @@ def _same(received: Any, value: Any) -> bool:
 
 
 def _first(output: Any) -> Any:
+    """Return the output of a module without its state."""
+    if isinstance(output, EventState):  # of a cell
+        return output.y
     return output[0] if isinstance(output, tuple | list) and len(output) else output
 
 

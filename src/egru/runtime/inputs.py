@@ -35,8 +35,8 @@ def is_sparse(x: Any) -> bool:
 
 
 def to_array(x: Any) -> Array:
-    """Convert a tensor on any device, an array or a list to an array. Views that negate their memory are resolved."""
-    return np.asarray(x.detach().resolve_neg().cpu() if isinstance(x, Tensor) else x)
+    """Convert a tensor on any device, an array or a list to an array. Views that negate or conjugate are resolved."""
+    return np.asarray(x.detach().resolve_conj().resolve_neg().cpu() if isinstance(x, Tensor) else x)
 
 
 def stream_mask(caller: str, mask: Any, streams: int) -> Array:
