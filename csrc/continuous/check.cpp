@@ -154,7 +154,8 @@ int main() {
     for (const Case& c : {Case{1, 6, false, true, false, false, 0.7}, Case{7, 3, false, false, true, false, 0.4},
                           Case{17, 4, true, false, false, true, 0.3}, Case{65, 6, false, false, false, false, 0.1},
                           Case{70, 6, true, true, true, false, 0.2}, Case{5, 12, false, true, false, true, 9.0},
-                          Case{300, 6, true, false, false, false, 0.05}, Case{9, 6, true, false, true, true, 0.0}}) {
+                          Case{300, 6, true, false, false, false, 0.05}, Case{9, 6, true, false, true, true, 0.0},
+                          Case{17, 6, true, false, false, false, 40.0}}) {
         Values first;
         for (int l = 0; l < level_count; ++l) {
             const Level level = static_cast<Level>(l);
