@@ -41,13 +41,12 @@ public:
         const bool small = team < 2 || (streak_ < streak_needed && step * steps < wake_worth);
         if (!small && pause_ == 0) return last_ = team;
         if (pause_ > 0) --pause_;
-        teams_ = 0;
         return last_ = 1;
     }
 
     void record(double work, int steps, double seconds) {
         if (work <= 0) return;  // every stream was masked
-        work_ = work / steps;
+        work_ += (work / steps - work_) / (work_ == 0 ? 1 : samples);
         if (last_ == 1) {
             const double cost = seconds / work;  // a call that was preempted counts at most four times the average
             alone_ = alone_ == 0 ? cost : alone_ + (std::min(cost, 4 * alone_) - alone_) / samples;
@@ -67,6 +66,7 @@ public:
         clear_window();
         if (teams_ >= refresh) {
             pause_ = samples;
+            teams_ = 0;
             next_pause_ = std::max(first_pause, next_pause_ / 2);
         }
     }
@@ -89,6 +89,7 @@ private:
 
     void stop() {
         pause_ = next_pause_;
+        teams_ = 0;
         next_pause_ = std::min(2 * next_pause_, longest_pause);
         clear_window();
     }
@@ -102,12 +103,12 @@ private:
     bool always_divide_ = false;
     int last_ = 1;
     double alone_ = 0;                    // seconds per unit of work on one thread
-    double work_ = 0;                     // work per step of the last call
+    double work_ = 0;                     // work per step, averaged over about eight calls
     double together_ = 0, expected_ = 0;  // seconds of the current window: with the team, and predicted for one thread
     int window_ = 0;                      // calls in the current window
     double end_ = 0;                      // when the last call ended
     int streak_ = 0;                      // calls in quick succession
-    int teams_ = 0;                       // calls with a team since the last call on one thread
+    int teams_ = 0;                       // calls with a team since the last pause
     int pause_ = samples;                 // calls that still run on one thread
     int next_pause_ = first_pause;
 };

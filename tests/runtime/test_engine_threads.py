@@ -85,6 +85,18 @@ def test_teams_that_are_interrupted_now_and_then_are_given_up(microseconds: floa
     assert speed > 0.85
 
 
+def test_steps_near_the_limit_do_not_wake_the_team_again_and_again() -> None:
+    """Activity varies, and every call of a team finds the workers asleep."""
+    size = core.TeamSize(2)
+    total = alone = 0.0
+    for call in range(20_000):
+        step = 50e-6 if call % 3 == 0 else 2e-6
+        seconds = step + 60e-6 if size.choose(1, 1e-6) > 1 else step
+        size.record(1e6 * step, 1, seconds)
+        total, alone = total + seconds, alone + step
+    assert alone / total > 0.95
+
+
 def test_team_is_tried_again_when_cores_become_free() -> None:
     speed, fraction = simulate(50e-6, lambda call: 1e-3 if call < 5_000 else 28e-6, calls=40_000)
     assert fraction > 0.7
