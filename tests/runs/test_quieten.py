@@ -176,6 +176,19 @@ def test_search_starts_at_the_current_thresholds(floor, tried, first, tmp_path):
     assert [line.split(":")[0] for line in messages[1:3]] == tried
 
 
+@pytest.mark.parametrize(
+    ("mean", "tried"),
+    [(-0.12, ["floors -0.15", "floors -0.1"]), (-1e4, ["floors -1", "floors -0.95"])],
+)
+def test_search_starts_at_negative_thresholds(mean, tried, tmp_path):
+    config = replace(SMALL, threshold=Threshold("identity", mean=mean, std=0.0), epochs=1)
+    train("digits", config, tmp_path / "negative", page=False)
+    messages = []
+    with contextlib.suppress(RunError):
+        quieten(tmp_path / "negative", tmp_path / "quiet", log=messages.append)
+    assert [line.split(":")[0] for line in messages[1:3]] == tried
+
+
 def test_search_that_saves_no_macs_raises(first, tmp_path):
     quieten(first, tmp_path / "quiet", floor=(0.97,))
     with pytest.raises(RunError, match=r"no floor saves MACs within 0.001 nats of the lowest validation loss"):

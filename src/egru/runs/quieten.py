@@ -1,5 +1,6 @@
 """Raise the thresholds of a trained run for fewer events, as far as the validation loss allows. Nothing is trained."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from egru.types import WeightFormat
 
 STEP = 0.05
 """Difference between two thresholds that the search tries."""
+_LOWEST_FLOOR = -1.0  # states of a GRU exceed lower thresholds at every step
 
 
 def quieten(
@@ -109,8 +111,8 @@ def _raise(
     if floor:
         apply(floor)  # raises if the floor does not fit, before anything is measured
         checkpoint.set_weights(model, original)
-    lowest = [max(0.0, threshold.min().item()) for threshold in thresholds]
-    before = measure([round(STEP * int(value / STEP), 6) for value in lowest])  # these floors change nothing
+    lowest = [max(_LOWEST_FLOOR, threshold.min().item()) for threshold in thresholds]
+    before = measure([round(STEP * math.floor(value / STEP), 6) for value in lowest])  # these floors change nothing
     if floor:
         return trials, attempt(floor).floor
     after = search(attempt, before, within)
