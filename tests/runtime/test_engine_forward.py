@@ -227,6 +227,18 @@ def test_modules_of_other_dtypes_are_checked_in_float32(dtype: torch.dtype) -> N
         EventEngine(Model(trace_readout).to(dtype))
 
 
+def test_parts_are_checked_in_float32_with_another_default_dtype() -> None:
+    class Renamed(nn.Linear):
+        pass
+
+    model = nn.Sequential(EGRU(2, 8), Renamed(8, 3))
+    torch.set_default_dtype(torch.float64)
+    try:
+        EventEngine(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("weights", WEIGHT_FORMATS)
 def test_check_does_not_depend_on_the_weight_format(weights: Any) -> None:
     EventEngine(Model(mean_readout), weights, trace="mean")

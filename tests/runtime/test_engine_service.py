@@ -141,6 +141,15 @@ def test_masked_tokens_and_sparse_inputs(runner: str) -> None:
     assert torch.equal(y[0], EventEngine(network()).step(pairs[0], mask=[True]))
 
 
+def test_refused_masked_steps_keep_all_streams(runner: str) -> None:
+    engine, untouched = (EventEngine(network(), streams=3, trace="mean") for _ in range(2))
+    x = torch.randn(3, 20)
+    assert torch.equal(engine.step(x), untouched.step(x))
+    with pytest.raises(ValueError, match="x contains nan"):
+        engine.step(torch.full((3, 20), torch.nan), mask=[True, False, True])
+    assert torch.equal(engine.step(x), untouched.step(x))
+
+
 def test_bad_masks_raise(runner: str) -> None:
     engine = EventEngine(network(), streams=2)
     cases: list[tuple[Any, type[Exception], str]] = [

@@ -77,10 +77,10 @@ def _compare_table(part: nn.Linear | nn.Embedding) -> None:
     """Compare a subclass of ``nn.Linear`` or ``nn.Embedding``, or one with hooks, with its base class."""
     probe, generator = _copy_module(part), torch.Generator().manual_seed(0)
     if isinstance(probe, nn.Linear):
-        x = torch.randn(SEQUENCES, probe.in_features, generator=generator)
+        x = torch.randn(SEQUENCES, probe.in_features, generator=generator, dtype=torch.float32, device="cpu")
         expected = F.linear(x, probe.weight, probe.bias)
     else:
-        x = torch.randint(probe.num_embeddings, (SEQUENCES,), generator=generator)
+        x = torch.randint(probe.num_embeddings, (SEQUENCES,), generator=generator, device="cpu")
         expected = probe.weight[x]
     with torch.no_grad():
         result = probe(x)

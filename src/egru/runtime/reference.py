@@ -152,12 +152,14 @@ class ReferenceRunner:
         self._states = [EventState(state.c[rows], state.y[rows]) for state in states]
         self._trace, self._trace_steps = trace[rows], steps[rows]
         part = np.empty((1, int(mask.sum()), self._network.outputs), out.dtype)
-        self.run(None if x is None else x[:, mask], None if ids is None else ids[:, mask], False, part)
-        out[0, mask] = part[0]
-        for old, new in zip(states, self._states, strict=True):
-            old.c[rows], old.y[rows] = new
-        trace[rows], steps[rows] = self._trace, self._trace_steps
-        self._states, self._trace, self._trace_steps = states, trace, steps
+        try:
+            self.run(None if x is None else x[:, mask], None if ids is None else ids[:, mask], False, part)
+            out[0, mask] = part[0]
+        finally:  # also if the input or the state is not finite
+            for old, new in zip(states, self._states, strict=True):
+                old.c[rows], old.y[rows] = new
+            trace[rows], steps[rows] = self._trace, self._trace_steps
+            self._states, self._trace, self._trace_steps = states, trace, steps
 
     def reset(self, mask: Array | None = None) -> None:
         rows = slice(None) if mask is None else torch.as_tensor(mask)
