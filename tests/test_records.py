@@ -86,7 +86,7 @@ def run(tmp_path) -> Run:
         )
     summary = ActivitySummary((), (LinearActivity("readout", 2, 3, 4, 5),), 6, EnergyModel())
     run.write_result(Result(2, Scores(1.0, 0.5), summary, 2.0))
-    KeptRecord("egru train digits", "2026-11-15").write(run.folder / "record.json")
+    KeptRecord("egru train digits", "2026-11-15", "").write(run.folder / "record.json")
     return run
 
 
