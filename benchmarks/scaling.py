@@ -82,9 +82,10 @@ def main() -> None:
     fraction = 6 * small * words / step / PEAK
     print(
         f"One H200 needs {1e3 * step:.2f} ms (measured) per step of `ptb-evnn`, which has {small / 1e6:.1f}M "
-        f"parameters and reads {words:.0f} words per step. That is\n{6 * small * words / 1e12:.2f} TFLOP per step, or "
-        f"{100 * fraction:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. The links of a GPU have {links.inside / 1e9:.0f} GB/s "
-        f"within a node of {GPUS_PER_NODE} GPUs and {links.between / 1e9:.0f} GB/s between\nnodes.\n"
+        f"parameters and reads {words:.0f} words per step.\nThat is {6 * small * words / 1e12:.2f} TFLOP per step, or "
+        f"{100 * fraction:.0f} % of {PEAK / 1e12:.0f} TFLOP/s. The links of a GPU transfer "
+        f"{links.inside / 1e9:.0f} GB/s within a node\nof {GPUS_PER_NODE} GPUs "
+        f"and {links.between / 1e9:.0f} GB/s between nodes.\n"
     )
     print(
         "| parameters | of peak | GPUs | gradients | compute, ms | exchange, ms | speed-up without overlap "
