@@ -1,6 +1,7 @@
 """Pages of sweeps and of their trials, from the folders that a sweep writes."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from egru import cli
 from egru.report import read_runs
 from egru.sweep import is_sweep, report, sweep, write_outcome
-from egru.training import Run, RunError
+from egru.training import Run, RunError, Scores
 from tests.report.parsing import Page
 from tests.sweep.small import settings
 
@@ -21,7 +22,7 @@ def single_precision(defaults, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_pages_of_a_sweep_and_of_a_trial(tmp_path, capsys):
+def test_sweep_and_trials_have_pages(tmp_path, capsys):
     here = tmp_path / "here"
     study_settings = settings(here, trials=3, objectives=("quality", "macs"), pruner="none")
     study = sweep(study_settings, lambda message: None)
@@ -54,11 +55,11 @@ def test_pages_of_a_sweep_and_of_a_trial(tmp_path, capsys):
     assert "raster-1" in Page(here / "trial-00001" / "report" / "index.html").figures
 
     capsys.readouterr()
-    assert cli.main(["report", "here", "here/trial-00001"]) == 1
-    assert "here is a sweep, which has a page of its own without other folders" in capsys.readouterr().err
+    assert cli.main(["report", "here", "here/trial-00001"]) == cli.ExitCode.USAGE_OR_MISSING_FILE
+    assert "here is a sweep, whose page cannot be combined with other folders" in capsys.readouterr().err
 
 
-def test_stopped_and_damaged_trials(tmp_path):
+def test_page_shows_stopped_trials_and_names_damaged_ones(tmp_path):
     here = tmp_path / "here"
     study_settings = settings(here, trials=3)
     sweep(study_settings, lambda message: None)
@@ -77,6 +78,19 @@ def test_stopped_and_damaged_trials(tmp_path):
     (message,) = messages
     assert message.startswith("trial-00001 is left out: ")
     assert message in text
+
+
+def test_diverged_trials_have_no_quality(tmp_path):
+    here = tmp_path / "here"
+    sweep(settings(here, trials=2), lambda message: None)
+    run = Run.open(here / "trial-00000")
+    diverged = [Scores(math.nan, 0.1, math.nan), Scores(1e3, 0.1, math.inf)]
+    run.write_metrics(
+        [dataclasses.replace(line, validation=s) for line, s in zip(run.metrics(), diverged, strict=True)]
+    )
+    text = " ".join(Page(report(here)).text.split())
+    assert "0 complete - " in text
+    assert "1 (front) complete " in text
 
 
 def test_other_folders_are_refused(tmp_path):

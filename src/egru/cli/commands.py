@@ -127,7 +127,7 @@ def report(options: argparse.Namespace) -> int:
     sweeps = [folder for folder in folders if sweep.is_sweep(folder)]
     if sweeps and (len(folders) > 1 or options.time):
         others = "--time" if len(folders) == 1 else "other folders"
-        raise ValueError(f"report: {sweeps[0]} is a sweep, which has a page of its own without {others}")
+        raise UsageError(f"report: {sweeps[0]} is a sweep, whose page cannot be combined with {others}")
     print(sweep.report(folders[0], out) if sweeps else runs.report(folders, out, time=options.time))
     return 0
 

@@ -36,7 +36,7 @@ class TrialReport:
     Attributes:
         number: Number of the trial.
         state: "complete", "pruned" or "failed", or "stopped" if it is not known why the trial has no further epochs.
-        quality: Accuracy as a fraction, or perplexity. None if the trial has no epoch.
+        quality: Accuracy as a fraction, or perplexity. None if the trial has no epoch or diverged.
         macs: Effective forward multiply-accumulates per step. None if the trial has no epoch.
         activity_sparsity: Fraction of outputs without an event. None for a dense model or without an epoch.
         epochs: Number of epochs.

@@ -1,6 +1,7 @@
 """The page of a sweep, from the records of its trials. Requires neither Optuna nor the study's storage."""
 
 import csv
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _LOCAL_SETTINGS = ("root", "device", "tensorboard")
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether ``folder`` contains the runs of a sweep."""
+    """Return whether ``folder`` contains the runs of a sweep."""
     return not (folder / CONFIG).exists() and any(folder.glob("trial-*/config.json"))
 
 
@@ -91,9 +92,11 @@ def _read_trial(run: Run, config: Config, states: dict[int, str]) -> TrialReport
     )
 
 
-def _quality(line: EpochMetrics) -> float:
+def _quality(line: EpochMetrics) -> float | None:
+    """Return accuracy or perplexity, or None if it is not finite."""
     perplexity = line.validation.perplexity
-    return line.validation.accuracy if perplexity is None else perplexity
+    quality = line.validation.accuracy if perplexity is None else perplexity
+    return quality if math.isfinite(quality) else None
 
 
 def _best_epoch(metrics: list[EpochMetrics], config: Config) -> EpochMetrics | None:
@@ -102,6 +105,7 @@ def _best_epoch(metrics: list[EpochMetrics], config: Config) -> EpochMetrics | N
 
     def merit(line: EpochMetrics) -> tuple[float, ...]:
         scores = line.validation
-        return (scores.accuracy, -scores.loss) if scores.perplexity is None else (-scores.loss,)
+        loss = math.inf if math.isnan(scores.loss) else scores.loss
+        return (scores.accuracy, -loss) if scores.perplexity is None else (-loss,)
 
     return max(saved or metrics, key=merit, default=None)
