@@ -26,7 +26,8 @@ import torch
 from torch import Tensor, nn
 
 import egru
-from egru.bench.dense_rivals import cpu_name, rivals, versions
+from egru.bench.dense_rivals import rivals, versions
+from egru.environment import cpu_name
 from egru.models.baselines import CoRNN, CoRNNState
 from egru.report.theme import DARK, LIGHT, Theme
 

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import platform
+from pathlib import Path
 
 import torch
 
@@ -41,6 +42,15 @@ class Environment(JSONRecord):
             torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             dict(kernels.info()),
         )
+
+
+def cpu_name() -> str:
+    """Return the model of the CPU, or the architecture on systems without ``/proc/cpuinfo``."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def version(package: str) -> str | None:

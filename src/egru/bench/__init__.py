@@ -1,8 +1,8 @@
 """Speed and memory of the layers and the engine, measured side by side with dense baselines.
 
 Each benchmark is a module with a function ``main(arguments)``: `egru bench cpu infer` and
-`python -m egru.bench.infer_cpu` are the same. Results are written to a new file in
-the working directory unless ``--out`` is given.
+`python -m egru.bench.infer_cpu` are the same. Results are written to a new file in the working directory
+unless ``--out`` is given.
 """
 
 import argparse

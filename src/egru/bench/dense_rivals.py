@@ -3,7 +3,6 @@
 Each is compared with ``torch.nn.GRU`` in float64. Those that are not installed are left out, with a message.
 """
 
-import contextlib
 import dataclasses
 import logging
 import tempfile
@@ -227,15 +226,7 @@ def _onnx_int8(gru: nn.GRU, x: Tensor) -> Rival:
     return Rival("ONNX Runtime int8", bound.step, None)
 
 
-# ---- the machine -----------------------------------------------------------------------------------------------------
-
-
-def cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return "unknown"
+# ---- versions --------------------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:

@@ -30,6 +30,7 @@ from egru import EventEngine
 from egru.bench import dense_rivals, make_parser, results_file
 from egru.bench.event_networks import Contestant, event_contestants, event_layer
 from egru.cli.arguments import fraction, positive_int
+from egru.environment import cpu_name
 from egru.types import RESET_GATES, WEIGHT_FORMATS, ResetGate, WeightFormat
 
 SIZES = ((590, 1), (1024, 1024), (1350, 1350))  # (units, inputs)
@@ -275,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = {
         "date": datetime.date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
-        "cpu": dense_rivals.cpu_name(),
+        "cpu": cpu_name(),
         "versions": dense_rivals.versions(),
         "reset_gate": args.reset_gate,
     }

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 import egru
 from egru.bench import dense_rivals, make_parser, results_file
-from egru.cli.arguments import positive_int
+from egru.cli.arguments import positive_float, positive_int
+from egru.environment import cpu_name
 
 STEPS, BATCHES, UNITS = (1, 16, 100), (1, 8, 32, 128), (32, 64, 128, 256, 512)
 INPUTS = 64
@@ -173,7 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name, nargs="+", type=positive_int, default=list(default), metavar="N", help=f"{text} (default: {shown})"
         )
     parser.add_argument("--threads", type=positive_int, metavar="N", help="threads (default: all cores)")
-    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="per measurement (default: 0.5)")
+    parser.add_argument(
+        "--seconds", type=positive_float, default=0.5, metavar="S", help="seconds per measurement (default: 0.5)"
+    )
     args = parser.parse_all(arguments)
     out = results_file(parser, args.out, "small_cpu")
     if args.threads:
@@ -197,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts = {
         "date": datetime.date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
-        "cpu": dense_rivals.cpu_name(),
+        "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
         "versions": dense_rivals.versions(),
     }

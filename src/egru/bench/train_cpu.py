@@ -30,9 +30,9 @@ from torch import Tensor, nn
 import egru
 from egru import compiled
 from egru.bench import make_parser, results_file
-from egru.bench.dense_rivals import cpu_name
 from egru.bench.evnn import find_evnn
 from egru.cli.arguments import fraction, positive_float, positive_int
+from egru.environment import cpu_name
 from egru.kernels import Problem, get, info, run_sequence
 from egru.types import ResetGate
 

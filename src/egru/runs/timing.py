@@ -1,7 +1,6 @@
 """The time per step of a run: measured on one sequence, or read from the record of an earlier measurement."""
 
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from egru.data import Text
+from egru.environment import cpu_name
 from egru.models import LanguageModel, SequenceClassifier
 from egru.report import StepTime
 from egru.runs.load import TrainedRun
@@ -63,7 +63,7 @@ def measure_step_times(trained: Sequence[TrainedRun]) -> list[StepTime]:
                         measured.append((time.perf_counter() - start) / steps)
     finally:
         torch.set_num_threads(threads)
-    machine = _cpu_name()
+    machine = cpu_name()
     return [
         StepTime(statistics.median(measured), f"{method}, float32, one sequence per call, 1 thread", machine)
         for (_, method, _), measured in zip(readers, samples, strict=True)
@@ -99,11 +99,3 @@ def _make_engine(model: torch.nn.Module) -> EventEngine | None:
         return EventEngine(model) if isinstance(model, LanguageModel) else None
     except (TypeError, ValueError):
         return None
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # another system
-        return platform.processor() or platform.machine()
