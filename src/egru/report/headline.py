@@ -19,11 +19,7 @@ class Card:
 
 def find_baseline(run: RunReport, runs: Sequence[RunReport]) -> RunReport | None:
     """Return the run that ``run`` is compared with: the first dense one with the same data, split and kind of score."""
-
-    def task(each: RunReport) -> tuple[object, ...]:
-        return each.config.get("data"), each.split, each.perplexity is None
-
-    return next((other for other in runs if not other.event_layers and task(other) == task(run)), None)
+    return next((other for other in runs if not other.event_layers and other.task == run.task), None)
 
 
 def headline(runs: Sequence[RunReport]) -> str:

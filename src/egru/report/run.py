@@ -153,6 +153,11 @@ class RunReport(JSONRecord):
         _duration(where, self.seconds)
 
     @property
+    def task(self) -> tuple[str, str, bool]:
+        """Data set, split, and whether the score is an accuracy. Only runs with the same task are compared."""
+        return str(self.config.get("data", "")), self.split, self.perplexity is None
+
+    @property
     def event_layers(self) -> tuple[LayerActivity, ...]:
         """The layers that emit events; empty for a dense model."""
         return tuple(layer for layer in self.activity.layers if layer.backward_skippable is not None)

@@ -59,14 +59,11 @@ def quality(runs: Sequence[RunReport]) -> Figure | None:
     drawn: list[dict[str, Any]] = []
     shown: set[int] = set()
 
-    def task(run: RunReport) -> tuple[str, str, bool]:
-        return str(run.config.get("data", "")), run.split, run.perplexity is None
-
     def step_time(run: RunReport) -> float | None:
         return run.step_time and run.step_time.seconds
 
-    ordered = sorted(numbered, key=lambda entry: task(entry[1]))
-    for (data, split, is_accuracy), entries in itertools.groupby(ordered, key=lambda entry: task(entry[1])):
+    ordered = sorted(numbered, key=lambda entry: entry[1].task)
+    for (data, split, is_accuracy), entries in itertools.groupby(ordered, key=lambda entry: entry[1].task):
         group = list(entries)
         if len(group) < 2:
             continue
