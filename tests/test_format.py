@@ -20,7 +20,7 @@ def test_joules(value, text):
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0 B"), (912, "912 B"), (2519, "2.46 KiB"), (1023.9, "1 KiB"), (63_438_848, "60.5 MiB")]
 )
-def test_size(value, text):
+def test_size_has_a_fitting_binary_unit(value, text):
     assert format.size(value) == text
 
 

@@ -30,7 +30,7 @@ WRONG = [
     ("export run new --weights bfloat", USAGE, "--weights: unknown value 'bfloat' (did you mean bfloat16?)"),
     ("export run new --part 0", USAGE, "--part: must be a positive number, got '0'"),
     ("export run new --part big", USAGE, "--part: must be a positive number, got 'big'"),
-    ("quieten run new --within nan", USAGE, "--within: must be a number that is not negative, got 'nan'"),
+    ("quieten run new --within nan", USAGE, "--within: must be a non-negative number, got 'nan'"),
     ("quieten run new --floor inf", USAGE, "--floor: must be a number, got 'inf'"),
     ("info --all", USAGE, "unknown option --all; see `egru info --help`"),
     # recipes and their fields

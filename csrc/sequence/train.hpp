@@ -1,8 +1,8 @@
 // The arguments of one call of the sequence operation on the CPU, and the functions that run it.
 //
 // The caller (kernels/cpu/kernel.py) owns the arguments and results. A call runs in chunks of steps (run.cpp), so that a
-// long call can be interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have torch's block
-// order r, u, z. (torch calls the last two z and n, and its z is 1 - u.)
+// long call can be interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have
+// torch's block order r, u, z. (torch calls the last two z and n, and its z is 1 - u.)
 #pragma once
 
 #include <cstdint>

@@ -16,7 +16,7 @@ except ImportError as error:
         "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
         else f"the compiled core cannot be loaded ({error}); to build it again,"
-    ) + f" run `{REINSTALL}` (in a clone: `.` for egru)"
+    ) + f" run `{REINSTALL}` (in a clone: `.` instead of `egru`)"
 
 
 def require():

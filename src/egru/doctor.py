@@ -48,13 +48,13 @@ def describe() -> Iterator[str]:
 
 
 def _support_table() -> Iterator[str]:
-    """Yield a table of the options that each kernel runs, with the reasons why it declines others."""
+    """Yield a table of the options that each kernel supports, with the reasons for those that it does not."""
     rows = [*support(), Support("ELSTM, ERNN", dict.fromkeys(KERNELS, NO_KERNEL))]
     width = max(len(row.option) for row in rows) + 2
-    yield "what the kernels run; plain torch runs what they decline:"
+    yield "options that each kernel supports; layers with other options run in plain torch:"
     yield f"  {'option':<{width}}{''.join(f'{name:<10}' for name in KERNELS)}reason"
     for option, declined in rows:
-        cells = [f"{'runs' if reason is None else 'declined':<10}" for reason in declined.values()]
+        cells = [f"{'yes' if reason is None else 'no':<10}" for reason in declined.values()]
         reasons = dict.fromkeys(reason for reason in declined.values() if reason is not None)
         yield f"  {option:<{width}}{''.join(cells)}{'; '.join(reasons)}".rstrip()
 

@@ -33,8 +33,7 @@ def replace_file(path: Path, data: bytes, *, exclusive: bool = False) -> None:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Give a file the name ``path``, unless the file system has no hard links. A link, unlike a rename, replaces no
-    file."""
+    """Link a file to ``path``, which, unlike a rename, replaces no file. Return False if links are not supported."""
     try:
         os.link(temporary, path)
     except FileExistsError:

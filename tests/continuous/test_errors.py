@@ -165,14 +165,14 @@ def test_invalid_options(options, error, message):
 
 
 @pytest.mark.parametrize("tau_m", [1e-300, 1e-9])
-def test_tau_m_too_small_for_the_horizon(tau_m):
+def test_tau_m_too_small_for_the_horizon_is_refused(tau_m):
     message = rf"ContinuousEGRU: tau_m={tau_m:g} is too small for tau_s=1 and the horizon 2: .* more than 1e\+09; raise"
     with pytest.raises(ValueError, match=message):
         layer(tau_m=tau_m)(GOOD, 2.0)
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, "1e+50"), (torch.float32, "1e+15")])
-def test_values_that_could_overflow(dtype, largest):
+def test_values_that_could_overflow_are_refused(dtype, largest):
     model = layer(dtype=dtype)
     good = GOOD._replace(times=GOOD.times.to(dtype), values=GOOD.values.to(dtype))
     limit = re.escape(f"must be at most {largest} in magnitude in {dtype}, got")
@@ -185,7 +185,7 @@ def test_values_that_could_overflow(dtype, largest):
 
 
 @pytest.mark.parametrize("engine", engines.names())
-def test_events_that_times_cannot_distinguish(engine):
+def test_events_that_times_cannot_distinguish_raise(engine):
     """A unit with a tiny threshold would emit events without the time advancing."""
     model = layer(engine=engine, threshold=egru.Threshold.constant(1e-17), start="rest")
     with torch.no_grad():

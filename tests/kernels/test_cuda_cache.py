@@ -50,7 +50,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ({"EGRU_CACHE_DIR": "kernels"}, "work/kernels/cuda"),
     ],
 )
-def test_cache_folder(
+def test_cache_folder_follows_the_environment(
     variables: dict[str, str | None], folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in variables.items():

@@ -89,7 +89,7 @@ def non_negative_float(text: str) -> float:
     """Convert an option to a finite float that is not negative."""
     value = _float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number that is not negative, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a non-negative number, got {text!r}")
     return value
 
 

@@ -83,7 +83,7 @@ def _image(x: Tensor, config: Config) -> np.ndarray | None:
     if x.dim() == 4:
         return x.sum(1).numpy()
     side = math.isqrt(x.numel())
-    is_image = isinstance(config, ClassifierConfig) and not config.data.startswith("p")  # permuted
-    if not is_image or side**2 != x.numel():
+    in_order = isinstance(config, ClassifierConfig) and not config.data.startswith("p")  # "psmnist" is permuted
+    if not in_order or side**2 != x.numel():
         return None
     return x.reshape(side, side).numpy()

@@ -109,7 +109,7 @@ def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | No
 
 
 def _is_same_run(folder: Path, record: dict[str, Any]) -> bool:
-    """Whether this run exists: created by the first process, or before `torchrun` restarted all processes."""
+    """Return whether this run exists: created by the first process, or before `torchrun` restarted all processes."""
     if distributed.rank() > 0:
         return True
     exists = distributed.is_elastic() and (folder / CONFIG).exists()

@@ -29,7 +29,7 @@ def call_module(module: Any, x: Tensor) -> Any:
 
 
 def agrees(result: Any, expected: Tensor, tolerance: float) -> bool:
-    """Whether ``result`` holds the outputs of all steps, ``(T, ...)`` or ``(B, T, ...)``, or those of the last step."""
+    """Return whether ``result`` holds the expected outputs: all steps, time or batch first, or the last step."""
     if not isinstance(result, Tensor) or not result.is_floating_point():
         return False
     result = result.detach().float().squeeze()
@@ -135,7 +135,7 @@ def _describe_chain(module: nn.Module, x: Tensor, result: Tensor) -> str:
 
 
 def _same(received: Any, value: Any) -> bool:
-    """Whether a child reads ``value``, all of it or its last step, batch first or not."""
+    """Return whether a child reads ``value``, all of it or its last step, batch first or not."""
     if not isinstance(received, Tensor) or not isinstance(value, Tensor):
         return False
     candidates = [value]

@@ -213,7 +213,7 @@ class EventEngine:
         return self._step_checked(x, out, mask)
 
     def _is_buffer(self, out: Any) -> bool:
-        """Whether ``out`` is a tensor that the core can write to. It is then remembered, and not checked again."""
+        """Return whether the core can write to ``out``. If so, ``out`` is remembered and not checked again."""
         fits = (
             type(out) is Tensor
             and out.dtype is _float32

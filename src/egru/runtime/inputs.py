@@ -29,7 +29,7 @@ def is_array(x: Any) -> bool:
 
 
 def is_sparse(x: Any) -> bool:
-    """Whether ``x`` is an ``(indices, values)`` pair."""
+    """Return whether ``x`` is an ``(indices, values)`` pair."""
     vectors = (np.ndarray, Tensor, list)
     return isinstance(x, tuple) and len(x) == 2 and all(isinstance(half, vectors) for half in x)
 

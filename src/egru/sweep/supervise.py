@@ -48,7 +48,7 @@ def sweep(settings: Sweep, log: Callable[[str], None] = print) -> Any:
 
 
 def _is_in_folder(settings: Sweep) -> bool:
-    """Whether the study is a journal in the sweep's folder, which only this sweep writes to."""
+    """Return whether the study is a journal in the sweep's folder, which only this sweep writes to."""
     return "://" not in settings.storage and Path(settings.storage).resolve().parent == settings.folder.resolve()
 
 

@@ -352,7 +352,7 @@ class Run:
 
 
 def is_unused(folder: Path) -> bool:
-    """Whether ``folder`` is an empty folder, or holds no more than an interrupted :meth:`Run.create` left there."""
+    """Return whether ``folder`` is empty, or contains only what an interrupted :meth:`Run.create` left there."""
     if not folder.is_dir():
         return False
     checkpoints = folder / "checkpoints"
