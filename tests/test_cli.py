@@ -60,6 +60,7 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
         ("train_gpu", ["--rows", "ptb"]),
         ("infer_cpu", []),
         ("train_cpu", []),
+        ("small_cpu", []),
     ]
 
 
@@ -67,9 +68,10 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
     ("arguments", "option"),
     [
         ([], "{cpu,gpu}"),
-        (["cpu"], "{infer,train}"),
+        (["cpu"], "{infer,train,small}"),
         (["cpu", "infer"], "--sizes"),
         (["cpu", "train"], "--activity"),
+        (["cpu", "small"], "--units"),
         (["gpu"], "--rows"),
     ],
 )

@@ -91,7 +91,7 @@ WRONG = [
     ("bench cpu train --hidden", USAGE, "--hidden: expected at least one argument"),
     ("bench cpu train --batch 0", USAGE, "--batch: must be a positive int, got '0'"),
     ("bench cpu train --open 0.5", USAGE, "--open requires --activity"),
-    ("bench cpu train --memory --activity 0.1", USAGE, "--memory measures the activities of the table"),
+    ("bench cpu train --memory --activity 0.1", USAGE, "--memory measures layers with activity 0.2"),
     ("bench gpu train --rows minst", USAGE, "--rows: unknown value 'minst' (did you mean smnist?)"),
 ]  # fmt: skip
 

@@ -1,11 +1,21 @@
 """Training speed and memory of one recurrent layer on a GPU: EGRU against cuDNN's GRU and LSTM and, if installed, EvNN.
 
-    egru bench gpu train --rows smnist ptb dvs --out result.json
+    egru bench gpu train                                     # all shapes, layers and precisions
+    egru bench gpu train --rows smnist ptb --rivals gru --precisions bfloat16
 
-Contestants take turns in one process. Each runs its forward and backward pass on random input of the same shape. Times
-are medians over ``--repeats`` turns of ``--rounds`` rounds each. Our layer is first compared with the float64 reference
-(gpu_check.py): outputs and gradients on the first steps of every row. A wrong kernel is not timed, and the exit code
-is 1. Memory is what a forward pass keeps for its backward pass, and its peak.
+Shapes (rows), similar to those of the paper's experiments:
+
+    smnist   784 steps, batch 500, 1 input, 590 units
+    ptb      68 steps, batch 64, 1350 inputs, 1350 units
+    dvs      68 steps, batch 256, 2048 inputs, 1024 units
+    single   256 steps, batch 1, 1350 inputs, 1350 units; forward pass only
+
+The layers take turns in one process, on random input. A turn is ``--rounds`` forward and backward passes without
+waiting for the device; the result is the median time over ``--repeats`` turns, per round. Memory is what a forward pass
+keeps for the backward pass ("held"), and the peak during the forward pass.
+
+Before timing, outputs and gradients of EGRU on the first steps are compared with a float64 reference. A kernel that
+differs is not timed, and the exit code is 1. EvNN is the code of the paper's authors.
 """
 
 import argparse
@@ -153,24 +163,38 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("gpu train", __doc__)
     rivals, precisions = [*CUDNN, "evnn"], gpu_check.PRECISIONS
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="shapes (default: all)")
-    parser.add_argument("--rivals", nargs="*", default=rivals, choices=rivals, help="rivals (default: all)")
     parser.add_argument(
-        "--precisions", nargs="+", default=list(precisions), choices=precisions, help="precisions (default: all)"
+        "--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="shapes, see above (default: all)"
     )
     parser.add_argument(
-        "--gates", nargs="+", default=list(GATES), choices=GATES, help="where the reset gate acts (default: both)"
+        "--rivals", nargs="*", default=rivals, choices=rivals, help="layers to compare EGRU with (default: all)"
     )
     parser.add_argument(
-        "--repeats", type=positive_int, default=7, metavar="N", help="turns per contestant (default: 7)"
+        "--precisions",
+        nargs="+",
+        default=list(precisions),
+        choices=precisions,
+        help="precisions of the matrix products (default: all)",
     )
+    parser.add_argument(
+        "--gates",
+        nargs="+",
+        default=list(GATES),
+        choices=GATES,
+        help="apply the reset gate after or before the recurrent product (default: both)",
+    )
+    parser.add_argument("--repeats", type=positive_int, default=7, metavar="N", help="turns per layer (default: 7)")
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="rounds per turn (default: 5)")
-    parser.add_argument("--graph", action="store_true", help="replay every round from a CUDA graph")
     parser.add_argument(
-        "--time-all", action="store_true", help="also time lean layers and rivals under autocast (default: memory only)"
+        "--graph", action="store_true", help="replay rounds from a CUDA graph, to exclude the overhead of the host"
     )
     parser.add_argument(
-        "--no-input-gradient", action="store_true", help="no gradient of the input, as in a first layer"
+        "--time-all",
+        action="store_true",
+        help="also time EGRU with lean=True and cuDNN under autocast (default: memory only)",
+    )
+    parser.add_argument(
+        "--no-input-gradient", action="store_true", help="do not compute the gradient of the input, as in a first layer"
     )
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_all(arguments)

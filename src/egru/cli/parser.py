@@ -267,7 +267,7 @@ def _add_bench(subparsers: Any) -> None:
         "measured",
         nargs="?",
         choices=("infer", "train", "small"),
-        help="streaming inference, training, or layers of everyday sizes (default: all)",
+        help="streaming inference, training, or small and medium layers (default: all)",
     )
     command.add_argument(
         "-h", "--help", action="store_true", dest="wants_help", help="show this help, or that of the benchmark"
