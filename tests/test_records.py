@@ -1,5 +1,6 @@
 """Round trips of the records of a run, and what is refused."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -130,6 +131,19 @@ def test_files_that_are_not_json_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"record\.json: KeptRecord: field 'date' is missing"):
         KeptRecord.read(tmp_path / "record.json")
     assert read_json(tmp_path / "record.json") == {"command": "egru"}
+
+
+@dataclasses.dataclass
+class _Unions:
+    either: int | str | None
+    numbers: tuple[int | float, ...] = ()
+
+
+def test_values_of_unions_have_one_of_their_types():
+    for plain in ({"either": "auto", "numbers": [1, 0.5]}, {"either": 3}, {"either": None}):
+        assert to_plain(from_plain(_Unions, plain)) == {"numbers": [], **plain}
+    with pytest.raises(ValueError, match=r"_Unions: either must be an int or a string, got 0\.5"):
+        from_plain(_Unions, {"either": 0.5})
 
 
 def test_settings_added_later_take_their_defaults():

@@ -135,7 +135,14 @@ def _convert(hint: Any, value: Any, use_defaults: bool) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        return _convert(next(part for part in arguments if part is not type(None)), value, use_defaults)
+        expected: list[str] = []
+        for part in arguments:
+            try:
+                if part is not type(None):
+                    return _convert(part, value, use_defaults)
+            except _WrongType as error:
+                expected.append(str(error))
+        raise _WrongType(" or ".join(expected))
     if hint in _SCALARS:
         name, accepted = _SCALARS[hint]
         if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):

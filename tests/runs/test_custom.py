@@ -143,6 +143,21 @@ def test_command_of_a_custom_run_names_changed_fields(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("hint", "value", "message"),
+    [
+        (Path, Path("data"), "Stored cannot be stored as JSON: Object of type PosixPath is not JSON serializable"),
+        (int, 2.5, "Stored cannot be stored as JSON: Stored: extra must be an int, got 2.5"),
+        (tuple, (1, 2), r"Stored: extra must be a number, string, .* of its annotated type, .*; got \(1, 2\)"),
+    ],
+)
+def test_fields_that_cannot_be_read_back_are_refused_before_training(hint, value, message, tmp_path):
+    Stored = dataclasses.make_dataclass("Stored", [("extra", hint, value)], bases=(Halves,), frozen=True, kw_only=True)
+    with pytest.raises(TypeError, match=message):
+        train("mine", Stored(), tmp_path / "run", quiet)
+    assert not (tmp_path / "run").exists()
+
+
 def test_custom_runs_are_not_kept_as_results(tmp_path):
     train("mine", dataclasses.replace(HALVES, epochs=1), tmp_path / "run", quiet, page=False)
     with pytest.raises(RunError, match="was not trained with a recipe but with Halves; only runs of recipes are kept"):

@@ -5,6 +5,7 @@ Every field is an option of `egru train`, and its docstring is the help text.
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -217,13 +218,32 @@ def config_record(recipe: str, config: Config) -> dict[str, Any]:
     """Return the content of a run's ``config.json``.
 
     Raises:
-        TypeError: If the class of a custom config is not a dataclass, so that its fields would be lost.
+        TypeError: If the class of a custom config is not a dataclass, so that its fields would be lost, or if JSON
+            cannot store a field.
     """
     cls = type(config)
     if "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be decorated with @dataclasses.dataclass(frozen=True, kw_only=True)")
+    if isinstance(config, Custom):
+        _check_stored_fields(config)
     kind = class_path(cls) if isinstance(config, Custom) else cls.__name__
     return {"recipe": recipe, "kind": kind, "config": to_plain(config)}
+
+
+def _check_stored_fields(config: Custom) -> None:
+    """Raise unless reading the stored fields of ``config`` returns the same values."""
+    name = type(config).__name__
+    try:
+        stored = from_plain(type(config), json.loads(json.dumps(to_plain(config))))
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} cannot be stored as JSON: {error}") from error
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if getattr(stored, field.name) != value:
+            raise TypeError(
+                f"{name}: {field.name} must be a number, string, bool, tuple or dataclass of its annotated type, so "
+                f"that JSON can store it; got {value!r}"
+            )
 
 
 def read_config(record: Mapping[str, Any], source: str | Path = "config.json") -> tuple[str, Config]:
