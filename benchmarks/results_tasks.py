@@ -43,7 +43,7 @@ class Task:
         return ("model", "source", "parameters", *scores, *sparsity, *last)
 
     def is_comparable(self, paper: Paper) -> bool:
-        """Whether a row of the paper is for the same data and has this score."""
+        """Return whether a row of the paper is for the same data and has this score."""
         return paper.data in ("", self.data) and bool(getattr(paper, self.score))
 
 
