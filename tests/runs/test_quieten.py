@@ -163,7 +163,7 @@ def test_command_prints_trials_and_the_choice(first, tmp_path, capsys):
 )
 def test_invalid_options_are_refused_before_anything_is_written(options, message, first, tmp_path):
     with pytest.raises(ValueError, match=message):
-        quieten(first, tmp_path / "quiet", **options)
+        quieten(first, tmp_path / "quiet", **options, log=pytest.fail)
     assert not (tmp_path / "quiet").exists()
 
 

@@ -155,8 +155,8 @@ def test_bad_masks_raise(runner: str) -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         ([True], ValueError, r"mask has shape \(1,\), expected \(2,\), one bool per stream"),
         (torch.ones(2, 1, dtype=torch.bool), ValueError, r"mask has shape \(2, 1\), expected \(2,\)"),
-        ([1, 0], TypeError, "mask must be a tensor, an array or a list of bool, got list"),
-        (torch.ones(2), TypeError, "mask must be a tensor, an array or a list of bool, got Tensor"),
+        ([1, 0], TypeError, "mask must be a tensor, an array or a list of bool, got list of int64"),
+        (torch.ones(2), TypeError, "mask must be a tensor, an array or a list of bool, got Tensor of float32"),
     ]
     for mask, error, message in cases:
         with pytest.raises(error, match=message):

@@ -57,8 +57,7 @@ def quieten(
         raise ValueError(f"quieten: within must be non-negative, got {within!r}")
     source, device = find_run(Path(folder), device)
     trained = load(source, device, log)
-    log(f"{folder} before, on validation:")
-    trials, chosen = _raise(trained, floor, within, log)
+    trials, chosen = _raise(trained, str(folder), floor, within, log)
 
     recipe, _ = read_run_config(Run.open(source))
     origin = resolve_source(str(folder))
@@ -82,7 +81,7 @@ def quieten(
 
 
 def _raise(
-    trained: TrainedRun, floor: Sequence[float], within: float, log: Callable[[str], None]
+    trained: TrainedRun, name: str, floor: Sequence[float], within: float, log: Callable[[str], None]
 ) -> tuple[list[ThresholdTrial], tuple[float, ...]]:
     """Raise the thresholds of the model to ``floor``, or to what a search finds. Return all trials and the floors."""
     model, task, original = trained.model, trained.task, checkpoint.get_weights(trained.model)
@@ -111,6 +110,7 @@ def _raise(
     if floor:
         apply(floor)  # raises if the floor does not fit, before anything is measured
         checkpoint.set_weights(model, original)
+    log(f"{name} before, on validation:")
     lowest = [max(_LOWEST_FLOOR, threshold.min().item()) for threshold in thresholds]
     before = measure([round(STEP * math.floor(value / STEP), 6) for value in lowest])  # these floors change nothing
     if floor:

@@ -48,7 +48,9 @@ def stream_mask(caller: str, mask: Any, streams: int) -> Array:
     """
     array = to_array(mask)
     if array.dtype != np.bool_:
-        raise TypeError(f"{caller}: mask must be a tensor, an array or a list of bool, got {describe(mask)}")
+        raise TypeError(
+            f"{caller}: mask must be a tensor, an array or a list of bool, got {type(mask).__name__} of {array.dtype}"
+        )
     if array.shape != (streams,):
         raise ValueError(f"{caller}: mask has shape {array.shape}, expected ({streams},), one bool per stream")
     return np.ascontiguousarray(array)

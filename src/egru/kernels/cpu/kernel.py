@@ -79,10 +79,11 @@ class CPUKernel:
     def describe(self) -> str:
         if compiled.core is None:
             return f"not available: {compiled.missing}"
-        core = compiled.core
+        core, threads = compiled.core, torch.get_num_threads()
         return (
             f"compiled, event-driven, float32 and float64 on the CPU; SIMD level {core.level()} (available: "
-            f"{', '.join(core.levels())}); {torch.get_num_threads()} threads; compiler version {core.compiler()}"
+            f"{', '.join(core.levels())}); {threads} {'thread' if threads == 1 else 'threads'}; compiler version "
+            f"{core.compiler()}"
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
