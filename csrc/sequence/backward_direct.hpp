@@ -57,7 +57,8 @@ inline void Backward<S>::chunk_directly() {
             const int t = call.first + row / B, s = row % B;
             const S* y = layer.y_prev.at(t - 1, s);
             for (int n = 0; n < H; ++n)
-                space.reset[(int64_t)row * H + n] = layer.real(t, s) ? gates_at(t, n / block, R)[s * block + n % block] * y[n] : S(0);
+                space.reset[(int64_t)row * H + n] =
+                    layer.real(t, s) ? gates_at(t, n / block, R)[s * block + n % block] * y[n] : S(0);
         }
     set_sources([&](int t, int s) { return layer.y_prev.at(t - 1, s); });
     if (call.after) {
