@@ -140,15 +140,14 @@ def extract_network(
 def check_network(network: Network) -> None:
     """Raise ValueError unless the shapes of all parameters fit together and the options are known."""
     for layer in network.layers:
+        for name in ("weight_ih", "weight_hh", "theta", "reset_scale"):
+            if getattr(layer, name) is None:  # possible in an engine file
+                raise ValueError(f"EventEngine: {name} is missing")
         H, rows = layer.theta.shape[0], 3 * layer.theta.shape[0]
         shapes = {"weight_ih": (rows, layer.inputs), "weight_hh": (rows, H), "bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in {**shapes, "theta": (H,), "reset_scale": (H,)}.items():
             tensor: Tensor | None = getattr(layer, name)
-            if tensor is None:
-                if name.startswith("bias"):
-                    continue
-                raise ValueError(f"EventEngine: {name} is missing")
-            if tuple(tensor.shape) != shape or 0 in shape:
+            if tensor is not None and (tuple(tensor.shape) != shape or 0 in shape):
                 raise ValueError(f"EventEngine: {name} has shape {tuple(tensor.shape)}, expected {shape}")
         if layer.reset_scale.min() < 0:
             raise ValueError(f"EventEngine: reset_scale must not be negative, got {layer.reset_scale.min().item()!r}")
