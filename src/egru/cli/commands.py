@@ -9,7 +9,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from egru.cli.arguments import UsageError, suggestion, unknown_arguments
+from egru.cli.arguments import UsageError, unknown_arguments
 
 
 def train(options: argparse.Namespace) -> int:
@@ -212,11 +212,12 @@ def _find_recipe(name: str) -> Any:
 
 
 def _find_table(name: str) -> Any:
-    from egru.experiments.tables import TABLES
+    from egru.experiments.tables import find_table
 
-    if name not in TABLES:
-        raise UsageError(f"unknown table {name!r}{suggestion(name, TABLES)}; the tables are {', '.join(TABLES)}")
-    return TABLES[name]
+    try:
+        return find_table(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _configure(recipe: Any, options: argparse.Namespace, arguments: list[str]) -> Any:

@@ -1,6 +1,7 @@
 """The tables and studies of the paper, and which recipes are their rows."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 
 from egru.experiments.registry import RECIPES, Paper
@@ -93,8 +94,10 @@ def find_table(name: str) -> Table:
     """Return the table called ``name``.
 
     Raises:
-        ValueError: If there is no such table.
+        ValueError: If there is no such table. The message suggests a similar name.
     """
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; the tables are {', '.join(TABLES)}")
-    return TABLES[name]
+    if name in TABLES:
+        return TABLES[name]
+    similar = difflib.get_close_matches(name, TABLES, 1)
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    raise ValueError(f"unknown table {name!r}{hint}; the tables are {', '.join(TABLES)}")
