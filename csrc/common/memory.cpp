@@ -24,9 +24,15 @@ std::vector<Block>& cache() {  // oldest first
     return *blocks;
 }
 
+std::size_t alignment(std::size_t bytes) { return bytes >= 2 * huge_page ? huge_page : line; }
+
+std::size_t round_up(std::size_t bytes) {
+    const std::size_t unit = alignment(bytes);
+    return (bytes + unit - 1) / unit * unit;
+}
+
 Block allocate(std::size_t bytes) {
-    const std::size_t unit = bytes >= 2 * huge_page ? huge_page : line;
-    const std::size_t size = (bytes + unit - 1) / unit * unit;
+    const std::size_t unit = alignment(bytes), size = round_up(bytes);
     void* address = std::aligned_alloc(unit, size);
     if (address == nullptr) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
@@ -48,8 +54,9 @@ Block acquire_block(std::size_t bytes) {
         std::lock_guard<std::mutex> lock(guard());
         auto& blocks = cache();
         auto best = blocks.end();
+        const std::size_t largest = round_up(bytes) + bytes / 4;
         for (auto block = blocks.begin(); block != blocks.end(); ++block)
-            if (block->size >= bytes && block->size <= bytes + bytes / 4 + line &&
+            if (block->size >= bytes && block->size <= largest &&
                 (best == blocks.end() || block->size < best->size))
                 best = block;
         if (best != blocks.end()) {

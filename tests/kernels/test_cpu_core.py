@@ -188,3 +188,15 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     process = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
+
+
+@needs_core
+@pytest.mark.parametrize("size", [1_000_000, 4_300_000, 5_000_001, 9_000_000])
+def test_memory_of_a_call_is_reused_by_the_next(size: int) -> None:
+    core = compiled.require()
+    core.release_memory()
+    for _ in range(3):
+        core.allocate(size)  # freed at once
+    cached = core.cached_memory()
+    core.release_memory()
+    assert size <= cached < 1.5 * size, "one block, not three"
