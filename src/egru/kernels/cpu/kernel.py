@@ -41,7 +41,7 @@ class Limits:
     Above, it packs them first and skips zeros."""
     direct_backward: int = 48
     """The same for the backward pass, which would also have to unpack the weight gradients."""
-    one_thread: int = 100_000_000
+    one_thread: int = 200_000_000
     """Multiplications of dense products up to which one thread is faster than several. After a parallel operation the
     threads of torch keep spinning for milliseconds, and the core's threads compete with them."""
 
