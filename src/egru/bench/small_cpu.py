@@ -155,7 +155,8 @@ def plot(results: Sequence[dict[str, Any]], file: Path) -> None:
                     ratio = result[name]["ratio"]
                     grid[units.index(result["H"])][batches.index(result["B"])] = ratio
                     at = (batches.index(result["B"]), units.index(result["H"]))
-                    axis.text(*at, f"{ratio:.1f}", ha="center", va="center", fontsize=8)
+                    color = "black" if 0.4 < ratio < 2.4 else "white"
+                    axis.text(*at, f"{ratio:.1f}", ha="center", va="center", fontsize=8, color=color)
             axis.imshow(grid, norm=LogNorm(0.25, 4), cmap="RdBu", aspect="auto")
             axis.set_xticks(range(len(batches)), batches)
             axis.set_yticks(range(len(units)), units)
