@@ -1,5 +1,5 @@
-// How the interval between two touches of a unit is divided into panels, and the panels of a block of units in portions
-// of bounded size.
+// How the interval between two updates of a unit is divided into panels, and the panels of a block of units into
+// portions of bounded size.
 #pragma once
 
 #include "continuous/panel.hpp"

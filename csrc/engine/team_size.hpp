@@ -72,7 +72,8 @@ public:
     }
 
 private:
-    static constexpr double min_share = 6e-6;      // seconds per step and thread that outweigh the barriers of a step
+    // Seconds of work per thread and step. With less, the barriers cost more than another thread gains.
+    static constexpr double min_share = 6e-6;
     static constexpr double awake = 10e-6;         // workers wait at least this long for the next call
     static constexpr double wake_worth = 200e-6;   // seconds of work in one call that are worth waking workers
     static constexpr double longest_wake = 500e-6; // workers that take longer have no free core

@@ -112,7 +112,7 @@ private:
             }
         gather_all(columns, layer.tiles_H, events, B);
     }
-    // Every product of a row contains all weights of a unit, so one that is not finite makes the product not finite.
+    // The product of a row with the weights of a unit involves all of them: it is not finite if one of them is not.
     void check_products(int b, int block_count, int gate, int count) {
         for (int j = 0; j < block_count; ++j)
             for (int g = gate; g < gate + count; ++g)

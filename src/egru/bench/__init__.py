@@ -8,10 +8,11 @@ unless ``--out`` is given.
 import argparse
 import datetime
 import importlib
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from egru.cli.arguments import Parser
@@ -83,3 +84,21 @@ def results_file(parser: "Parser", out: Path | None, benchmark: str) -> Path:
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         parser.error(f"--out: {out} is not writable")
     return out
+
+
+def write_results(out: Path, results: Mapping[str, Any], draw: Callable[[Path], None]) -> None:
+    """Write the results as JSON, and a figure with the same name if matplotlib is installed.
+
+    Args:
+        out: JSON file.
+        results: Content of the file.
+        draw: Draws the figure into a file.
+    """
+    out.write_text(json.dumps(results, indent=1))
+    print(f"written: {out}")
+    try:
+        draw(out.with_suffix(".png"))
+    except ImportError:
+        print("no plot: it requires matplotlib (pip install 'egru[bench]')")
+    else:
+        print(f"written: {out.with_suffix('.png')}")

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from egru import EventEngine
-from egru.bench import dense_rivals, make_parser, results_file
+from egru.bench import dense_rivals, make_parser, results_file, write_results
 from egru.bench.event_networks import Contestant, event_contestants, event_layer
 from egru.cli.arguments import fraction, positive_int
 from egru.environment import cpu_name
@@ -280,14 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": dense_rivals.versions(),
         "reset_gate": args.reset_gate,
     }
-    out.write_text(json.dumps({**facts, "call_overhead_us": overhead, "sizes": results}, indent=1))
-    print(f"written: {out}")
-    try:
-        plot(results, out.with_suffix(".png"))
-    except ImportError:
-        print("no plot: it requires matplotlib (pip install 'egru[bench]')")
-    else:
-        print(f"written: {out.with_suffix('.png')}")
+    write_results(out, {**facts, "call_overhead_us": overhead, "sizes": results}, lambda file: plot(results, file))
     return 0
 
 

@@ -14,7 +14,6 @@ the float64 reference.
 
 import copy
 import datetime
-import json
 import platform
 import statistics
 import sys
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 import egru
-from egru.bench import dense_rivals, make_parser, results_file
+from egru.bench import dense_rivals, make_parser, results_file, write_results
 from egru.cli.arguments import positive_float, positive_int
 from egru.environment import cpu_name
 
@@ -210,14 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "threads": torch.get_num_threads(),
         "versions": dense_rivals.versions(),
     }
-    out.write_text(json.dumps({**facts, "summary": summary, "shapes": results}, indent=1))
-    print(f"written: {out}")
-    try:
-        plot(results, out.with_suffix(".png"))
-    except ImportError:
-        print("no plot: it requires matplotlib (pip install 'egru[bench]')")
-    else:
-        print(f"written: {out.with_suffix('.png')}")
+    write_results(out, {**facts, "summary": summary, "shapes": results}, lambda file: plot(results, file))
     return 0
 
 
