@@ -10,6 +10,7 @@ memory lands differs from process to process and moves times by several percent:
 """
 
 import argparse
+import inspect
 import json
 import os
 import statistics
@@ -79,10 +80,12 @@ def make_case(
         engine = egru.EventEngine(layer)
         rows = [row[0].contiguous() for row in x]
         state = [0]
+        # Older builds always write to one buffer; newer ones do with out=.
+        buffer = {"out": engine.step(rows[0]).clone()} if "out" in inspect.signature(engine.step).parameters else {}
 
         def step() -> Any:
             state[0] = (state[0] + 1) % T
-            return engine.step(rows[state[0]])
+            return engine.step(rows[state[0]], **buffer)
 
         return step, repeats
     autocast = torch.autocast(device, torch.bfloat16, enabled=device == "cuda" and precision == "bfloat16")
@@ -110,6 +113,9 @@ def work(device: str) -> None:
     """Serve measurements: read the name of a case per line, answer with seconds per run and a checksum."""
     import torch
 
+    import egru
+
+    print(json.dumps({"file": egru.__file__}), flush=True)
     prepared: dict[str, tuple[Callable[[], Any], int]] = {}
     for line in sys.stdin:
         name = line.strip()
@@ -144,6 +150,14 @@ class Build:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
+        assert self.process.stdout is not None
+        file = Path(json.loads(self.process.stdout.readline())["file"])
+        if folder and Path(folder).resolve() not in file.resolve().parents:
+            raise SystemExit(
+                f"compare_builds: {interpreter} imports {file}, not the package in {folder}: an editable install takes "
+                "precedence over the module path; use an interpreter without one"
+            )
+        print(f"{place}: {file}", flush=True)
 
     def measure(self, case: str) -> dict[str, float]:
         assert self.process.stdin is not None
