@@ -32,10 +32,12 @@ def test_trainer_and_bare_model_are_timed(tmp_path, capsys):
     assert [len(times) for times in record["all_milliseconds"].values()] == [2, 2, 2]
     ms = record["milliseconds"]
     assert record["ratio"] == pytest.approx(ms["trainer"] / ms["bare"])
-    assert 0 < record["data_share"] < 0.5
+    assert 0 < record["data_share"] < 1
     assert 0 < record["profile"]["busy_ms"] <= record["profile"]["sum_ms"]
     profile = (tmp_path / "profile.txt").read_text()
-    assert "_SequenceBackward" in profile
+    kernels = record["profile"]["kernels"]
+    assert "_SequenceBackward" in {kernel["name"] for kernel in kernels}
+    assert kernels[0]["name"] in profile
     assert "longest gaps" in profile
     assert "waiting for data" in capsys.readouterr().out
 

@@ -262,10 +262,10 @@ def test_engine_continues_after_an_interrupted_run() -> None:
     x = torch.randn(5_000_000, 1)  # several seconds
     timer = threading.Timer(0.2, _thread.interrupt_main)
     timer.start()
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(KeyboardInterrupt):
         engine.run(x, last=True)
-    assert time.monotonic() - begin < 1.2
+    assert time.process_time() - begin < 1.2
     assert 0 < engine.activity.steps < len(x)
     assert torch.isfinite(engine.run(x[:5])).all()
 
