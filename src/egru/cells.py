@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from egru.types import ResetGate
+from egru.types import Compare, ResetGate
 
 
 class CellUpdate(NamedTuple):
@@ -19,6 +19,7 @@ class CellUpdate(NamedTuple):
     Attributes:
         c: New state, before the event mechanism.
         output_gate: Gate ``o`` of an LSTM, which emits ``o * tanh(c)``; None for cells that emit ``c``.
+        compare_output: Whether the emitted value is compared with the threshold, instead of ``c``.
         gates: Activations that :func:`egru.functional.egru_backward` needs; empty for cells without an explicit
             backward pass.
     """
@@ -26,6 +27,7 @@ class CellUpdate(NamedTuple):
     c: Tensor
     output_gate: Tensor | None
     gates: tuple[Tensor, ...]
+    compare_output: bool = False
 
 
 def gru_update(
@@ -63,14 +65,17 @@ def gru_update(
     return CellUpdate(u * z + (1 - u) * memory, None, gates)
 
 
-def lstm_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
+def lstm_update(
+    p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None, compare: Compare = "cell"
+) -> CellUpdate:
     """Compute the LSTM's proposed state ``f*memory + i*g``. An event emits ``o*tanh(c)``.
 
-    Weights have the blocks i, f, g, o of ``torch.nn.LSTM``. Arguments as in :func:`gru_update`.
+    Weights have the blocks i, f, g, o of ``torch.nn.LSTM``. ``compare`` says what the threshold is compared with: ``c``
+    (``"cell"``) or ``o*tanh(c)`` (``"output"``). Other arguments as in :func:`gru_update`.
     """
     i, f, g, o = (p + F.linear(y, weight_hh, bias_hh)).chunk(4, -1)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
-    return CellUpdate(f * memory + i * g, o, ())
+    return CellUpdate(f * memory + i * g, o, (), compare == "output")
 
 
 def elman_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:

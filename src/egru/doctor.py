@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from egru import data
 from egru.environment import Environment, version
 from egru.kernels.support import KERNELS, Support, support
-from egru.layers.lstm_elman import NO_KERNEL
+from egru.layers.ernn import NO_KERNEL
 
 EXTRAS = {
     "tyro": "train",

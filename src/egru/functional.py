@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Step(NamedTuple):
-    """Result of one step. ``e`` is 0 or 1; ``c_seen`` is the state that was compared with the threshold."""
+    """Result of one step. ``e`` is 0 or 1; ``c_seen`` is what was compared with the threshold."""
 
     state: EventState
     e: Tensor
@@ -54,7 +54,8 @@ class Sequence(NamedTuple):
 
     Attributes:
         y: Emitted values, ``(T, B, H)``; zero on padded steps.
-        c: State that was compared with the threshold, ``(T, B, H)``; zero on padded steps.
+        c: State, or output of a cell with ``compare="output"``, that was compared with the threshold, ``(T, B, H)``;
+            zero on padded steps.
         state: Carried state after the last step of each sequence.
         gates: Activations of the cell, each ``(T, B, H)``.
     """
@@ -105,9 +106,10 @@ def event_step(
     if keep is not None:
         c = keep * c_prev + (1 - keep) * c
     value = c if proposal.output_gate is None else proposal.output_gate * torch.tanh(c)
-    y, e = emit(value, c, theta, surrogate)
+    seen = value if proposal.compare_output else c
+    y, e = emit(value, seen, theta, surrogate)
     carried = c - reset_scale * theta * e if reset == "threshold" else c
-    return Step(EventState(carried, y), e, c, proposal.gates)
+    return Step(EventState(carried, y), e, seen, proposal.gates)
 
 
 def event_sequence(

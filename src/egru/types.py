@@ -18,6 +18,8 @@ none       ``c_t = F(c_{t-1})``                                           paper,
 """
 ResetGate = Literal["before", "after"]
 """Whether the reset gate acts before or after the recurrent product."""
+Compare = Literal["cell", "output"]
+"""What an event LSTM compares with the threshold: the memory cell ``c``, or the value ``o * tanh(c)`` of an event."""
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 """Which kernel runs the sequence operation."""
 ThresholdKind = Literal["sigmoid", "abs", "clamp", "identity"]
@@ -40,6 +42,7 @@ TextData = Literal["ptb", "wikitext2"]
 
 RESETS: tuple[Reset, ...] = get_args(Reset)
 RESET_GATES: tuple[ResetGate, ...] = get_args(ResetGate)
+COMPARES: tuple[Compare, ...] = get_args(Compare)
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 THRESHOLD_KINDS: tuple[ThresholdKind, ...] = get_args(ThresholdKind)
 DROPOUT_MODES: tuple[DropoutMode, ...] = get_args(DropoutMode)

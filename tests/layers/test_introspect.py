@@ -117,6 +117,7 @@ OPTIONS = {
     "bidirectional": True,
     "reset": "none",
     "reset_gate": "after",
+    "compare": "output",
     "threshold": egru.Threshold("abs"),
     "surrogate": egru.Surrogate(0.5),
     "reset_scale": 0.5,

@@ -16,8 +16,11 @@ def pair(kind, **shape):
     if kind == "GRU":
         dense = nn.GRU(4, 5, **shape)
         return dense, egru.EGRU.from_gru(dense)
-    dense = {"LSTM": nn.LSTM, "RNN": nn.RNN}[kind](4, 5, **shape)
-    event = {"LSTM": egru.ELSTM, "RNN": egru.ERNN}[kind](4, 5, **shape, reset="none", threshold=ALWAYS)
+    if kind == "LSTM":
+        dense = nn.LSTM(4, 5, **shape)
+        return dense, egru.ELSTM.from_lstm(dense)
+    dense = nn.RNN(4, 5, **shape)
+    event = egru.ERNN(4, 5, **shape, reset="none", threshold=ALWAYS)
     event.load_state_dict(dense.state_dict())
     return dense, event
 
@@ -59,7 +62,8 @@ def test_equals_the_dense_layer(kind, layers, bidirectional, bias, packed):
         weights = [torch.randn(o.shape, generator=torch.Generator().manual_seed(i)) for i, o in enumerate(out)]
         loss = torch.stack([(w * o).sum() for w, o in zip(weights, out, strict=True)]).sum()
         parameters = [event.get_parameter(n) if module is event else p for n, p in dense.named_parameters()]
-        results.append((out, torch.autograd.grad(loss, [x, h, *parameters])))
+        inputs = [x, h, second] if kind == "LSTM" else [x, h]
+        results.append((out, torch.autograd.grad(loss, [*inputs, *parameters])))
     (dense_out, dense_grads), (event_out, event_grads) = results
     assert worst(dense_out, event_out) <= 1e-12
     assert worst(dense_grads, event_grads) <= 1e-12

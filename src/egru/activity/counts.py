@@ -66,8 +66,8 @@ class EventCounts(Counts):
         c, x, theta, surrogate = record.c[chunk], record.input[chunk], record.theta, record.surrogate
         events = c > theta
         inside = (c - theta).abs() < surrogate.width
-        # If the value of an event is not the state, it is not recorded. Assume that it is never zero.
-        value = c if self.layer.emits_state else torch.ones_like(c)
+        # If the value of an event is not what was compared, it is not recorded. Assume that it is never zero.
+        value = c if self.layer.emits_compared else torch.ones_like(c)
         nonzero = surrogate.output_slope(value, events.to(c.dtype), surrogate.slope(c, theta)) != 0
         active = x != 0
         if record.lengths is not None:

@@ -1,6 +1,5 @@
 """The event-based GRU, as a layer and as a cell."""
 
-import warnings
 from typing import Any
 
 import torch
@@ -9,9 +8,10 @@ from torch import Tensor, nn
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, begin_sequence, run_sequence
 from egru.layers import checks
+from egru.layers.dense import constant_below, from_dense, to_dense, warn_differences
 from egru.layers.stack import EventRNN, base_arguments
 from egru.layers.structure import Direction, Weights
-from egru.layers.threshold import Threshold
+from egru.layers.threshold import BELOW_ALL_STATES, Threshold
 from egru.types import BACKENDS, RESET_GATES, RESETS, Backend, DropoutMode, Reset, ResetGate
 
 
@@ -208,57 +208,23 @@ class EGRU(_EventGRU):
             >>> torch.allclose(layer(x)[0], gru(x)[0], atol=1e-6)
             True
         """
-        if not isinstance(gru, nn.GRU):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"EGRU.from_gru: expected a torch.nn.GRU, got {type(gru).__name__}")
-        if gru.proj_size:
-            raise ValueError(f"EGRU.from_gru: projections are not supported, got proj_size={gru.proj_size}")
-        weight = gru.get_parameter("weight_hh_l0")
-        shared = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
-        arguments = {name: getattr(gru, name) for name in shared}
-        arguments |= {"device": weight.device, "dtype": weight.dtype, "dropout_mode": "plain"}
-        arguments |= {"reset": "none", "reset_gate": "after", "threshold": Threshold.constant(_BELOW_ALL_STATES)}
-        layer = cls(**arguments | options)
-        layer.load_state_dict(gru.state_dict())
-        layer.train(gru.training)
-        if changed := layer._differences_from_gru():
-            warnings.warn(
-                f"EGRU.from_gru: with {', '.join(changed)} the layer does not compute the function of the GRU; train "
-                "it again, or omit these options",
-                stacklevel=2,
-            )
-        return layer
-
-    def _differences_from_gru(self) -> list[str]:
-        """Return the options that make the outputs differ from those of a GRU with the same weights."""
-        threshold = self.threshold_config
-        constant = threshold.kind == "identity" and not threshold.std
-        fits: dict[str, bool] = {
-            "reset": self.reset == "none" or not self._initial_reset_scale,
-            "reset_gate": self.reset_gate == "after",
-            "threshold_config": constant and (threshold.mean or 0.0) < -1,  # states of a GRU are in [-1, 1]
-            "zoneout": not self.zoneout,
+        limit = {"reset": "none", "reset_gate": "after", "threshold": Threshold.constant(BELOW_ALL_STATES)}
+        layer = from_dense(cls, gru, nn.GRU, limit, options)
+        fits = {
+            "reset": layer.reset == "none" or not layer._initial_reset_scale,
+            "reset_gate": layer.reset_gate == "after",
+            "threshold_config": constant_below(layer, -1),  # states of a GRU are in [-1, 1]
+            "zoneout": not layer.zoneout,
         }
-        return [f"{name.removesuffix('_config')}={getattr(self, name)!r}" for name, same in fits.items() if not same]
+        warn_differences(layer, nn.GRU, fits)
+        return layer
 
     def to_gru(self) -> nn.GRU:
         """Return a ``torch.nn.GRU`` with a copy of these weights.
 
         The GRU emits its state at every step, so its outputs differ from those of this layer.
         """
-        weight = self._first_weight
-        gru = nn.GRU(
-            self.input_size,
-            self.hidden_size,
-            self.num_layers,
-            self.bias,
-            self.batch_first,
-            self.dropout,
-            self.bidirectional,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        gru.load_state_dict({name: self.get_parameter(name).detach() for name in gru.state_dict()})
-        return gru
+        return to_dense(self, nn.GRU)
 
 
 class EGRUCell(_EventGRU):
@@ -336,7 +302,6 @@ class EGRUCell(_EventGRU):
         return EventState(c[0], y[0]) if batch else EventState(c[0, 0], y[0, 0])
 
 
-_BELOW_ALL_STATES = -1e4  # representable in float16; states exceed it from any sensible initial state
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 

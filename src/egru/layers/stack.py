@@ -30,7 +30,12 @@ class EventRNN(EventParameters):
     resets: tuple[Reset, ...]
     """Accepted values of ``reset``."""
     emits_state: bool = True
-    """Whether the value of an event is the state ``c`` that crossed the threshold."""
+    """Whether the value of an event is the state ``c``."""
+
+    @property
+    def emits_compared(self) -> bool:
+        """Whether the value of an event is what was compared with the threshold."""
+        return self.emits_state
 
     def __init__(
         self,

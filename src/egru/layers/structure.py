@@ -64,7 +64,7 @@ class Record(NamedTuple):
         direction: The direction that ran.
         input: Input, ``(T, B, input_size)``.
         y: Events, ``(T, B, H)``.
-        c: State that was compared with the threshold, ``(T, B, H)``.
+        c: State, or output (``ELSTM(compare="output")``), that was compared with the threshold, ``(T, B, H)``.
         theta: Thresholds, ``(H,)``.
         surrogate: Surrogate gradient of the layer.
         lengths: Number of valid steps per sequence, ``(B,)``, or None if no sequence is padded.

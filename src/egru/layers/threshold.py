@@ -10,6 +10,8 @@ from egru.types import THRESHOLD_KINDS, ThresholdKind
 
 _DEFAULT_MEAN = {"sigmoid": 0.0, "abs": 0.0, "clamp": 0.5, "identity": 0.0}
 _DEFAULT_STD = {"sigmoid": 1.0, "abs": 1.0, "clamp": 0.0, "identity": 0.0}
+BELOW_ALL_STATES = -1e4
+"""A threshold that states exceed from any sensible initial state; representable in float16."""
 
 
 @dataclasses.dataclass(frozen=True)

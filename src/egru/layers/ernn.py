@@ -1,4 +1,4 @@
-"""Event-based LSTM and Elman layers."""
+"""The event-based Elman network, and the base class of layers without kernels."""
 
 import torch
 import torch.nn.functional as F
@@ -6,17 +6,16 @@ from torch import Tensor
 
 from egru._autograd import in_transform
 from egru.events import EventState
-from egru.functional import CellUpdate, elman_update, event_sequence, lstm_update
+from egru.functional import CellUpdate, elman_update, event_sequence
 from egru.kernels.finite import check_finite, check_result
 from egru.kernels.registry import warn_plain_torch
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Weights
-from egru.types import RESETS
 
 NO_KERNEL = "no kernel supports this cell"
 
 
-class _AutogradEventRNN(EventRNN):
+class AutogradEventRNN(EventRNN):
     """An event layer that runs as a loop of torch operations, differentiated by autograd."""
 
     def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
@@ -55,45 +54,7 @@ class _AutogradEventRNN(EventRNN):
         return result.y, result.c, result.state
 
 
-class ELSTM(_AutogradEventRNN):
-    r"""Event-based LSTM.
-
-    A unit whose memory cell ``c`` exceeds its threshold emits ``o * tanh(c)``, then clears ``c``::
-
-        i, f, o = sigmoid(x_t W_* + y_{t-1} V_* + b_*)        e_t = [c_t > theta]
-        g_t = tanh(x_t W_g + y_{t-1} V_g + b_g)               y_t = o_t * tanh(c_t) * e_t
-        c_t = f_t * c_{t-1} + i_t * g_t - y_{t-1}
-
-    Parameters have the names, shapes and gate order (i, f, g, o) of ``torch.nn.LSTM``, plus the thresholds
-    ``threshold_l{k}``; the state dict of an LSTM loads unchanged. With ``reset="none"`` and thresholds below every
-    state, the layer computes the same function as ``torch.nn.LSTM``. There is no compiled kernel for this cell.
-
-    Args:
-        input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.
-        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
-            in :class:`egru.EGRU`.
-
-    Returns:
-        ``y, state``, as :class:`egru.EGRU` does. The state is ``EventState(c, y)``; ``y`` takes the place of torch's
-        ``h``.
-
-    Example:
-        >>> import torch, egru
-        >>> layer = egru.ELSTM(4, 8)
-        >>> y, state = layer(torch.randn(20, 3, 4))
-        >>> y.shape
-        torch.Size([20, 3, 8])
-    """
-
-    gates = 4
-    resets = RESETS
-    emits_state = False
-
-    def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
-        return lstm_update(p, y, memory, hh, bias_hh)
-
-
-class ERNN(_AutogradEventRNN):
+class ERNN(AutogradEventRNN):
     r"""Event-based Elman network.
 
     A unit whose state ``c`` exceeds its threshold emits it::

@@ -1,0 +1,77 @@
+"""Conversion between event layers and the dense layers of torch."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from egru.layers.stack import EventRNN
+
+Layer = TypeVar("Layer", bound=EventRNN)
+Dense = TypeVar("Dense", bound=nn.RNNBase)
+
+_SHARED = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+
+
+def from_dense(
+    cls: type[Layer], dense: nn.RNNBase, expected: type[nn.RNNBase], defaults: Mapping[str, Any], options: Any
+) -> Layer:
+    """Build an event layer with a copy of a dense layer's weights, in the same mode (training or evaluation).
+
+    Args:
+        cls: Class of the event layer.
+        dense: The dense layer.
+        expected: Class that ``dense`` must have.
+        defaults: Arguments with which the event layer computes the function of the dense layer.
+        options: Arguments of the caller, which take precedence.
+
+    Raises:
+        TypeError: If ``dense`` is not an instance of ``expected``.
+        ValueError: If ``dense`` has projections (``proj_size``).
+    """
+    method = f"{cls.__name__}.from_{expected.__name__.lower()}"
+    if not isinstance(dense, expected):
+        raise TypeError(f"{method}: expected a torch.nn.{expected.__name__}, got {type(dense).__name__}")
+    if dense.proj_size:
+        raise ValueError(f"{method}: projections are not supported, got proj_size={dense.proj_size}")
+    weight = getattr(dense, "weight_hh_l0")  # noqa: B009  (typed as a tensor or a module)
+    arguments = {name: getattr(dense, name) for name in _SHARED}
+    arguments |= {"device": weight.device, "dtype": weight.dtype, "dropout_mode": "plain", **defaults}
+    layer = cls(**arguments | options)
+    layer.load_state_dict(dense.state_dict())
+    layer.train(dense.training)
+    return layer
+
+
+def warn_differences(layer: EventRNN, expected: type[nn.RNNBase], fits: Mapping[str, bool]) -> None:
+    """Warn if options of a converted layer make its outputs differ from those of the dense layer.
+
+    Args:
+        layer: The converted layer.
+        expected: Class of the dense layer.
+        fits: Per option, as an attribute of the layer, whether it keeps the function.
+    """
+    changed = [f"{name.removesuffix('_config')}={getattr(layer, name)!r}" for name, same in fits.items() if not same]
+    if changed:
+        name = expected.__name__
+        warnings.warn(
+            f"{type(layer).__name__}.from_{name.lower()}: with {', '.join(changed)} the layer does not compute the "
+            f"function of the {name}; train it again, or omit these options",
+            stacklevel=3,
+        )
+
+
+def constant_below(layer: EventRNN, bound: float) -> bool:
+    """Return whether all thresholds of a new layer are one constant below ``bound``."""
+    threshold = layer.threshold_config
+    return threshold.kind == "identity" and not threshold.std and (threshold.mean or 0.0) < bound
+
+
+def to_dense(layer: EventRNN, expected: type[Dense]) -> Dense:
+    """Return a dense layer with a copy of an event layer's weights."""
+    weight = layer.all_weights[0][1]
+    arguments = {name: getattr(layer, name) for name in _SHARED}
+    dense = expected(**arguments, device=weight.device, dtype=weight.dtype)
+    dense.load_state_dict({name: layer.get_parameter(name).detach() for name in dense.state_dict()})
+    return dense
