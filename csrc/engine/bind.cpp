@@ -1,7 +1,7 @@
 // EngineCore, the Python binding of the streaming engine.
 //
-// Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array` takes the arrays themselves,
-// because looking up the address of a numpy array in Python costs more than the call.
+// Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array`, `step_tensor` and
+// `step_token` take the objects themselves and check them here, because checks in Python cost as much as a step.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/tensor.hpp"
 #include "engine/engine.hpp"
 
 namespace nb = nanobind;
@@ -76,6 +77,10 @@ public:
         : engine_(sources(layers), options(weights, threads, streams, trace, mean, token_table_bytes)) {}
 
     const Engine& engine() const { return engine_; }
+    // The last tensor that a step wrote to. Its less common properties are checked once, because they cost as much as
+    // the checks of the rest.
+    bool is_checked(nb::handle out) const { return out.is(checked_); }
+    void set_checked(nb::handle out) { checked_ = nb::borrow(out); }
     // Call `work(engine)` unless another thread uses the engine.
     template <class Work>
     auto use(Work work) {
@@ -109,10 +114,10 @@ public:
         }));
     }
 
-    void step_token(int64_t id, uintptr_t out) {
+    void step_token(int64_t id, float* out) {
         const Use use(busy_);
         check_tokens(&id, 1, "step");
-        finish(released([&] { return engine_.run(nullptr, &id, 1, false, output<float>(out)); }));
+        finish(released([&] { return engine_.run(nullptr, &id, 1, false, out); }));
     }
 
     void run(uintptr_t x, uintptr_t ids, int64_t steps, bool last, uintptr_t out) {
@@ -199,12 +204,24 @@ private:
 
     Engine engine_;
     std::atomic<bool> busy_{false};
+    nb::object checked_;
 };
+
+// The memory of a tensor that a step can write to, or null if it does not fit. A new tensor was created by the engine.
+float* output_tensor(EngineCore& core, nb::handle out, bool is_new) {
+    const int streams = core.engine().streams();
+    float* data = egru::read_floats(out.ptr(), streams == 1 ? 1 : 2, streams, core.engine().outputs());
+    if (data == nullptr || is_new || core.is_checked(out)) return data;
+    if (egru::is_negated(out.ptr()) || egru::requires_gradient(out.ptr())) return nullptr;
+    core.set_checked(out);
+    return data;
+}
 
 }  // namespace
 
 // Signatures name the arguments for the type stub. nb::arg would too, but it makes every call slower.
 void bind_engine(nb::module_& m) {
+    egru::TensorType::get();  // here, where no other thread can wait for it
     nb::class_<engine::TeamSize>(m, "TeamSize", "The choice of the number of threads, for tests with simulated times.")
         .def(nb::init<int>(), nb::sig("def __init__(self, threads: int, /) -> None"))
         .def("choose", &engine::TeamSize::choose, nb::sig("def choose(self, steps: int, gap: float, /) -> int"))
@@ -226,7 +243,7 @@ void bind_engine(nb::module_& m) {
                  core.use([&](Engine& e) { e.set_readout(source); });
              },
              nb::sig("def set_readout(self, weight: int, bias: int, inputs: int, outputs: int, /) -> None"))
-        // Returns false if an array does not fit; Python then converts it or reports the error.
+        // These return false if an array or tensor does not fit; Python then converts it or reports the error.
         .def("step_array",
              [](EngineCore& core, nb::handle x, nb::handle out) {
                  const Engine& engine = core.engine();
@@ -237,14 +254,29 @@ void bind_engine(nb::module_& m) {
                  return true;
              },
              nb::sig("def step_array(self, x: object, out: object, /) -> bool"))
-        .def("step_address",
-             [](EngineCore& core, uintptr_t x, uintptr_t out) { core.step(input<float>(x), output<float>(out)); },
-             nb::sig("def step_address(self, x: int, out: int, /) -> None"))
+        .def("step_tensor",
+             [](EngineCore& core, nb::handle x, nb::handle out, bool is_new) {
+                 const int streams = core.engine().streams();
+                 const float* from =
+                     egru::read_floats(x.ptr(), streams == 1 ? 1 : 2, streams, core.engine().inputs());
+                 float* to = from == nullptr || egru::is_negated(x.ptr()) ? nullptr : output_tensor(core, out, is_new);
+                 if (to == nullptr) return false;
+                 core.step(from, to);
+                 return true;
+             },
+             nb::sig("def step_tensor(self, x: object, out: object, is_new: bool, /) -> bool"))
         .def("step_masked", &EngineCore::step_masked,
              nb::sig("def step_masked(self, x: int, ids: int, mask: int, out: int, /) -> None"))
         .def("step_sparse", &EngineCore::step_sparse,
              nb::sig("def step_sparse(self, index: int, value: int, count: int, out: int, /) -> None"))
-        .def("step_token", &EngineCore::step_token, nb::sig("def step_token(self, id: int, out: int, /) -> None"))
+        .def("step_token",
+             [](EngineCore& core, int64_t id, nb::handle out, bool is_new) {
+                 float* to = output_tensor(core, out, is_new);
+                 if (to == nullptr) return false;
+                 core.step_token(id, to);
+                 return true;
+             },
+             nb::sig("def step_token(self, id: int, out: object, is_new: bool, /) -> bool"))
         .def("run", &EngineCore::run,
              nb::sig("def run(self, x: int, ids: int, steps: int, last: bool, out: int, /) -> None"))
         // `mask` is the address of one byte per stream, or 0 for all streams.

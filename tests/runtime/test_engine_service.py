@@ -4,6 +4,7 @@ import copy
 import json
 import multiprocessing
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,21 @@ def test_out_that_changes_its_memory_is_checked_again() -> None:
     out.data = torch.zeros(2)
     with pytest.raises(ValueError, match=r"out must be float32 of shape \(6,\), got float32 \(2,\)"):
         engine.step(x, out)
+
+
+@pytest.mark.parametrize("inputs", ["tensor", "token"])
+def test_step_with_out_calls_no_method_of_a_tensor(inputs: str) -> None:
+    """Checks of a tensor in Python take longer than a step of a small network."""
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    embedding = nn.Embedding(9, 20)
+    engine, out = EventEngine(network(), embedding=embedding), torch.zeros(6)
+    x = 3 if inputs == "token" else embedding.weight[3].detach()
+    calls: list[str] = []
+    engine.step(x, out)
+    sys.setprofile(lambda frame, event, argument: calls.append(argument.__name__) if event == "c_call" else None)
+    engine.step(x, out)
+    sys.setprofile(None)
+    assert calls == ["setprofile"]  # methods of torch would be listed, those of the core are not
 
 
 # ---- engine files ----------------------------------------------------------------------------------------------------

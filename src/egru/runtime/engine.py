@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from egru._core import EngineCore
 
 # Names that `step` uses: a global is faster than an attribute of a module.
-_float32, _empty_like = torch.float32, torch.empty_like
+_empty_like = torch.empty_like
 _np_float32, _empty, _ndarray = np.float32, np.empty, np.ndarray
 
 Out = TypeVar("Out", Tensor, Array)
@@ -118,8 +118,6 @@ class EventEngine:
         rows = () if self.streams == 1 else (self.streams,)
         self._in_shape = torch.Size((*rows, network.inputs))
         self._out_shape = torch.Size((*rows, network.outputs))
-        self._buffer: Tensor | None = None  # the last tensor that was passed as `out`
-        self._buffer_address = 0
         # empty_like is the fastest way to allocate a small tensor.
         self._out_like = torch.empty(self._out_shape, dtype=torch.float32, device="cpu")
 
@@ -181,51 +179,18 @@ class EventEngine:
         if core is not None and mask is None:  # the common cases, with as few Python operations as possible
             input_type = type(x)
             if input_type is Tensor:
-                if (
-                    x.dtype is _float32
-                    and x.shape == self._in_shape
-                    and x.is_contiguous()
-                    and x.is_cpu
-                    and not x.is_neg()
-                ):
-                    if out is None:
-                        out = _empty_like(self._out_like)
-                        core.step_address(x.data_ptr(), out.data_ptr())
-                        return out
-                    if out is self._buffer and (address := out.data_ptr()) == self._buffer_address:
-                        core.step_address(x.data_ptr(), address)
-                        return out
-                    if self._is_buffer(out):
-                        core.step_address(x.data_ptr(), out.data_ptr())
-                        return out
+                result = _empty_like(self._out_like) if out is None else out
+                if core.step_tensor(x, result, out is None):
+                    return result
             elif input_type is _ndarray:
                 result = _empty(self._out_shape, _np_float32) if out is None else out
                 if type(result) is _ndarray and core.step_array(x, result):
                     return result
             elif input_type is int and self.streams == 1 and self._network.embedding is not None:
-                if out is None:
-                    out = _empty_like(self._out_like)
-                    core.step_token(x, out.data_ptr())
-                    return out
-                if (out is self._buffer and out.data_ptr() == self._buffer_address) or self._is_buffer(out):
-                    core.step_token(x, out.data_ptr())
-                    return out
+                result = _empty_like(self._out_like) if out is None else out
+                if core.step_token(x, result, out is None):
+                    return result
         return self._step_checked(x, out, mask)
-
-    def _is_buffer(self, out: Any) -> bool:
-        """Return whether the core can write to ``out``. If so, ``out`` is remembered and not checked again."""
-        fits = (
-            type(out) is Tensor
-            and out.dtype is _float32
-            and out.shape == self._out_shape
-            and out.is_contiguous()
-            and out.is_cpu
-            and not out.requires_grad
-            and not out.is_neg()
-        )
-        if fits:
-            self._buffer, self._buffer_address = out, out.data_ptr()
-        return fits
 
     def _step_checked(self, x: Any, out: Any, mask: Any) -> Any:
         """Compute one step from any input, with all checks in Python."""
