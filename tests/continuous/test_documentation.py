@@ -6,11 +6,18 @@ from pathlib import Path
 import torch
 
 
-def test_example_runs():
+def test_examples_run():
     torch.set_default_dtype(torch.float32)  # restored by the fixture of all tests
     page = (Path(__file__).parents[2] / "docs" / "continuous.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
-    exec(compile(example, "docs/continuous.md", "exec"), names)
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # each continues the one before
+    for block in blocks:
+        exec(compile(block, "docs/continuous.md", "exec"), names)
     assert names["layer"].U.grad.abs().max() > 0
-    assert names["out"].trace.shape == (2, 2, 32)
+    assert names["first"].trace.shape == (2, 1, 32)
+    parameters = list(names["output_layer"].parameters())[:3]
+    gradients = {
+        name: torch.autograd.grad(names[name], parameters, retain_graph=True) for name in ("failing", "mended")
+    }
+    assert all((g == 0).all() for g in gradients["failing"])
+    assert all((g != 0).any() for g in gradients["mended"][1:])

@@ -257,6 +257,7 @@ class ContinuousEGRU(nn.Module):
             c=result.c_read[:, :-1],
             trace=trace[:, :-1],
             state=ContinuousState(result.a_last, result.c_read[:, -1], trace[:, -1]),
+            horizon=like.new_full((events.batch,), horizon),
             counters=result.counters,
             integral=result.integral,
         )

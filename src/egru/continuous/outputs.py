@@ -36,6 +36,7 @@ class ContinuousOutput(NamedTuple):
         c: Internal states at the readout times ``(B, R, H)``.
         trace: Output traces at the readout times ``(B, R, H)``.
         state: The state at the horizon.
+        horizon: The end of the run of each sample ``(B,)``.
         counters: Statistics of the run, one entry per sample.
         integral: The integral of the running loss ``(B,)``, or None without a running loss.
 
@@ -52,6 +53,7 @@ class ContinuousOutput(NamedTuple):
     c: Tensor
     trace: Tensor
     state: ContinuousState
+    horizon: Tensor
     counters: Counters
     integral: Tensor | None = None
 
@@ -64,3 +66,43 @@ class ContinuousOutput(NamedTuple):
         """The sample that each event belongs to ``(N,)``."""
         batch = torch.arange(len(self.offsets) - 1, device=self.offsets.device)
         return torch.repeat_interleave(batch, self.offsets.diff())
+
+    def counts(self) -> Tensor:
+        """Return the number of events of each unit ``(B, H)``, int64. It has no gradient; see :meth:`rates`."""
+        B, H = self.state.c.shape
+        return torch.bincount(self._slots(), minlength=B * H).view(B, H)
+
+    def first_times(self, default: float | Tensor | None = None) -> Tensor:
+        """Return the time of the first event of each unit ``(B, H)``.
+
+        Args:
+            default: The value for units without events: a number, or a tensor that broadcasts to ``(B, H)``. If None,
+                the horizon of each sample. It has no gradient with respect to the layer: see
+                :func:`egru.continuous.silence_penalty`.
+
+        Example:
+            >>> scores = -output.first_times(default=10.0)
+        """
+        B, H = self.state.c.shape
+        N, slots = len(self.times), self._slots()
+        # Events ascend in time within a sample, so the first event of a unit is the one with the smallest position.
+        first = slots.new_full((B * H,), N).scatter_reduce_(0, slots, torch.arange(N, device=slots.device), "amin")
+        value = self.horizon[:, None] if default is None else torch.as_tensor(default).to(self.state.c)
+        times = torch.cat([self.times, self.times.new_zeros(1)])[first].view(B, H)
+        return torch.where((first < N).view(B, H), times, value)
+
+    def rates(self) -> Tensor:
+        """Return differentiable event rates ``(B, H)``, in events per unit of time.
+
+        An event at time ``s`` counts ``2 (1 - s / T) / T``, where ``T`` is the horizon. Events that are evenly
+        distributed over time have this rate on average. Unlike a count, it is continuous where an event moves past the
+        horizon, and its gradient moves events later to lower the rate, or earlier to raise it.
+        """
+        B, H = self.state.c.shape
+        horizon = self.horizon[self.samples]
+        weights = 2 * (1 - self.times / horizon) / horizon
+        return self.times.new_zeros(B * H).index_add(0, self._slots(), weights).view(B, H)
+
+    def _slots(self) -> Tensor:
+        """Return the position of each event's sample and unit in a flattened ``(B, H)`` tensor."""
+        return self.samples * self.state.c.shape[1] + self.units
