@@ -7,23 +7,6 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
-// Copy (B, H) to [b][s][32] and back; a null pointer means zeros.
-template <class S>
-void to_blocks(const Layer<S>& layer, const S* from, S* to) {
-    for (int b = 0; b < layer.blocks; ++b)
-        for (int s = 0; s < layer.B; ++s)
-            for (int i = 0; i < block; ++i)
-                to[((int64_t)b * layer.B + s) * block + i] =
-                    from && i < layer.units(b) ? from[(int64_t)s * layer.H + b * block + i] : S(0);
-}
-template <class S>
-void from_blocks(const Layer<S>& layer, const S* from, S* to) {
-    for (int b = 0; b < layer.blocks; ++b)
-        for (int s = 0; s < layer.B; ++s)
-            for (int i = 0; i < layer.units(b); ++i)
-                to[(int64_t)s * layer.H + b * block + i] = from[((int64_t)b * layer.B + s) * block + i];
-}
-
 template <class S>
 void begin(const TrainCall& call) {
     const Layer<S> layer(call);

@@ -55,7 +55,7 @@ public:
         if (call.grad_input) input_gradient();
     }
 
-private:
+protected:  // the LSTM's pass shares the products
     const Layer<S>& layer;
     const TrainCall& call;
     const Team& team;

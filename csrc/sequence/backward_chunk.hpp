@@ -116,7 +116,7 @@ inline void Backward<S>::weight_gradients() {
 // The gradient of the input. Every entry is needed; threads divide the batch rows.
 template <class S>
 inline void Backward<S>::input_gradient() {
-    const int rows = layer.rows(), row_groups = (int)divide_up(rows, rows_max), panels = 3 * blocks;
+    const int rows = layer.rows(), row_groups = (int)divide_up(rows, rows_max), panels = layer.weight_gates * blocks;
     const int64_t size = layer.panel_size(layer.tiles_I);
     const int begin = team.begin(row_groups) * rows_max, end = team.end(row_groups) * rows_max;
     const PanelGroups groups(0, panels);

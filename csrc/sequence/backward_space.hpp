@@ -42,8 +42,8 @@ struct BackwardSpace {
         Arena arena(call.workspace);
         const bool recompute = !call.gates;
         const int64_t count = layer.rows_max(), state = (int64_t)layer.blocks * layer.B * block;
-        const int64_t V_size = 3 * layer.blocks * layer.panel_size(layer.tiles_H);
-        const int64_t W_size = 3 * layer.blocks * layer.panel_size(layer.tiles_I);
+        const int64_t V_size = layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_H);
+        const int64_t W_size = layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I);
         const bool packed = !call.direct;
         V_rows = arena.take<S>(packed ? V_size : 0);
         W_rows = arena.take<S>(packed && call.grad_input ? W_size : 0);
@@ -74,8 +74,8 @@ struct BackwardSpace {
         const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
             needed[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
-            h[i] = arena.take<S>(recompute ? 3 * count * block : 0);
-            panels[i] = arena.take<S>(packed || pack_gates ? 3 * layer.panel_size(tiles_widest) : 0);
+            h[i] = arena.take<S>(recompute ? layer.weight_gates * count * block : 0);
+            panels[i] = arena.take<S>(packed || pack_gates ? layer.weight_gates * layer.panel_size(tiles_widest) : 0);
             if (!packed) continue;
             requests[i] = arena.take<Requests>(groups);
             masks[i] = arena.take<uint16_t>(positions);
@@ -87,6 +87,23 @@ struct BackwardSpace {
         bytes = arena.bytes();
     }
 };
+
+// Copy (B, H) to [b][s][32] and back; a null pointer means zeros.
+template <class S>
+void to_blocks(const Layer<S>& layer, const S* from, S* to) {
+    for (int b = 0; b < layer.blocks; ++b)
+        for (int s = 0; s < layer.B; ++s)
+            for (int i = 0; i < block; ++i)
+                to[((int64_t)b * layer.B + s) * block + i] =
+                    from && i < layer.units(b) ? from[(int64_t)s * layer.H + b * block + i] : S(0);
+}
+template <class S>
+void from_blocks(const Layer<S>& layer, const S* from, S* to) {
+    for (int b = 0; b < layer.blocks; ++b)
+        for (int s = 0; s < layer.B; ++s)
+            for (int i = 0; i < layer.units(b); ++i)
+                to[(int64_t)s * layer.H + b * block + i] = from[((int64_t)b * layer.B + s) * block + i];
+}
 
 // The ranges of panels for the dot products with `a`: one range of all gates ("after"), or one for z and one for u
 // ("before"). In the "before" form the gradient of r is zero wherever y is, so `gather_reset` computes its product.

@@ -12,12 +12,12 @@ namespace {
 template <class S>
 struct GradPanels {
     S *result, *spare;
-    int H, width, blocks;
+    int H, width, blocks, gates;
 
     GradPanels() = default;
     GradPanels(Arena& arena, const Layer<S>& layer, uintptr_t result_, int width_)
-        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks) {
-        spare = arena.take<S>(3 * (narrow() ? blocks : 1) * size());
+        : result(layer.as(result_)), H(layer.H), width(width_), blocks(layer.blocks), gates(layer.weight_gates) {
+        spare = arena.take<S>(gates * (narrow() ? blocks : 1) * size());
     }
     int64_t size() const { return (int64_t)width * block; }
     S* panel(int p) const {
@@ -27,9 +27,9 @@ struct GradPanels {
         const uintptr_t start = reinterpret_cast<uintptr_t>(result + (int64_t)gate * H * width);
         return reinterpret_cast<S*>(H % block ? (start + 63) / 64 * 64 : start) + b * size();
     }
-    // Convert the panels to torch's (3H, width) in place. `buffer` has room for two panels.
+    // Convert the panels to torch's (gates * H, width) in place. `buffer` has room for two panels.
     void unpack(const Team& team, S* buffer) const {
-        const int from = team.begin(3 * blocks), to = team.end(3 * blocks);
+        const int from = team.begin(gates * blocks), to = team.end(gates * blocks);
         S *current = buffer, *last = buffer + size();
         if (from < to) __builtin_memcpy(last, panel(to - 1), size() * sizeof(S));  // the next thread may overwrite it
         team.meet();

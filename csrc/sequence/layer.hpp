@@ -20,7 +20,8 @@ struct Layer {
     const TrainCall& call;
     const int B, I, H;
     const int blocks, tiles_H, tiles_I;
-    const int gate_count;
+    const int weight_gates;  // blocks of H rows of the weights
+    const int gate_count;    // saved per step
     const S *theta, *bias_ih, *bias_hh;
     const int64_t* lengths;
     S *y, *c;
@@ -29,7 +30,7 @@ struct Layer {
     explicit Layer(const TrainCall& call_)
         : call(call_), B(call_.B), I(call_.I), H(call_.H),
           blocks((int)divide_up(H, block)), tiles_H((int)divide_up(H, tile)), tiles_I((int)divide_up(I, tile)),
-          gate_count(call_.after ? 4 : 3),
+          weight_gates(3), gate_count(call_.after ? 4 : 3),
           theta(as(call_.theta)), bias_ih(as(call_.bias_ih)), bias_hh(as(call_.bias_hh)),
           lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
           y(as(call_.y)), c(as(call_.c)),
@@ -137,7 +138,7 @@ void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& list
     team.meet();
     for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
         Columns<S> columns;
-        for (int g = 0; g < 3; ++g) {
+        for (int g = 0; g < layer.weight_gates; ++g) {
             S* out = p + (int64_t)(g * blocks + b) * rows * block;
             fill_bias(layer.bias_ih, layer.H, g, b, rows, out);
             columns.add(panel(g, b), out, layer.units(b));
@@ -152,7 +153,7 @@ void project_input_directly(const Layer<S>& layer, const Team& team, S* p) {
     const int rows = layer.rows();
     const auto at = [&](int row) { return layer.input.at(layer.call.first + row / layer.B, row % layer.B); };
     for (int b = team.begin(layer.blocks); b < team.end(layer.blocks); ++b)
-        for (int g = 0; g < 3; ++g) {
+        for (int g = 0; g < layer.weight_gates; ++g) {
             const int64_t unit = (int64_t)g * layer.H + b * block;
             multiply_rows(layer.as(layer.call.weight_ih) + unit * layer.I, layer.I, layer.units(b), at, rows,
                           layer.bias_ih ? layer.bias_ih + unit : nullptr,
