@@ -3,6 +3,7 @@ r"""The event mechanism: cross a threshold, emit a value, clear the state.
 All event-based layers are built from these parts, independently of the cell:
 
 * :func:`emit` turns a state into events, ``y = v * [c > theta]``, with a surrogate gradient;
+* :data:`egru.types.Events` lists the kinds of events: one-sided, two-sided, or changes of the state;
 * :class:`Surrogate` describes that gradient, ``dH/dc = height * shape((c - theta) / width)``;
 * :data:`egru.types.Reset` lists the ways in which a state is cleared after an event.
 """
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils import _pytree  # pyright: ignore[reportPrivateUsage]
 
 from egru._autograd import SECOND_DERIVATIVES, in_forward_mode
+from egru.types import EVENTS, Events, Reset, ResetGate
 
 
 class EventState(NamedTuple):
@@ -24,7 +26,7 @@ class EventState(NamedTuple):
 
     Attributes:
         c: Internal state after the reset.
-        y: Values emitted at the last step; zero for inactive units.
+        y: Output of the last step; zero for inactive units, or the last value sent with ``events="delta"``.
     """
 
     c: Tensor
@@ -141,9 +143,13 @@ class _Slopes(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, c: Tensor, theta: Tensor, events: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
+    def forward(
+        value: Tensor, c: Tensor, theta: Tensor, events: Tensor, surrogate: Surrogate, signed: bool
+    ) -> tuple[Tensor, Tensor]:
         slope = surrogate.slope(c, theta)
-        return slope, surrogate.output_slope(value, events, slope) - events
+        if not signed:
+            return slope, surrogate.output_slope(value, events, slope) - events
+        return slope, value.sign() * (surrogate.output_slope(value.abs(), events, slope) - events)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -159,47 +165,64 @@ class _Slopes(torch.autograd.Function):
 
 
 class _Emit(torch.autograd.Function):
-    """Map ``(v, c, theta)`` to ``(v * e, e)`` with ``e = [c > theta]``; see :func:`emit`."""
+    """Map ``(v, c, theta, hold)`` to ``(where(e, v, hold), e)`` with ``e = [c > theta]``; see :func:`emit`.
+
+    With ``signed``, ``c`` is a magnitude, and ``v - hold`` has the sign that it was taken from.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
+    def forward(
+        value: Tensor, c: Tensor, theta: Tensor, hold: Tensor | None, surrogate: Surrogate, signed: bool
+    ) -> tuple[Tensor, Tensor]:
         fired = c > theta
-        return torch.where(fired, value, 0), fired.to(c.dtype)
+        return torch.where(fired, value, 0 if hold is None else hold), fired.to(c.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        value, c, theta, ctx.surrogate = inputs
-        ctx.save_for_backward(value, c, theta, output[1])
-        ctx.save_for_forward(value, c, theta, output[1])
+        value, c, theta, hold, ctx.surrogate, ctx.signed = inputs
+        ctx.save_for_backward(value, c, theta, hold, output[1])
+        ctx.save_for_forward(value, c, theta, hold, output[1])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_y, grad_e = grads
-        value, c, theta, events = ctx.saved_tensors
-        slope, through_c = _Slopes.apply(value, c, theta, events, ctx.surrogate)  # pyright: ignore
-        grad_theta = -(grad_y * value * slope + grad_e * slope)
+        value, c, theta, hold, events = ctx.saved_tensors
+        jump = value if hold is None else value - hold  # how much an event changes the output
+        slope, through_c = _Slopes.apply(jump, c, theta, events, ctx.surrogate, ctx.signed)  # pyright: ignore
+        grad_theta = -(grad_y * jump * slope + grad_e * slope)
         return (
             grad_y * events,
             grad_y * through_c + grad_e * slope,
             grad_theta.sum_to_size(theta.shape),
+            None if hold is None else grad_y * (1 - events),
+            None,
             None,
         )
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
-        value, c, theta, events = ctx.saved_tensors
-        d_value, d_c, d_theta = (0 if tangent is None else tangent for tangent in tangents[:3])
-        slope, through_c = _Slopes.apply(value, c, theta, events, ctx.surrogate)  # pyright: ignore
+        value, c, theta, hold, events = ctx.saved_tensors
+        d_value, d_c, d_theta, d_hold = (0 if tangent is None else tangent for tangent in tangents[:4])
+        jump = value if hold is None else value - hold
+        slope, through_c = _Slopes.apply(jump, c, theta, events, ctx.surrogate, ctx.signed)  # pyright: ignore
         zero = torch.zeros_like(c)
         return (
-            zero + events * d_value + through_c * d_c - value * slope * d_theta,
+            zero + events * d_value + (1 - events) * d_hold + through_c * d_c - jump * slope * d_theta,
             zero + slope * (d_c - d_theta),
         )
 
 
-def emit(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple[Tensor, Tensor]:
+def emit(
+    value: Tensor,
+    c: Tensor,
+    theta: Tensor,
+    surrogate: Surrogate,
+    *,
+    signed: bool = False,
+    hold: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Emit ``value`` where ``c > theta``.
 
     The comparison is strict: a state that equals its threshold does not emit an event. For cells that emit their state,
@@ -210,14 +233,48 @@ def emit(value: Tensor, c: Tensor, theta: Tensor, surrogate: Surrogate) -> tuple
         c: State that is compared with the threshold.
         theta: Thresholds.
         surrogate: Gradient of the comparison.
+        signed: Compare ``|c|``, with the surrogate on both sides. ``c`` must have the sign of ``value - hold``.
+        hold: Output of units without an event. If None, zero.
 
     Returns:
-        ``(y, e)``: the emitted values and the events as 0 and 1, both differentiable through the surrogate.
+        ``(y, e)``: the outputs and the events as 0 and 1, both differentiable through the surrogate.
 
     Raises:
         RuntimeError: If forward-mode differentiation is compiled: ``torch.compile`` would return zeros.
     """
     if torch.compiler.is_compiling() and in_forward_mode():
         raise RuntimeError("egru: torch.compile does not support forward-mode differentiation of events")
-    y, e = _Emit.apply(value, c, theta, surrogate)  # pyright: ignore[reportGeneralTypeIssues]
+    y, e = _Emit.apply(value, c.abs() if signed else c, theta, hold, surrogate, signed)  # pyright: ignore[reportGeneralTypeIssues]
     return y, e
+
+
+def compared(c: Tensor, y_prev: Tensor, events: Events) -> Tensor:
+    """Return the values of a cell that emits its state which are compared with the thresholds.
+
+    Args:
+        c: States.
+        y_prev: Outputs of the previous step.
+        events: Kind of events. ``"signed"`` and ``"delta"`` compare the magnitude of the result.
+    """
+    return c - y_prev if events == "delta" else c
+
+
+def has_event(value: Tensor, theta: Tensor, events: Events) -> Tensor:
+    """Return where there is an event, given the values that are compared with the thresholds."""
+    return (value if events == "positive" else value.abs()) > theta
+
+
+def check_events(events: Events, reset: Reset, reset_gate: ResetGate = "after", owner: str = "") -> None:
+    """Check that a kind of events exists and fits the other options.
+
+    Raises:
+        ValueError: If it does not. The message starts with ``owner``.
+    """
+    prefix = f"{owner}: " if owner else ""
+    if events not in EVENTS:
+        raise ValueError(f"{prefix}events must be one of {', '.join(EVENTS)}; got {events!r}")
+    if events == "delta" and (reset != "none" or reset_gate != "after"):
+        raise ValueError(
+            f"{prefix}events='delta' requires reset='none' and reset_gate='after', got reset={reset!r} and "
+            f"reset_gate={reset_gate!r}"
+        )

@@ -2,6 +2,20 @@
 
 from typing import Literal, get_args
 
+Events = Literal["positive", "signed", "delta"]
+"""When a unit emits an event, and what the output is.
+
+========= ======================= ================================ ===========================================
+name      event ``e``             output ``y``                     use
+========= ======================= ================================ ===========================================
+positive  ``c > theta``           ``c`` at an event, else 0        networks trained with events (the paper)
+signed    ``|c| > theta``         ``c`` at an event, else 0        trained GRUs, with fine-tuning
+delta     ``|c - y| > theta``     ``c`` at an event, else held     trained GRUs, also without training
+========= ======================= ================================ ===========================================
+
+In the third row, ``y`` is the output of the previous step. Receivers of a ``"delta"`` unit accumulate the changes
+``c - y`` that it emits (the principle of delta networks).
+"""
 Reset = Literal["output", "threshold", "hard", "none"]
 """How a unit is cleared after an event.
 
@@ -14,7 +28,8 @@ hard       ``c_t = F(c_{t-1} * (1 - rho * e_{t-1}))``                     paper,
 none       ``c_t = F(c_{t-1})``                                           paper, "no clear"
 ========== ============================================================== =======================
 
-``rho`` is ``reset_scale``. With ``rho = 0`` every reset equals ``"none"``.
+``rho`` is ``reset_scale``. With ``rho = 0`` every reset equals ``"none"``. ``events="signed"`` carries
+``c~ - rho*theta*sign(c~)*e`` with ``"threshold"``; ``events="delta"`` requires ``"none"``.
 """
 ResetGate = Literal["before", "after"]
 """Whether the reset gate acts before or after the recurrent product."""
@@ -40,6 +55,7 @@ LabelledData = Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", 
 TextData = Literal["ptb", "wikitext2"]
 """The corpora that an experiment can use."""
 
+EVENTS: tuple[Events, ...] = get_args(Events)
 RESETS: tuple[Reset, ...] = get_args(Reset)
 RESET_GATES: tuple[ResetGate, ...] = get_args(ResetGate)
 COMPARES: tuple[Compare, ...] = get_args(Compare)

@@ -15,6 +15,8 @@ OPTIONS = [
     pytest.param({"reset": "threshold", "reset_gate": "after"}, id="threshold after"),
     pytest.param({"reset": "hard", "reset_gate": "before", "zoneout": 0.2}, id="hard zoneout"),
     pytest.param({"recurrent_clip": 0.01}, id="clipped"),
+    pytest.param({"events": "signed", "reset": "output"}, id="signed"),
+    pytest.param({"events": "delta", "reset": "none", "reset_gate": "after"}, id="delta"),
 ]
 
 
@@ -25,7 +27,7 @@ def arguments(dtype=torch.float64, grad=True, backend="reference"):
         torch.randn(3 * H), torch.randn(3 * H), torch.rand(H),
     ]  # fmt: skip
     tensors = [x.to(dtype).requires_grad_(grad) for x in made]
-    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, 0.0, backend, True)
+    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, 0.0, "positive", backend, True)
     return (*tensors, torch.ones((), dtype=dtype), None, torch.tensor([4, 2]), *options)
 
 

@@ -1,5 +1,7 @@
 """Errors name the argument, the value received and what is accepted."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,6 +20,22 @@ import egru
         ({"dropconnect": 1.0}, ValueError, "dropconnect must be a probability, 0 <= p < 1; got 1.0"),
         ({"zoneout": -0.1}, ValueError, "zoneout must be a probability, 0 <= p < 1; got -0.1"),
         ({"reset": "soft"}, ValueError, "reset must be one of output, threshold, hard, none; got 'soft'"),
+        ({"events": "both"}, ValueError, "EGRU: events must be one of positive, signed, delta; got 'both'"),
+        (
+            {"events": "delta", "reset_gate": "after"},
+            ValueError,
+            "EGRU: events='delta' requires reset='none' and reset_gate='after', got reset='output'",
+        ),
+        (
+            {"events": "delta", "reset": "none"},
+            ValueError,
+            "EGRU: events='delta' requires .* got reset='none' and reset_gate='before'",
+        ),
+        (
+            {"events": "signed", "threshold": egru.Threshold.constant(-0.5)},
+            ValueError,
+            r"EGRU: events='signed' requires thresholds of at least 0, got Threshold\(.*mean=-0.5",
+        ),
         ({"reset_gate": "v3"}, ValueError, "reset_gate must be one of before, after; got 'v3'"),
         ({"dropout_mode": "locked"}, ValueError, "dropout_mode must be one of variational, plain; got 'locked'"),
         ({"backend": "tpu"}, ValueError, "backend must be one of auto, .*reference; got 'tpu'"),
@@ -36,6 +54,21 @@ def test_invalid_constructor_arguments_raise(arguments, error, message):
 def test_ernn_rejects_resets_of_a_memory():
     with pytest.raises(ValueError, match="ERNN: reset must be one of output, none; got 'hard'"):
         egru.ERNN(3, 4, reset="hard")
+
+
+@pytest.mark.parametrize("layer", [egru.EGRU, egru.ERNN])
+@pytest.mark.parametrize("events", ["signed", "delta"])
+def test_negative_threshold_of_two_sided_events_raises(layer, events):
+    options: dict[str, Any] = {"reset_gate": "after"} if layer is egru.EGRU else {}
+    layer = layer(3, 4, events=events, reset="none", threshold=egru.Threshold.constant(0.1), **options)
+    layer.get_parameter("threshold_l0").data[2] = -0.25
+    with pytest.raises(ValueError, match=f"threshold contains -0.25; events='{events}' requires .* of at least 0"):
+        layer(torch.zeros(5, 2, 3))
+
+
+def test_elstm_refuses_changes_of_the_memory_cell():
+    with pytest.raises(ValueError, match="ELSTM: events='delta' requires compare='output', got compare='cell'"):
+        egru.ELSTM(3, 4, events="delta", reset="none")
 
 
 def test_dropout_with_one_layer_warns():

@@ -115,6 +115,7 @@ OPTIONS = {
     "batch_first": True,
     "dropout": 0.1,
     "bidirectional": True,
+    "events": "signed",
     "reset": "none",
     "reset_gate": "after",
     "compare": "output",

@@ -7,18 +7,21 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
 from egru.layers import EventRNN
+from egru.types import EVENTS
 from tests.helpers import worst
 
 ALWAYS = egru.Threshold.constant(-1e3)
 
 
 def pair(kind, **shape):
+    kind, _, name = kind.partition(" ")
+    events = {"events": name} if name else {}
     if kind == "GRU":
         dense = nn.GRU(4, 5, **shape)
-        return dense, egru.EGRU.from_gru(dense)
+        return dense, egru.EGRU.from_gru(dense, **events)
     if kind == "LSTM":
         dense = nn.LSTM(4, 5, **shape)
-        return dense, egru.ELSTM.from_lstm(dense)
+        return dense, egru.ELSTM.from_lstm(dense, **events)
     dense = nn.RNN(4, 5, **shape)
     event = egru.ERNN(4, 5, **shape, reset="none", threshold=ALWAYS)
     event.load_state_dict(dense.state_dict())
@@ -37,7 +40,7 @@ def run(module, x, first, second):
     return y, h, h
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+@pytest.mark.parametrize("kind", ["GRU", "GRU signed", "GRU delta", "LSTM", "LSTM signed", "LSTM delta", "RNN"])
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -82,13 +85,14 @@ def test_from_gru_and_to_gru_round_trip():
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("mode", ["training", "evaluation"])
-def test_from_gru_computes_the_function_of_the_gru(mode, bidirectional, batch_first):
+@pytest.mark.parametrize("events", EVENTS)
+def test_from_gru_computes_the_function_of_the_gru(events, mode, bidirectional, batch_first):
     gru = nn.GRU(4, 5, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
     with torch.no_grad():
         for parameter in gru.parameters():
             parameter.mul_(10)  # saturated gates, states near -1 and 1
     gru.train(mode == "training")
-    layer = egru.EGRU.from_gru(gru)
+    layer = egru.EGRU.from_gru(gru, events=events)
     assert layer.training == gru.training
     x, h = torch.randn(7, 6, 4), -50 * torch.rand(3 * (1 + bidirectional), 6 if not batch_first else 7, 5)
     outputs = []
@@ -109,6 +113,8 @@ def test_from_gru_computes_the_function_of_the_gru(mode, bidirectional, batch_fi
         {"threshold": egru.Threshold()},
         {"threshold": egru.Threshold.constant(-1.0)},
         {"zoneout": 0.1},
+        {"threshold": egru.Threshold("abs", std=0.1), "events": "signed"},
+        {"threshold": egru.Threshold.constant(0.1), "events": "delta"},
     ],
 )
 def test_from_gru_warns_of_options_that_change_the_function(options):
@@ -120,7 +126,13 @@ def test_from_gru_warns_of_options_that_change_the_function(options):
 
 
 @pytest.mark.parametrize(
-    "options", [{"reset": "output", "reset_scale": 0.0}, {"threshold": ALWAYS}, {"lean": True, "dropconnect": 0.1}]
+    "options",
+    [
+        {"reset": "output", "reset_scale": 0.0},
+        {"threshold": ALWAYS},
+        {"lean": True, "dropconnect": 0.1},
+        {"events": "delta", "threshold": egru.Threshold.constant(0.0, trainable=True)},
+    ],
 )
 def test_from_gru_does_not_warn_of_options_that_keep_the_function(options):
     gru, x = nn.GRU(3, 6).eval(), torch.randn(5, 2, 3)
@@ -134,9 +146,13 @@ def test_from_gru_refuses_projections():
         egru.EGRU.from_gru(gru)
 
 
-def test_cell_with_gru_cell_weights_equals_it():
+@pytest.mark.parametrize(
+    ("events", "threshold"),
+    [("positive", ALWAYS), ("signed", egru.Threshold.constant(0)), ("delta", egru.Threshold.constant(0))],
+)
+def test_cell_with_gru_cell_weights_equals_it(events, threshold):
     dense = nn.GRUCell(4, 5)
-    cell = egru.EGRUCell(4, 5, reset="none", reset_gate="after", threshold=ALWAYS)
+    cell = egru.EGRUCell(4, 5, events=events, reset="none", reset_gate="after", threshold=threshold)
     cell.load_state_dict(dense.state_dict())
     x, h = torch.randn(3, 4), torch.randn(3, 5)
     torch.testing.assert_close(cell(x, egru.EventState(h, h)).y, dense(x, h), rtol=0, atol=1e-12)

@@ -59,7 +59,7 @@ class EventCounts(Counts):
         T, B, _ = record.c.shape
         self.steps += T * B if record.lengths is None else record.lengths.sum()
         self.input_gradient = self.input_gradient or record.input.requires_grad
-        for chunk in time_chunks(record.c):
+        for chunk in time_chunks(record.seen):
             self._count(record, chunk)
 
     def _count(self, record: Record, chunk: slice) -> None:

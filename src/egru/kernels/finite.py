@@ -11,6 +11,7 @@ from torch import Tensor
 
 from egru._autograd import is_plain
 from egru.kernels.problem import Problem
+from egru.types import Events
 
 
 def check_finite(values: Mapping[str, Tensor | None]) -> None:
@@ -25,6 +26,16 @@ def check_arguments(problem: Problem) -> None:
     """Raise ``ValueError`` if an argument of a problem on the CPU contains NaN or infinity. Biases are not checked."""
     named = {"input": problem.input, "state.c": problem.c0, "state.y": problem.y0, "the threshold": problem.theta}
     check_finite({**named, "weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
+    check_thresholds(problem.theta, problem.events)
+
+
+def check_thresholds(theta: Tensor, events: Events) -> None:
+    """Raise ``ValueError`` if a threshold on the CPU is negative although magnitudes are compared with it."""
+    if events != "positive" and theta.device.type == "cpu" and (theta < 0).any():
+        raise ValueError(
+            f"the threshold contains {theta.min().item():g}; events={events!r} requires thresholds of at least 0, e.g. "
+            "Threshold('abs')"
+        )
 
 
 def check_result(c_last: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from egru.events import Surrogate
 from egru.kernels.fields import BackwardOnly, Differentiable, EagerOnly, describe_fields
-from egru.types import Reset, ResetGate
+from egru.types import Events, Reset, ResetGate
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen: frozen dataclasses are several times slower to construct
@@ -24,7 +24,7 @@ class Problem:
     Args:
         input: Inputs of shape ``(T, B, I)``.
         c0: Initial state, ``(B, H)``.
-        y0: Events of the step before the first, ``(B, H)``.
+        y0: Output of the step before the first, ``(B, H)``.
         weight_ih: Input weights, ``(3H, I)``.
         weight_hh: Recurrent weights, ``(3H, H)``.
         bias_ih: Input biases, ``(3H,)``, or None.
@@ -41,6 +41,7 @@ class Problem:
             empty for no rounding. The state always keeps the type of the parameters.
         lean: Recompute the gates in the backward pass instead of saving them: less memory, more time, same numbers.
         recurrent_clip: Bound on the gradient from step to step (:func:`egru.functional.event_sequence`); 0 for none.
+        events: When a unit emits an event, and what the output is.
         started: Result of :func:`egru.kernels.begin_sequence` for the same tensors, used by one forward pass.
     """
 
@@ -61,6 +62,7 @@ class Problem:
     precision: str
     lean: bool = False
     recurrent_clip: BackwardOnly[float] = 0.0
+    events: Events = "positive"
     started: EagerOnly[object] = None
 
     def rounded(self) -> "Problem":
@@ -115,10 +117,10 @@ class Forward(NamedTuple):
     """Result of a forward pass.
 
     Attributes:
-        y: Events, ``(T, B, H)``.
-        c: State that the threshold saw, ``(T, B, H)``.
+        y: Outputs, ``(T, B, H)``.
+        c: State before the reset "threshold", ``(T, B, H)``.
         c_last: Final carried state, ``(B, H)``.
-        y_last: Events of the last step, ``(B, H)``.
+        y_last: Output of the last step, ``(B, H)``.
         reserve: What the kernel saves for its backward pass.
         input: Rounded input to save for the backward pass in place of the problem's input, or None.
     """

@@ -43,6 +43,8 @@ def _problems() -> dict[str, Problem]:
 
     return {
         "default": plain,
+        "events='signed'": change(events="signed"),
+        "events='delta'": change(events="delta", reset="none", reset_gate="after"),
         "lean": change(lean=True),
         "zoneout": change(keep=torch.zeros(())),
         "packed sequences": change(lengths=torch.ones(1, dtype=torch.int64)),

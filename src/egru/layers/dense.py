@@ -6,7 +6,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from egru.events import Surrogate
 from egru.layers.stack import EventRNN
+from egru.layers.threshold import BELOW_ALL_STATES, Threshold
+from egru.types import Events
 
 Layer = TypeVar("Layer", bound=EventRNN)
 Dense = TypeVar("Dense", bound=nn.RNNBase)
@@ -62,10 +65,18 @@ def warn_differences(layer: EventRNN, expected: type[nn.RNNBase], fits: Mapping[
         )
 
 
-def constant_below(layer: EventRNN, bound: float) -> bool:
-    """Return whether all thresholds of a new layer are one constant below ``bound``."""
-    threshold = layer.threshold_config
-    return threshold.kind == "identity" and not threshold.std and (threshold.mean or 0.0) < bound
+def always_active(events: Events) -> dict[str, Any]:
+    """Return the arguments of an event layer with which every unit emits an event at every step."""
+    if events == "positive":
+        return {"threshold": Threshold.constant(BELOW_ALL_STATES)}
+    # "abs": thresholds that are trained later stay above 0. bounded: gradients are those of the dense layer, too.
+    return {"threshold": Threshold("abs", mean=0.0, std=0.0, trainable=False), "surrogate": Surrogate(bounded=True)}
+
+
+def is_always_active(layer: EventRNN, bound: float) -> bool:
+    """Return whether every unit of a new layer with states above ``bound`` emits an event at every step."""
+    theta = layer.threshold_config.initial_value()
+    return theta is not None and (theta < bound if layer.events == "positive" else theta == 0)
 
 
 def to_dense(layer: EventRNN, expected: type[Dense]) -> Dense:

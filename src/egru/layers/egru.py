@@ -5,14 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from egru.events import EventState, Surrogate
+from egru.events import EventState, Surrogate, check_events
 from egru.kernels import Problem, begin_sequence, run_sequence
 from egru.layers import checks
-from egru.layers.dense import constant_below, from_dense, to_dense, warn_differences
+from egru.layers.dense import always_active, from_dense, is_always_active, to_dense, warn_differences
 from egru.layers.stack import EventRNN, base_arguments
 from egru.layers.structure import Direction, Weights
-from egru.layers.threshold import BELOW_ALL_STATES, Threshold
-from egru.types import BACKENDS, RESET_GATES, RESETS, Backend, DropoutMode, Reset, ResetGate
+from egru.layers.threshold import Threshold
+from egru.types import BACKENDS, RESET_GATES, RESETS, Backend, DropoutMode, Events, Reset, ResetGate
 
 
 class _EventGRU(EventRNN):
@@ -27,6 +27,7 @@ class _EventGRU(EventRNN):
     def _set_gru_options(self, reset_gate: ResetGate, backend: Backend, lean: bool) -> None:
         owner = type(self).__name__
         self.reset_gate = checks.choice(owner, "reset_gate", reset_gate, RESET_GATES)
+        check_events(self.events, self.reset, reset_gate, owner)
         self.backend = checks.choice(owner, "backend", backend, BACKENDS)
         self.lean = bool(lean)
 
@@ -34,7 +35,7 @@ class _EventGRU(EventRNN):
         if not x.is_cuda:
             return None
         per_unit = self.reset_scale.dim() and self.reset != "none"
-        if per_unit or (self.recurrent_clip and torch.is_grad_enabled()):
+        if per_unit or self.events != "positive" or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # kernels that can start early do not support these
         return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
 
@@ -69,6 +70,7 @@ class _EventGRU(EventRNN):
             precision=_autocast_precision(x),
             lean=self.lean,
             recurrent_clip=self.recurrent_clip or 0.0,
+            events=self.events,
             started=started,
         )
         return run_sequence(problem, self.backend)
@@ -103,6 +105,10 @@ class EGRU(_EventGRU):
             apply to the state. Default: False.
         dropout (float): Dropout probability between layers. Default: 0.
         bidirectional (bool): If True, every layer also runs backwards in time. Default: False.
+        events (Events): When a unit emits an event: ``"positive"`` (paper) if ``c > theta``, ``"signed"`` if
+            ``|c| > theta``, ``"delta"`` if ``c`` differs by more than ``theta`` from the output, which otherwise keeps
+            its last value; see :data:`egru.types.Events`. ``"delta"`` requires ``reset="none"`` and
+            ``reset_gate="after"``. Default: ``"positive"``.
         reset (Reset): How a unit is cleared after an event: ``"output"`` (paper), ``"threshold"`` (EvNN), ``"hard"``
             or ``"none"``; see :data:`egru.types.Reset`. Over hundreds of steps, gradients may explode unless it is
             ``"none"``. Default: ``"output"``.
@@ -164,6 +170,7 @@ class EGRU(_EventGRU):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        events: Events = "positive",
         reset: Reset = "output",
         reset_gate: ResetGate = "before",
         threshold: Threshold | None = None,
@@ -185,8 +192,9 @@ class EGRU(_EventGRU):
     def from_gru(cls, gru: nn.GRU, **options: Any) -> "EGRU":
         """Build an event layer that computes the same function as a ``torch.nn.GRU``.
 
-        Every unit emits its state at every step: there is no reset, and the thresholds are below every state. Dropout
-        is drawn per step, as in torch. :func:`egru.compress.raise_thresholds` makes the layer sparse.
+        Every unit emits its state at every step: there is no reset, and the thresholds are below every state. With
+        ``events="signed"`` and ``"delta"`` they are 0, and the surrogate is bounded, so that gradients are the same as
+        well. Dropout is drawn per step, as in torch. :func:`egru.compress.raise_thresholds` makes the layer sparse.
 
         Args:
             gru: Trained layer.
@@ -208,12 +216,12 @@ class EGRU(_EventGRU):
             >>> torch.allclose(layer(x)[0], gru(x)[0], atol=1e-6)
             True
         """
-        limit = {"reset": "none", "reset_gate": "after", "threshold": Threshold.constant(BELOW_ALL_STATES)}
+        limit = {"reset": "none", "reset_gate": "after", **always_active(options.get("events", "positive"))}
         layer = from_dense(cls, gru, nn.GRU, limit, options)
         fits = {
             "reset": layer.reset == "none" or not layer._initial_reset_scale,
             "reset_gate": layer.reset_gate == "after",
-            "threshold_config": constant_below(layer, -1),  # states of a GRU are in [-1, 1]
+            "threshold_config": is_always_active(layer, -1),  # states of a GRU are in [-1, 1]
             "zoneout": not layer.zoneout,
         }
         warn_differences(layer, nn.GRU, fits)
@@ -236,8 +244,8 @@ class EGRUCell(_EventGRU):
         input_size (int): Number of input features ``I``.
         hidden_size (int): Number of units ``H``.
         bias (bool): Whether the cell has ``bias_ih`` and ``bias_hh``. Default: True.
-        reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout, backend, lean, recurrent_clip,
-            device, dtype: As in :class:`EGRU`.
+        events, reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout, backend, lean,
+            recurrent_clip, device, dtype: As in :class:`EGRU`.
 
     Inputs:
         - **input**: ``(B, I)``, or ``(I,)`` unbatched.
@@ -262,6 +270,7 @@ class EGRUCell(_EventGRU):
         hidden_size: int,
         bias: bool = True,
         *,
+        events: Events = "positive",
         reset: Reset = "output",
         reset_gate: ResetGate = "before",
         threshold: Threshold | None = None,

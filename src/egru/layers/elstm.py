@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from egru.events import Surrogate
 from egru.functional import CellUpdate, lstm_update
 from egru.layers import checks
-from egru.layers.dense import constant_below, from_dense, to_dense, warn_differences
+from egru.layers.dense import always_active, from_dense, is_always_active, to_dense, warn_differences
 from egru.layers.ernn import AutogradEventRNN
 from egru.layers.stack import base_arguments
 from egru.layers.threshold import BELOW_ALL_STATES, Threshold
-from egru.types import COMPARES, RESETS, Compare, DropoutMode, Reset
+from egru.types import COMPARES, RESETS, Compare, DropoutMode, Events, Reset
 
 
 class ELSTM(AutogradEventRNN):
@@ -34,6 +34,7 @@ class ELSTM(AutogradEventRNN):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.
+        events (Events): As in :class:`egru.EGRU`. ``"delta"`` requires ``reset="none"`` and ``compare="output"``.
         reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
             in :class:`egru.EGRU`.
         compare (Compare): What is compared with the threshold: the memory cell ``c`` (``"cell"``), or the value of an
@@ -65,6 +66,7 @@ class ELSTM(AutogradEventRNN):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        events: Events = "positive",
         reset: Reset = "output",
         compare: Compare = "cell",
         threshold: Threshold | None = None,
@@ -79,6 +81,8 @@ class ELSTM(AutogradEventRNN):
     ) -> None:
         super().__init__(**base_arguments(locals()))
         self.compare: Compare = checks.choice(type(self).__name__, "compare", compare, COMPARES)
+        if events == "delta" and compare != "output":
+            raise ValueError(f"ELSTM: events='delta' requires compare='output', got compare={compare!r}")
 
     @property
     def emits_compared(self) -> bool:
@@ -92,8 +96,10 @@ class ELSTM(AutogradEventRNN):
         """Build an event layer that computes the same function as a ``torch.nn.LSTM``.
 
         Every unit emits its output at every step: there is no reset, and the thresholds are below every output
-        (``compare="output"``). Dropout is drawn per step, as in torch. The state ``(h_n, c_n)`` of the LSTM is
-        ``(state.y, state.c)``. :func:`egru.compress.raise_thresholds` makes the layer sparse.
+        (``compare="output"``). With ``events="signed"`` and ``"delta"`` they are 0, and the surrogate is bounded, so
+        that gradients are the same as well. Dropout is drawn per step, as in torch. The state
+        ``(h_n, c_n)`` of the LSTM is ``(state.y, state.c)``. :func:`egru.compress.raise_thresholds` makes the layer
+        sparse.
 
         Args:
             lstm: Trained layer.
@@ -115,13 +121,13 @@ class ELSTM(AutogradEventRNN):
             >>> torch.allclose(layer(x)[0], lstm(x)[0], atol=1e-6)
             True
         """
-        limit = {"reset": "none", "compare": "output", "threshold": Threshold.constant(BELOW_ALL_STATES)}
+        limit = {"reset": "none", "compare": "output", **always_active(options.get("events", "positive"))}
         layer = from_dense(cls, lstm, nn.LSTM, limit, options)
         # Outputs are in [-1, 1]; a memory cell may become as small as minus the number of steps.
         bound = -1 if layer.compare == "output" else BELOW_ALL_STATES / 10
         fits = {
             "reset": layer.reset == "none" or not layer._initial_reset_scale,
-            "threshold_config": constant_below(layer, bound),
+            "threshold_config": is_always_active(layer, bound),
             "zoneout": not layer.zoneout,
         }
         warn_differences(layer, nn.LSTM, fits)

@@ -7,7 +7,7 @@ from torch import Tensor
 from egru._autograd import in_transform
 from egru.events import EventState
 from egru.functional import CellUpdate, elman_update, event_sequence
-from egru.kernels.finite import check_finite, check_result
+from egru.kernels.finite import check_finite, check_result, check_thresholds
 from egru.kernels.registry import warn_plain_torch
 from egru.layers.stack import EventRNN
 from egru.layers.structure import Weights
@@ -37,11 +37,13 @@ class AutogradEventRNN(EventRNN):
         if check_values:
             arguments = {"input": x, "state.c": state.c, "state.y": state.y, "the threshold": weights.theta}
             check_finite({**arguments, "weight_ih": weights.ih, "weight_hh": weights.hh})
+            check_thresholds(weights.theta, self.events)
         result = event_sequence(
             lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
             F.linear(x, weights.ih, weights.bias_ih).to(state.c.dtype),  # autocast rounds products, never the state
             state,
             weights.theta,
+            events=self.events,
             reset=self.reset,
             surrogate=self.surrogate,
             reset_scale=weights.reset_scale,
@@ -70,8 +72,8 @@ class ERNN(AutogradEventRNN):
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.RNN``.
         reset: ``"output"`` or ``"none"``. The other resets clear a memory that is carried to the next step, and an
             Elman unit has none.
-        threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As in
-            :class:`egru.EGRU`.
+        events, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
+            in :class:`egru.EGRU`.
 
     Returns:
         ``y, state``, as :class:`egru.EGRU` does.

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from egru.events import EventState, Surrogate
+from egru.events import EventState, Surrogate, check_events, compared
 from egru.layers import checks, packing
 from egru.layers.dropout import sequence_dropout, zoneout_keep
 from egru.layers.parameters import EventParameters
-from egru.layers.structure import Observer, Record, Weights, direction_label
+from egru.layers.structure import Direction, Observer, Record, Weights, direction_label
 from egru.layers.threshold import Threshold
-from egru.types import DROPOUT_MODES, DropoutMode, Reset
+from egru.types import DROPOUT_MODES, EVENTS, DropoutMode, Events, Reset
 
 
 class EventRNN(EventParameters):
@@ -47,6 +47,7 @@ class EventRNN(EventParameters):
         dropout: float = 0.0,
         bidirectional: bool = False,
         *,
+        events: Events = "positive",
         reset: Reset = "output",
         threshold: Threshold | None = None,
         surrogate: Surrogate | None = None,
@@ -65,7 +66,13 @@ class EventRNN(EventParameters):
         self.batch_first = bool(batch_first)
         self.dropout = checks.probability(owner, "dropout", dropout, include_one=True)
         self.dropout_mode: DropoutMode = checks.choice(owner, "dropout_mode", dropout_mode, DROPOUT_MODES)
+        self.events: Events = checks.choice(owner, "events", events, EVENTS)
         self.reset: Reset = checks.choice(owner, "reset", reset, self.resets)
+        check_events(events, reset, owner=owner)
+        if events != "positive" and (self.threshold_config.initial_value() or 0.0) < 0:
+            raise ValueError(
+                f"{owner}: events={events!r} requires thresholds of at least 0, got {self.threshold_config}"
+            )
         self.surrogate = checks.instance(owner, "surrogate", surrogate or Surrogate(), Surrogate)
         self.dropconnect = checks.probability(owner, "dropconnect", dropconnect)
         self.zoneout = checks.probability(owner, "zoneout", zoneout)
@@ -112,7 +119,7 @@ class EventRNN(EventParameters):
                 ``h`` stands for ``EventState(h, h)``. If None, start from zeros.
 
         Returns:
-            The events of the last layer, arranged like ``input``, and the state after the last step. Both halves of
+            The output of the last layer, arranged like ``input``, and the state after the last step. Both halves of
             the state have shape ``(num_layers * num_directions, B, H)``.
 
         Raises:
@@ -180,18 +187,38 @@ class EventRNN(EventParameters):
             y, c, end = self.run_direction(read, start, weights, keep, lengths, started)
             if direction.reverse:
                 y = packing.reverse_time(y, lengths)
-                c = packing.reverse_time(c, lengths) if self._observers else c
             outputs.append(y)
             last.append(end)
-            for observer, layer_label in self._observers:
-                label = direction_label(layer_label, direction.name, len(self._directions))
-                observer(Record(label, self, direction, x, y, c, weights.theta, self.surrogate, lengths))
+            self._notify(direction, x, y, c, start, weights.theta, lengths)
             if len(outputs) == self.num_directions:  # the layer is complete
                 x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
                 outputs = []
                 if direction.layer < self.num_layers - 1:
                     x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
         return x, EventState(packing.stack([s.c for s in last]), packing.stack([s.y for s in last]))
+
+    def _notify(
+        self,
+        direction: Direction,
+        x: Tensor,
+        y: Tensor,
+        c: Tensor,
+        start: EventState,
+        theta: Tensor,
+        lengths: Tensor | None,
+    ) -> None:
+        """Pass a record to the observers. Unlike ``x`` and ``y``, ``c`` is in the order that the direction reads."""
+        if not self._observers:
+            return
+        seen = c
+        if self.events == "delta":
+            read = packing.reverse_time(y, lengths) if direction.reverse else y
+            seen = compared(c, torch.cat([start.y[None], read[:-1]]), self.events)
+        if direction.reverse:
+            c, seen = packing.reverse_time(c, lengths), packing.reverse_time(seen, lengths)
+        for observer, layer_label in self._observers:
+            label = direction_label(layer_label, direction.name, len(self._directions))
+            observer(Record(label, self, direction, x, y, c, seen, theta, self.surrogate, lengths))
 
     def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
         """Start work that depends only on the input and the matrices.
@@ -221,7 +248,7 @@ class EventRNN(EventParameters):
             started: Result of :meth:`begin` for the same input and matrices, or None.
 
         Returns:
-            Events and states at every step, ``(T, B, H)`` each, and the final state.
+            Outputs and states at every step, ``(T, B, H)`` each, and the final state.
         """
         raise NotImplementedError
 
@@ -236,6 +263,8 @@ class EventRNN(EventParameters):
         parts += [f"{n}=True" for n in ("batch_first", "bidirectional") if getattr(self, n)]
         if not self.bias:
             parts.append("bias=False")
+        if self.events != "positive":
+            parts.append(f"events={self.events!r}")
         parts.append(f"reset={self.reset!r}")
         parts += [
             f"{n}={getattr(self, n)}"

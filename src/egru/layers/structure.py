@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
-from egru.events import Surrogate
+from egru.events import Surrogate, has_event
 
 if TYPE_CHECKING:
     from egru.layers.stack import EventRNN
@@ -63,8 +64,10 @@ class Record(NamedTuple):
         layer: The layer that ran.
         direction: The direction that ran.
         input: Input, ``(T, B, input_size)``.
-        y: Events, ``(T, B, H)``.
-        c: State, or output (``ELSTM(compare="output")``), that was compared with the threshold, ``(T, B, H)``.
+        y: Output, ``(T, B, H)``.
+        c: State before the reset "threshold", or output with ``ELSTM(compare="output")``, ``(T, B, H)``.
+        seen: Value that was compared with the threshold, ``(T, B, H)``: ``c``, or with ``events="delta"`` its
+            difference from the previous output. On padded steps it has no meaning.
         theta: Thresholds, ``(H,)``.
         surrogate: Surrogate gradient of the layer.
         lengths: Number of valid steps per sequence, ``(B,)``, or None if no sequence is padded.
@@ -76,9 +79,21 @@ class Record(NamedTuple):
     input: Tensor
     y: Tensor
     c: Tensor
+    seen: Tensor
     theta: Tensor
     surrogate: Surrogate
     lengths: Tensor | None
+
+    def events(self) -> Tensor:
+        """Return where there is an event, ``(T, B, H)``, bool; padded steps have none."""
+        events = has_event(self.seen, self.theta, self.layer.events)
+        if self.lengths is None:
+            return events
+        return events & (torch.arange(len(events), device=events.device)[:, None] < self.lengths)[..., None]
+
+    def sent(self) -> Tensor:
+        """Return what was communicated, ``(T, B, H)``: the output, or with ``events="delta"`` its changes."""
+        return self.seen * self.events() if self.layer.events == "delta" else self.y
 
 
 Observer = Callable[[Record], None]

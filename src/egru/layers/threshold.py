@@ -100,6 +100,14 @@ class Threshold:
             std = _DEFAULT_STD[self.kind] if self.std is None else self.std
             parameter.normal_(mean, std * math.sqrt(2))
 
+    def initial_value(self) -> float | None:
+        """Return the value that all thresholds of ``"identity"`` or ``"abs"`` start at, or None if they are drawn."""
+        std = _DEFAULT_STD[self.kind] if self.std is None else self.std
+        if std or self.kind not in ("identity", "abs"):
+            return None
+        mean = self.mean or 0.0
+        return abs(mean) if self.kind == "abs" else mean
+
     def check_floor(self, floor: float) -> None:
         """Check that a threshold of this kind can take the value ``floor``.
 
