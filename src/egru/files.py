@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
@@ -30,6 +30,29 @@ def replace_file(path: Path, data: bytes, *, exclusive: bool = False) -> None:
         sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replace_files(files: Mapping[Path, bytes]) -> None:
+    """Write several files. All are complete in temporary files before the first one replaces its predecessor.
+
+    Args:
+        files: Complete new content by path. The folders must exist.
+
+    Raises:
+        OSError: If a file cannot be written. The temporary files are removed and no path has changed, unless a rename
+            fails.
+    """
+    temporaries = {path: path.with_name(f".{path.name}.{threading.get_native_id()}") for path in files}
+    try:
+        for path, data in files.items():
+            write_synced(temporaries[path], data)
+        for path, temporary in temporaries.items():
+            temporary.replace(path)
+        for folder in {path.parent for path in files}:
+            sync_folder(folder)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
 
 
 def _link(temporary: Path, path: Path) -> bool:

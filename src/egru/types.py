@@ -48,6 +48,7 @@ Cell = Literal[EventCell, DenseCell]
 Readout = Literal["trace", "mean", "last", "every"]
 """Which outputs the classifier's readout reads."""
 WeightFormat = Literal["float32", "bfloat16", "int8"]
+CWeightFormat = Literal["float32", "int8"]
 """The number format that weights are stored in."""
 Split = Literal["train", "validation", "test"]
 LabelledData = Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"]
@@ -66,3 +67,4 @@ EVENT_CELLS: tuple[EventCell, ...] = get_args(EventCell)
 CELLS: tuple[Cell, ...] = get_args(Cell)
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
+C_WEIGHT_FORMATS: tuple[CWeightFormat, ...] = get_args(CWeightFormat)

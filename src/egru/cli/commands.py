@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from egru.cli.arguments import UsageError, unknown_arguments
+from egru.types import C_WEIGHT_FORMATS, WEIGHT_FORMATS
 
 
 def train(options: argparse.Namespace) -> int:
@@ -99,11 +100,23 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the best weights of a run as small files."""
+    """Write the best weights of a run as small files, or the network as C code."""
+    accepted = C_WEIGHT_FORMATS if options.target == "c" else WEIGHT_FORMATS
+    if options.weights is not None and options.weights not in accepted:
+        raise UsageError(
+            f"export: --target {options.target} supports --weights {', '.join(accepted)}; got {options.weights}"
+        )
+    for option, target in (("part", "run"), ("name", "c")):
+        if getattr(options, option) is not None and options.target != target:
+            raise UsageError(f"export: --{option} requires --target {target}")
     from egru import format, runs
 
-    largest = int(options.part * 2**20)
-    for path in runs.export(Path(options.folder), Path(options.out), options.weights, largest):
+    folder, out = Path(options.folder), Path(options.out)
+    if options.target == "c":
+        paths = runs.export_c(folder, out, options.weights or "float32", options.name or "model")
+    else:
+        paths = runs.export(folder, out, options.weights or "bfloat16", int((options.part or 16) * 2**20))
+    for path in paths:
         print(f"{path}: {format.size(path.stat().st_size)}")
     return 0
 

@@ -9,7 +9,7 @@ from egru.bench import BENCHMARKS
 from egru.cli import commands
 from egru.cli.arguments import Parser, finite_float, non_negative_float, positive_float, positive_int
 from egru.cli.exit_codes import MEANINGS
-from egru.types import WEIGHT_FORMATS
+from egru.types import C_WEIGHT_FORMATS, WEIGHT_FORMATS
 
 SWEEP_EXAMPLE = """\
 example of SPACE.py:
@@ -136,16 +136,25 @@ def _add_export(subparsers: Any) -> None:
         subparsers,
         "export",
         commands.export,
-        "write the weights of a run's best epoch in small files",
+        "write the weights of a run's best epoch in small files, or the network as C code",
         "Write the weights of the best epoch, in one or more files, and the records of a run to a new folder, "
-        "without the training state.",
+        "without the training state. With --target c, write the network as one C file and its header.",
     )
     command.add_argument("folder", metavar="RUN", help=_RUN_OR_NAME)
     command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
-    _add_weights(command)
     command.add_argument(
-        "--part", type=positive_float, default=16, metavar="MIB", help="maximum file size in MiB (default: 16)"
+        "--target",
+        choices=("run", "c"),
+        default="run",
+        help="a folder that can be read like a run (default), or C code",
     )
+    command.add_argument(
+        "--weights",
+        choices=tuple(dict.fromkeys((*WEIGHT_FORMATS, *C_WEIGHT_FORMATS))),
+        help=f"number format of the weights (default: bfloat16; for C float32, of {', '.join(C_WEIGHT_FORMATS)})",
+    )
+    command.add_argument("--part", type=positive_float, metavar="MIB", help="maximum file size in MiB (default: 16)")
+    command.add_argument("--name", help="prefix of the C files, functions and types (default: model)")
     command.set_defaults(interrupted=_PARTIAL)
 
 

@@ -4,10 +4,10 @@ A run is a folder that contains a config, metrics, checkpoints, a result and a r
 """
 
 from egru.runs.evaluate import evaluate
-from egru.runs.export import export
+from egru.runs.export import export, export_c
 from egru.runs.load import TrainedRun, load, pretrained
 from egru.runs.quieten import quieten
 from egru.runs.report import report
 from egru.runs.train import resume, train
 
-__all__ = ["TrainedRun", "evaluate", "export", "load", "pretrained", "quieten", "report", "resume", "train"]
+__all__ = ["TrainedRun", "evaluate", "export", "export_c", "load", "pretrained", "quieten", "report", "resume", "train"]

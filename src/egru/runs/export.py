@@ -1,12 +1,13 @@
-"""Write the best epoch of a run as a small folder, without the training state."""
+"""Write the best epoch of a run as a small folder, without the training state, or as C code."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from egru.runs.load import best_weights, find_run, require_new_folder
+from egru.runs.load import PRETRAINED, best_weights, find_run, load, pretrained, require_new_folder
+from egru.runtime.c import export_c as write_c
 from egru.runtime.shards import save_shards
 from egru.training import Run
-from egru.types import WeightFormat
+from egru.types import CWeightFormat, WeightFormat
 
 
 def export(
@@ -38,3 +39,34 @@ def export(
     run, out = Run.open(find_run(folder)[0], log), require_new_folder(out)
     paths = save_shards(best_weights(run)[0], out, weights, largest)
     return paths + run.copy_records(out)
+
+
+def export_c(
+    folder: Path,
+    out: Path,
+    weights: CWeightFormat = "float32",
+    name: str = "model",
+    log: Callable[[str], None] = print,
+) -> list[Path]:
+    """Write the network of the best epoch as C code to a new folder; see :func:`egru.runtime.export_c`.
+
+    Args:
+        folder: The folder of a run or an export, or the name of a pretrained model. A run requires its data set.
+        out: The folder to write. It must be empty or not exist yet.
+        weights: Number format: ``"float32"`` or ``"int8"``.
+        name: Prefix of files, functions and types.
+        log: Called with messages for the user, such as a damaged checkpoint.
+
+    Returns:
+        The header and the source file.
+
+    Raises:
+        RunNotFoundError: If ``folder`` is not a run.
+        RunExistsError: If ``out`` is not empty.
+        TypeError: If the engine does not support the model.
+        ValueError: If the engine does not support an option of the model.
+    """
+    source, out = find_run(folder)[0], require_new_folder(out)
+    is_name = source != Path(folder) and str(folder) in PRETRAINED
+    model = pretrained(str(folder)) if is_name else load(source, "cpu", log).model
+    return write_c(model, out, weights, name=name)

@@ -1,8 +1,9 @@
 """Streaming inference with trained models: the engine, quantised weights, and weight files."""
 
 from egru.runtime.agreement import Agreement, compare
+from egru.runtime.c import export_c
 from egru.runtime.counters import Activity
 from egru.runtime.engine import EventEngine
 from egru.runtime.shards import ShardError, load_shards, save_shards
 
-__all__ = ["Activity", "Agreement", "EventEngine", "ShardError", "compare", "load_shards", "save_shards"]
+__all__ = ["Activity", "Agreement", "EventEngine", "ShardError", "compare", "export_c", "load_shards", "save_shards"]

@@ -1,0 +1,135 @@
+/* ---- kernels: the same operations in the same order as the engine ---- */
+
+typedef union {
+    float value;
+    uint32_t bits;
+} float_bits;
+
+/* exp, to about one unit in the last place on [-40, 40]; arguments are clamped to this range. NaN stays NaN. */
+static inline float exponential(float x)
+{
+    const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
+    float_bits shifted, power;
+    float n, f, p;
+    x = x > 40.0f ? 40.0f : x;
+    x = x < -40.0f ? -40.0f : x;
+    shifted.value = x * 1.44269504f + magic;
+    n = shifted.value - magic;
+    f = n * -0.693359375f + x;
+    f = n * 2.12194440e-4f + f;
+    p = 1.9875691500e-4f;
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * (f * f) + (f + 1.0f);
+    power.bits = (shifted.bits - 0x4B400000u + 127u) << 23; /* 0x4B400000: the bits of `magic` */
+    return p * power.value;
+}
+
+static inline float sigmoid(float x)
+{
+    return 1.0f / (1.0f + exponential(-x));
+}
+
+static inline int is_finite(float x)
+{
+    return x - x == 0.0f;
+}
+
+static void copy(float *to, const float *from, int count)
+{
+    int i;
+    for (i = 0; i < count; ++i)
+        to[i] = from[i];
+}
+
+static void clear(float *to, int count)
+{
+    int i;
+    for (i = 0; i < count; ++i)
+        to[i] = 0.0f;
+}
+#if FLOAT32
+
+/* sum[j] = value * row[j] + sum[j] for every entry of a sparse vector, in order. */
+static void add_rows(float *restrict sum, int columns, const float *rows, size_t stride, const uint16_t *index,
+                     const float *value, int count)
+{
+    int k = 0, j;
+    for (; k + 4 <= count; k += 4) {
+        const float *a = rows + index[k] * stride, *b = rows + index[k + 1] * stride;
+        const float *c = rows + index[k + 2] * stride, *d = rows + index[k + 3] * stride;
+        const float va = value[k], vb = value[k + 1], vc = value[k + 2], vd = value[k + 3];
+        for (j = 0; j < columns; ++j) {
+            float s = sum[j];
+            s = va * a[j] + s;
+            s = vb * b[j] + s;
+            s = vc * c[j] + s;
+            s = vd * d[j] + s;
+            sum[j] = s;
+        }
+    }
+    for (; k < count; ++k) {
+        const float *a = rows + index[k] * stride;
+        const float va = value[k];
+        for (j = 0; j < columns; ++j)
+            sum[j] = va * a[j] + sum[j];
+    }
+}
+#endif
+#if INT8
+
+/* Quantise a vector to eight bits and a sign: value ~ unit * q. Returns the unit. */
+static float quantise(const float *value, int count, int16_t *q)
+{
+    float magnitude = 0.0f, per_unit;
+    int k;
+    for (k = 0; k < count; ++k) {
+        const float v = value[k] < 0.0f ? -value[k] : value[k];
+        magnitude = v > magnitude ? v : magnitude;
+    }
+    per_unit = magnitude > 0.0f ? 255.0f / magnitude : 0.0f;
+    for (k = 0; k < count; ++k) {
+        const float v = (value[k] < 0.0f ? -value[k] : value[k]) * per_unit + 0.5f;
+        const int16_t level = (int16_t)(v < 256.0f ? (int)v : 0); /* infinite if 255 / magnitude overflows */
+        q[k] = value[k] < 0.0f ? (int16_t)-level : level;
+    }
+    return magnitude / 255.0f;
+}
+
+/* The same product in integers, scaled and added to `sum`. */
+static void add_rows_int8(float *restrict sum, int columns, const int8_t *rows, size_t stride, const float *scale,
+                          const uint16_t *index, const float *value, int count, int16_t *q)
+{
+    enum { tile = 128 };
+    int32_t total[tile];
+    float unit;
+    int first, k, j;
+    if (count == 0)
+        return;
+    unit = quantise(value, count, q);
+    for (first = 0; first < columns; first += tile, rows += tile, scale += tile, sum += tile) {
+        const int n = columns - first < tile ? columns - first : tile;
+        for (j = 0; j < n; ++j)
+            total[j] = 0;
+        for (k = 0; k + 4 <= count; k += 4) {
+            const int8_t *a = rows + index[k] * stride, *b = rows + index[k + 1] * stride;
+            const int8_t *c = rows + index[k + 2] * stride, *d = rows + index[k + 3] * stride;
+            const int16_t qa = q[k], qb = q[k + 1], qc = q[k + 2], qd = q[k + 3];
+            /* One product fits into sixteen bits: 255 * 127 < 2^15. */
+            for (j = 0; j < n; ++j)
+                total[j] += (int16_t)(qa * a[j]) + (int16_t)(qb * b[j]) + (int16_t)(qc * c[j]) + (int16_t)(qd * d[j]);
+        }
+        for (; k < count; ++k) {
+            const int8_t *a = rows + index[k] * stride;
+            const int16_t qa = q[k];
+            for (j = 0; j < n; ++j)
+                total[j] += (int16_t)(qa * a[j]);
+        }
+        for (j = 0; j < n; ++j)
+            sum[j] = (float)total[j] * (unit * scale[j]) + sum[j];
+    }
+}
+#endif

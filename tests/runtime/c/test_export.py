@@ -1,0 +1,251 @@
+"""Exported C code has the same bits as the engine, its functions do what the header says, and errors write nothing."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import egru
+from egru import EGRU, EventEngine
+from egru.runtime import export_c
+from egru.runtime.c import template
+from tests.runtime.c.networks import COMPILER, CNetwork, address, compile_library, random_input, random_parts
+
+core = pytest.importorskip("egru._core", reason="the compiled core is not built")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="requires gcc")
+
+
+@pytest.fixture(autouse=True)
+def plain_float32() -> Iterator[None]:
+    """Use the plain level: others sum with fused multiply-adds."""
+    core.force_level("plain")
+    torch.set_default_dtype(torch.float32)
+    yield
+    core.force_level("auto")
+
+
+def compare_networks(folder: Path, seeds: range, *flags: str) -> None:
+    """Compare one network per seed, with float32 and int8 weights in turn."""
+    engines: dict[str, EventEngine] = {}
+    for seed in seeds:
+        weights = ("float32", "int8")[seed // 8 % 2 ^ seed % 2]
+        engines[f"{weights}_{seed}"] = EventEngine(**random_parts(seed), weights=weights)
+    library = compile_library(folder, engines, *flags)
+    events = 0
+    for name, engine in engines.items():
+        network = CNetwork(library, name, engine.output_size)
+        x = random_input(engine, int(name.split("_")[1]))
+        expected = torch.as_tensor(engine.run(x)).numpy()
+        np.testing.assert_array_equal(network.run(x), expected, err_msg=name)
+        events += sum(engine.activity.events)
+    assert events > 20 * len(engines)  # otherwise the comparison shows little
+
+
+@needs_compiler
+def test_outputs_have_the_bits_of_the_engine(tmp_path: Path) -> None:
+    compare_networks(tmp_path, range(12))
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_outputs_of_200_networks_have_the_bits_of_the_engine(first: int, tmp_path: Path) -> None:
+    compare_networks(tmp_path, range(first, first + 50))
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [("-O3",), ("-Os", "-std=c11")])
+def test_optimisation_does_not_change_bits(flags: tuple[str, ...], tmp_path: Path) -> None:
+    compare_networks(tmp_path, range(100, 102), *flags)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, EventEngine]:
+    """A library with counters, and its engine: two layers whose reset reads the last event, and a mean."""
+    if COMPILER is None:
+        pytest.skip("requires gcc")
+    torch.manual_seed(1)
+    core.force_level("plain")
+    layer = EGRU(20, 30, num_layers=2, reset="output", dtype=torch.float32, threshold=egru.Threshold(mean=-3.0))
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "threshold" not in name:
+                parameter.mul_(4)
+    readout = nn.Linear(30, 4, dtype=torch.float32)
+    engine = EventEngine(layer.eval(), "int8", readout=readout, trace="mean")
+    folder = tmp_path_factory.mktemp("pair")
+    wild = EGRU(2, 3, dtype=torch.float32)
+    with torch.no_grad():
+        wild.get_parameter("weight_ih_l0").copy_(torch.tensor([1e30, -1e30]))
+    engines = {"net": engine, "wild": EventEngine(wild)}
+    return compile_library(folder, engines, "-DNET_COUNTERS"), engine
+
+
+def test_events_in_and_out(pair: tuple[ctypes.CDLL, EventEngine]) -> None:
+    library, engine = pair
+    network = CNetwork(library, "net", 4)
+    engine.reset()
+    for t in range(10):
+        index, value = [t, t + 2, t + 9], [1.5, -2.0, 0.25]
+        status, out = network.step_events(index, value)
+        assert status == 0
+        np.testing.assert_array_equal(out, engine.step((index, value)))
+        for layer in (0, 1):
+            y = engine.state["y"][layer]
+            active = y.nonzero()[:, 0]
+            assert network.events(layer) == (active.tolist(), y[active].tolist())
+    assert sum(engine.activity.events) > 50
+
+
+@pytest.mark.parametrize(
+    ("index", "value"),
+    [([3, 3], [1.0, 1.0]), ([4, 1], [1.0, 1.0]), ([20], [1.0]), ([1], [float("nan")]), ([1], [float("inf")])],
+)
+def test_invalid_events_are_refused_and_leave_the_state(
+    index: list[int], value: list[float], pair: tuple[ctypes.CDLL, EventEngine]
+) -> None:
+    network = CNetwork(pair[0], "net", 4)
+    network.run(torch.randn(3, 20))
+    before = network.state.raw
+    assert network.step_events(index, value)[0] == -1
+    assert network.state.raw == before
+
+
+def test_non_finite_inputs_and_states_are_refused(pair: tuple[ctypes.CDLL, EventEngine]) -> None:
+    network = CNetwork(pair[0], "wild", 3)
+    x, out = np.full(2, 1.0, np.float32), np.zeros(3, np.float32)
+    for value in (np.nan, np.inf):
+        x[1] = value
+        assert network.call("step", network.state, address(x), address(out)) == -1
+    x[:] = 1e10  # the products are infinite, with opposite signs
+    assert network.call("step", network.state, address(x), address(out)) == -2
+    network.call("reset", network.state)
+    assert network.events() == ([], [])
+    assert np.isfinite(network.step(torch.ones(2))).all()
+
+
+def test_save_restore_and_reset(pair: tuple[ctypes.CDLL, EventEngine]) -> None:
+    library, engine = pair
+    first, second = CNetwork(library, "net", 4), CNetwork(library, "net", 4)
+    x = torch.randn(20, 20)
+    engine.reset()
+    expected = torch.as_tensor(engine.run(x)).numpy()
+    first.run(x[:12])
+    saved = np.zeros(8 + 2 * 8 * 30 + 8 * 4 + 8, np.uint8)
+    first.call("save", first.state, address(saved))
+    second.run(x[:5])  # some other state
+    assert second.call("restore", second.state, address(saved)) == 0
+    np.testing.assert_array_equal(second.run(x[12:]), expected[12:])
+    second.call("reset", second.state)
+    np.testing.assert_array_equal(second.run(x), expected)
+
+
+@pytest.mark.parametrize("byte", [0, 5, 11, 8 + 16 * 30 + 7, 8 + 16 * 30 + 8 * 4 + 7])
+def test_damaged_saved_states_are_refused(byte: int, pair: tuple[ctypes.CDLL, EventEngine]) -> None:
+    network = CNetwork(pair[0], "net", 4)
+    network.run(torch.randn(3, 20))
+    saved = np.zeros(8 + 2 * 8 * 30 + 8 * 4 + 8, np.uint8)
+    network.call("save", network.state, address(saved))
+    saved[byte], saved[byte - 1] = 255, 255
+    before = network.state.raw
+    assert network.call("restore", network.state, address(saved)) == -3
+    assert network.state.raw == before
+
+
+def test_counters_are_those_of_the_engine(pair: tuple[ctypes.CDLL, EventEngine]) -> None:
+    library, engine = pair
+    network = CNetwork(library, "net", 4)
+    engine.reset()
+    engine.reset_activity()
+    x = torch.randn(15, 20)
+    network.run(x)
+    engine.run(x)
+    steps, macs, *events = np.frombuffer(network.state.raw[-8 * 4 :], np.uint64).tolist()
+    activity = engine.activity
+    assert (steps, macs, tuple(events)) == (activity.steps, activity.macs, activity.events)
+
+
+@needs_compiler
+def test_a_module_is_exported_like_its_engine(tmp_path: Path) -> None:
+    model = egru.models.SequenceClassifier(2, 8, 3, readout="trace").float().eval()
+    paths = export_c(model, tmp_path / "a", "int8")
+    assert [path.name for path in paths] == ["model.h", "model.c"]
+    export_c(EventEngine(**model.streaming(), weights="int8"), tmp_path / "b")
+    for path in paths:
+        assert path.read_text() == (tmp_path / "b" / path.name).read_text()
+
+
+def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
+    layer = EGRU(2, 4)
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match=r"weights must be one of float32, int8.*'bfloat16'"):
+        export_c(EventEngine(layer, "bfloat16"), out)
+    for name in ("", "1st", "a-b", "é", "for"):
+        with pytest.raises(ValueError, match="name must be a C identifier"):
+            export_c(layer, out, name=name)
+    with pytest.raises(TypeError, match=r"egru\.EGRU"):
+        export_c(nn.GRU(2, 4), out)
+    with pytest.raises(TypeError, match="ELSTM"):
+        export_c(egru.ELSTM(2, 4), out)
+    with pytest.raises(ValueError, match="up to 65,535 inputs; layer 0 has 65,536"):
+        export_c(EGRU(65_536, 1), out)
+    engine = EventEngine(EGRU(1, 1))
+    big = torch.zeros(1).expand(65_536)  # no memory
+    with pytest.raises(ValueError, match="up to 65,535 units; layer 0 has 65,536"):
+        export_c(_with_layer(engine, theta=big), out)
+    with torch.no_grad():
+        layer.get_parameter("threshold_l0")[1] = float("nan")
+    with pytest.raises(ValueError, match="threshold_l0 contains nan"):
+        export_c(layer, out)
+    assert not out.exists()
+
+
+def _with_layer(engine: EventEngine, **changes: object) -> EventEngine:
+    import dataclasses
+
+    layer = dataclasses.replace(engine._network.layers[0], **changes)  # pyright: ignore[reportArgumentType]
+    engine._network = dataclasses.replace(engine._network, layers=(layer,))
+    return engine
+
+
+def test_a_failed_write_leaves_the_previous_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = export_c(EGRU(2, 4), tmp_path)
+    before = [path.read_bytes() for path in paths]
+    from egru import files
+
+    original = files.write_synced
+
+    def fail(path: Path, data: bytes) -> None:
+        if ".c" in path.name:
+            raise OSError(28, "No space left on device", str(path))
+        original(path, data)
+
+    monkeypatch.setattr(files, "write_synced", fail)
+    with pytest.raises(OSError, match="No space left"):
+        export_c(EGRU(2, 5), tmp_path)
+    assert [path.read_bytes() for path in paths] == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.c", "model.h"]
+
+
+@needs_compiler
+def test_files_of_different_exports_do_not_compile_together(tmp_path: Path) -> None:
+    import subprocess
+
+    export_c(EGRU(2, 4), tmp_path)
+    header = (tmp_path / "model.h").read_text()
+    _, source = export_c(EGRU(2, 4), tmp_path)
+    (tmp_path / "model.h").write_text(header)
+    result = subprocess.run(["gcc", "-c", str(source), "-o", "/dev/null"], capture_output=True, text=True)
+    assert "do not belong together" in result.stderr
+
+
+def test_constants_are_read_back_exactly() -> None:
+    values = np.array([0.1, 1.0, -0.0, 1e-45, 3.4028235e38, 16777216.0, -1 / 3], np.float32)
+    text = template.array("float", "a", values)
+    numbers = text.split("{")[1].split("}")[0].replace("f", "").replace("\n", "").rstrip(",").split(",")
+    np.testing.assert_array_equal(np.array(list(map(float, numbers)), np.float32), values)
+    assert all("." in number or "e" in number for number in numbers)

@@ -1,0 +1,46 @@
+"""The shipped sMNIST model as C: the bits of the engine on MNIST images."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import egru
+from egru import EventEngine
+from egru.data import sequential_mnist
+from tests.runtime.c.networks import COMPILER, CNetwork, address, compile_library
+
+core = pytest.importorskip("egru._core", reason="the compiled core is not built")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.data,
+    pytest.mark.skipif(COMPILER is None, reason="requires gcc"),
+]
+
+
+@pytest.fixture(autouse=True)
+def plain_float32() -> Iterator[None]:
+    core.force_level("plain")
+    torch.set_default_dtype(torch.float32)
+    yield
+    core.force_level("auto")
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_scores_of_1000_images_have_the_bits_of_the_engine(weights, tmp_path: Path) -> None:
+    engine = EventEngine(**egru.pretrained("smnist").streaming(), weights=weights)
+    library = compile_library(tmp_path, {"net": engine}, "-O3")
+    network = CNetwork(library, "net", 10)
+    images, labels = sequential_mnist().test
+    correct = 0
+    for image, label in zip(images[:1000].numpy(), labels[:1000].tolist(), strict=True):
+        engine.reset()
+        network.call("reset", network.state)
+        expected = engine.run(image, last=True)
+        out = np.empty(10, np.float32)
+        assert network.call("run", network.state, address(image), len(image), address(out)) == 0
+        np.testing.assert_array_equal(out, expected)
+        correct += int(out.argmax()) == label
+    assert correct >= 980
