@@ -34,8 +34,10 @@ def make_layer(reset, **options) -> Any:
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize("zoneout", [0.0, 0.2])
 @pytest.mark.parametrize("reset", RESETS)
-def test_diagonal_equals_autograd(reset, zoneout, bounded):
-    layer = make_layer(reset, zoneout=zoneout, bounded=bounded, reset_scale=0.7).eval()
+@pytest.mark.parametrize("events", ["positive", "signed"])
+def test_diagonal_equals_autograd(events, reset, zoneout, bounded):
+    layer = make_layer(reset, zoneout=zoneout, bounded=bounded, reset_scale=0.7, events=events).eval()
+    signed = events == "signed"
     x = torch.randn(6, 3, 2)
     call = record_one(layer, x)
     diagonal = jacobian_diagonal(layer, call)
@@ -44,13 +46,13 @@ def test_diagonal_equals_autograd(reset, zoneout, bounded):
     for t in range(1, 6):
 
         def step(c, t=t):
-            y, e = emit(c, c, theta, layer.surrogate)
-            carried = c - rho * theta * e if reset == "threshold" else c
-            events = call.y[t - 1]  # constant: only the element-wise path is differentiated
-            update = lambda p, _, memory: gru_update(p, events, memory, layer.weight_hh_l0, layer.bias_hh_l0)  # noqa: E731
+            y, e = emit(c, c, theta, layer.surrogate, signed=signed)
+            carried = c - rho * theta * e * (c.sign() if signed else 1) if reset == "threshold" else c
+            output = call.y[t - 1]  # constant: only the element-wise path is differentiated
+            update = lambda p, _, memory: gru_update(p, output, memory, layer.weight_hh_l0, layer.bias_hh_l0)  # noqa: E731
             out = event_step(
                 update, p[t], EventState(carried, y), e, theta,
-                reset=reset, surrogate=layer.surrogate, reset_scale=rho,
+                events=events, reset=reset, surrogate=layer.surrogate, reset_scale=rho,
             )  # fmt: skip
             return zoneout * carried + (1 - zoneout) * out.c_seen
 

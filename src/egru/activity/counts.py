@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from egru.activity.changes import Changes
 from egru.activity.chunks import time_chunks
 from egru.activity.operations import LayerCost
 from egru.activity.summary import LayerActivity, LinearActivity
@@ -43,8 +44,9 @@ class EventCounts(Counts):
 
     sums = ("events", "inside_window", "gradient", "input_active", "steps")
 
-    def __init__(self, label: str, layer: EventRNN, direction: Direction) -> None:
+    def __init__(self, label: str, layer: EventRNN, direction: Direction, changes: Changes) -> None:
         device = layer.reset_scale.device
+        self.changes = changes
         self.label, self.layer, self.direction = label, layer, direction
         self.events = torch.zeros(layer.hidden_size, dtype=torch.int64, device=device)
         self.inside_window = torch.zeros((), dtype=torch.int64, device=device)
@@ -56,14 +58,20 @@ class EventCounts(Counts):
     @torch.no_grad()
     def __call__(self, record: Record) -> None:
         """Add one forward pass."""
-        T, B, _ = record.c.shape
+        T, B, _ = record.seen.shape
         self.steps += T * B if record.lengths is None else record.lengths.sum()
         self.input_gradient = self.input_gradient or record.input.requires_grad
+        before = self.events.sum()
+        changes = self.changes.received(record)
         for chunk in time_chunks(record.seen):
-            self._count(record, chunk)
+            self._count(record, chunk, count_input=changes is None)
+        if changes is not None:
+            self.input_active += changes
+        self.changes.add(record, self.events.sum() - before)
 
-    def _count(self, record: Record, chunk: slice) -> None:
-        c, x, theta, surrogate = record.c[chunk], record.input[chunk], record.theta, record.surrogate
+    def _count(self, record: Record, chunk: slice, count_input: bool) -> None:
+        x, theta, surrogate = record.input[chunk], record.theta, record.surrogate
+        c = record._replace(seen=record.seen[chunk]).magnitude()
         events = c > theta
         inside = (c - theta).abs() < surrogate.width
         # If the value of an event is not what was compared, it is not recorded. Assume that it is never zero.
@@ -76,7 +84,8 @@ class EventCounts(Counts):
         self.events += events.sum((0, 1))
         self.inside_window += inside.sum()
         self.gradient += nonzero.sum()
-        self.input_active += active.sum()
+        if count_input:
+            self.input_active += active.sum()
 
     def activity(self, gradient_density_below: float) -> LayerActivity:
         """Return the activity; ``gradient_density_below`` is the gradient density of the layer that feeds this one."""
@@ -165,8 +174,8 @@ class LinearCounts(Counts):
 
     sums = ("calls", "active")
 
-    def __init__(self, module: LinearModule, label: str) -> None:
-        self.module, self.label, self.calls = module, label, 0
+    def __init__(self, module: LinearModule, label: str, changes: Changes) -> None:
+        self.module, self.label, self.calls, self.changes = module, label, 0, changes
         self.active: Tensor | int = 0
 
     @torch.no_grad()
@@ -175,7 +184,8 @@ class LinearCounts(Counts):
         x: Tensor = _module_input(args, kwargs)
         if isinstance(self.module, nn.Linear):
             self.calls += x.numel() // x.shape[-1]
-            self.active = self.active + (x != 0).sum()
+            changes = self.changes.find(x)
+            self.active = self.active + ((x != 0).sum() if changes is None else changes)
             return
         transposed = self.module.transposed
         calls = x.numel() // self.module.in_channels if transposed else output.numel() // self.module.out_channels

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from egru.activity.changes import Changes
 from egru.activity.counts import Counts, DenseCounts, EventCounts, LinearCounts, LinearModule, dense_costs
 from egru.activity.operations import EnergyModel, count_parameters
 from egru.activity.summary import ActivitySummary, LayerActivity
@@ -16,7 +17,9 @@ class ActivityMonitor:
 
     Event layers are counted exactly, per layer and direction, on their device. Dense recurrent layers (``nn.GRU``,
     ``nn.LSTM``, ``nn.RNN`` and the baselines of :mod:`egru.models`) count outputs with ``|h| <= tolerance`` as
-    inactive. They, ``nn.Linear`` and convolutions are observed by forward hooks. Convolutions skip nothing.
+    inactive. They, ``nn.Linear`` and convolutions are observed by forward hooks. Convolutions skip nothing. An event
+    layer or ``nn.Linear`` works on its non-zero inputs; if it reads the output of a layer with ``events="delta"``, on
+    the events of that layer.
 
     Counts accumulate when the context is entered again; :meth:`reset` clears them. Outside the context there is no
     overhead. A model under ``torch.compile`` is recompiled, with the counting inside.
@@ -49,6 +52,7 @@ class ActivityMonitor:
             raise ValueError(f"ActivityMonitor: tolerance must not be negative, got {tolerance!r}")
         self.model, self.tolerance, self.energy = model, tolerance, energy or EnergyModel()
         self._removers: list[Callable[[], None]] = []
+        self._changes = Changes()
         self.reset()
         if not self._event and not self._dense:
             raise ValueError(f"ActivityMonitor: the model must have a recurrent layer, got {type(model).__name__}")
@@ -59,14 +63,14 @@ class ActivityMonitor:
         self._stop()
         self._event: dict[EventRNN, dict[str, EventCounts]] = {}
         for label, layer, direction in event_directions(self.model):
-            self._event.setdefault(layer, {})[direction.name] = EventCounts(label, layer, direction)
+            self._event.setdefault(layer, {})[direction.name] = EventCounts(label, layer, direction, self._changes)
         self._dense: list[DenseCounts] = []
         self._linear: list[LinearCounts] = []
         for label, module in labelled_modules(self.model):
             if costs := dense_costs(module):
                 self._dense.append(DenseCounts(module, label, costs, self.tolerance))
             elif isinstance(module, LinearModule):
-                self._linear.append(LinearCounts(module, label))
+                self._linear.append(LinearCounts(module, label, self._changes))
         if active:
             self._start()
 
@@ -79,6 +83,7 @@ class ActivityMonitor:
     def _stop(self) -> None:
         while self._removers:
             self._removers.pop()()
+        self._changes.clear()
 
     def __enter__(self) -> "ActivityMonitor":
         if self._removers:

@@ -1,7 +1,8 @@
 """Counts of parameters and multiply-accumulate operations (MACs), and an energy model.
 
 Following the paper, one step of a layer with ``g`` gates, ``I`` inputs of density ``d`` and ``H`` units of activity
-sparsity ``alpha`` takes ``g*H*(d*I + (1-alpha)*H) + g*H`` MACs. A readout adds ``(1-alpha)*H*outputs``.
+sparsity ``alpha`` takes ``g*H*(d*I + (1-alpha)*H) + g*H`` MACs. A readout adds ``(1-alpha)*H*outputs``. The same holds
+for ``events="delta"``, where receivers accumulate changes: ``d`` of a layer above it is its ``1-alpha``.
 """
 
 import dataclasses

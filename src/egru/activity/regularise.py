@@ -82,7 +82,7 @@ def rate_loss(
     """Return the event rate above a target, ``mean(e) - target``, differentiable through the surrogate.
 
     Args:
-        c: States that were compared with the threshold, ``(T, B, H)``.
+        c: States that were compared with the threshold, ``(T, B, H)``: :meth:`egru.layers.Record.magnitude`.
         theta: Thresholds, ``(H,)``.
         surrogate: Gradient of the step function.
         target: Target rate. Default: 0.05.
@@ -102,7 +102,7 @@ def state_loss(c: Tensor, theta: Tensor, *, margin: float = 0.05, lengths: Tenso
     The thresholds receive no gradient.
 
     Args:
-        c: States that were compared with the threshold, ``(T, B, H)``.
+        c: States that were compared with the threshold, ``(T, B, H)``: :meth:`egru.layers.Record.magnitude`.
         theta: Thresholds, ``(H,)``.
         margin: Distance below the threshold. Default: 0.05.
         lengths: Number of valid steps per sequence, ``(B,)``. If None, no sequence is padded.
@@ -167,7 +167,7 @@ class ActivityLoss:
                 "would not be regularised; use torch.utils.checkpoint with use_reentrant=False and call backward() "
                 "inside the context, or call model.eval() to compute the value without gradients"
             )
-        c, theta, lengths = record.c, record.theta, record.lengths
+        c, theta, lengths = record.magnitude(), record.theta, record.lengths
         if self.rate:
             surrogate, target = record.surrogate, self.target
             rate = rate_loss(c, theta, surrogate, target=target, squared=self.squared, lengths=lengths)

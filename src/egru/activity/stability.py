@@ -84,7 +84,8 @@ def measure_stability(model: nn.Module, run: Callable[[], object], seed: int = 0
         if not isinstance(layer, EGRU) or call.lengths is not None:
             continue
         if call.direction.reverse:
-            call = call._replace(input=call.input.flip(0), y=call.y.flip(0), c=call.c.flip(0))
+            flipped = {name: getattr(call, name).flip(0) for name in ("input", "y", "c", "seen")}
+            call = call._replace(**flipped)
         above_one = (jacobian_diagonal(layer, call).abs() > 1).double().mean().item()
         measured.append(Stability(call.label, len(call.y), above_one, *adjoint_growth(layer, call, seed)))
     return measured
@@ -103,6 +104,8 @@ def jacobian_diagonal(layer: EGRU, call: Record) -> Tensor:
     ``none``      ``1 - u``
     ============= ==================================
 
+    Signed events take ``|c|`` in place of ``c``.
+
     Args:
         layer: The layer.
         call: Record of one of its forward passes, in the order in which the direction reads its input.
@@ -116,7 +119,7 @@ def jacobian_diagonal(layer: EGRU, call: Record) -> Tensor:
     bias_hh = None if weights.bias_hh is None else weights.bias_hh[rows]
     p = F.linear(call.input[1:].to(call.y.dtype), weights.ih[rows], bias_ih)
     u = torch.sigmoid(-(p + F.linear(call.y[:-1], weights.hh[rows], bias_hh)))
-    c, theta = call.c[:-1], call.theta
+    c, theta = call.magnitude()[:-1], call.theta
     slope = call.surrogate.slope(c, theta)
     e = (c > theta).to(c.dtype)
     match layer.reset:

@@ -22,8 +22,9 @@ class LayerActivity:
         recurrent_size: Length of a row of recurrent weights; None for ``hidden_size``. See :class:`LayerCost`.
         steps: Time steps times batch rows.
         active: Number of steps at which each output was active: an event, or ``|h| > tolerance`` for a dense layer.
-        input_active: Number of non-zero input entries.
-        inside_window: Number of states with ``|c - theta| < width``. None for dense layers.
+        input_active: Number of non-zero input entries. For the output of a layer with ``events="delta"``, its number of
+            events.
+        inside_window: Number of states whose distance to the threshold is below ``width``. None for dense layers.
         nonzero_gradients: Number of states with ``dy/dc != 0``. None for dense layers.
         input_gradient_density: Fraction of the input's gradient that is needed; 0 if the input needs none.
     """
@@ -72,7 +73,7 @@ class LayerActivity:
 
     @property
     def backward_sparsity(self) -> float | None:
-        """Fraction of states with ``|c - theta| >= width``, as counted in the paper. None for dense layers."""
+        """Fraction of states at least ``width`` away from the threshold, as in the paper. None for dense layers."""
         return None if self.inside_window is None else 1 - self.inside_window / (self.steps * self.hidden_size)
 
     @property
@@ -90,7 +91,8 @@ class LinearActivity:
         in_features: Number of inputs; for a convolution, the entries of a patch in one group of channels.
         out_features: Number of outputs; for a convolution, of output channels.
         calls: Number of input rows or patches.
-        active: Number of input entries that are not skipped: the non-zero ones of a linear layer, all of a convolution.
+        active: Number of input entries that are not skipped: the non-zero ones of a linear layer (for the output of a
+            layer with ``events="delta"``, its events), all of a convolution.
     """
 
     name: str
@@ -155,7 +157,7 @@ class ActivitySummary(JSONRecord):
 
     @property
     def backward_sparsity(self) -> float | None:
-        """Fraction of states with ``|c - theta| >= width``, over the event layers. None for a dense model."""
+        """Fraction of states at least ``width`` away from the threshold, over event layers. None for a dense model."""
         return _weighted_mean([(layer.backward_sparsity, layer.hidden_size) for layer in self.layers])
 
     @property

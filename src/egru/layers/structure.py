@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from egru.events import Surrogate, has_event
+from egru.events import Surrogate
 
 if TYPE_CHECKING:
     from egru.layers.stack import EventRNN
@@ -84,9 +84,13 @@ class Record(NamedTuple):
     surrogate: Surrogate
     lengths: Tensor | None
 
+    def magnitude(self) -> Tensor:
+        """Return what has to exceed the threshold for an event: ``seen``, or ``|seen|`` unless events are positive."""
+        return self.seen if self.layer.events == "positive" else self.seen.abs()
+
     def events(self) -> Tensor:
         """Return where there is an event, ``(T, B, H)``, bool; padded steps have none."""
-        events = has_event(self.seen, self.theta, self.layer.events)
+        events = self.magnitude() > self.theta
         if self.lengths is None:
             return events
         return events & (torch.arange(len(events), device=events.device)[:, None] < self.lengths)[..., None]

@@ -73,7 +73,7 @@ def _make_raster(
     label: str,
     words: tuple[str, ...] = (),
 ) -> Raster:
-    events = [record.y[:, 0].float().numpy() for record in records]
+    events = [record.sent()[:, 0].float().numpy() for record in records]
     layers = tuple((record.label, part.shape[1]) for record, part in zip(records, events, strict=True))
     return Raster(title, inputs, np.concatenate(events, 1), image, label, layers, words)
 
