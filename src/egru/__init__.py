@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         training,
     )
     from egru.activity import ActivityLoss, ActivityMonitor
+    from egru.compress import convert
     from egru.events import EventState, Surrogate, register_surrogate
     from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
     from egru.runs import pretrained
@@ -42,6 +43,7 @@ __all__ = [
     "activity",
     "compress",
     "continuous",
+    "convert",
     "data",
     "exponential_trace",
     "functional",
@@ -64,6 +66,7 @@ _MODULES = {
     "ActivityLoss": "activity",
     "ActivityMonitor": "activity",
     "EventEngine": "runtime",
+    "convert": "compress",
     "EventState": "events",
     "Surrogate": "events",
     "register_surrogate": "events",
