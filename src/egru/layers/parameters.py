@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from egru.layers import checks
 from egru.layers.loading import compare
@@ -209,6 +210,41 @@ class EventParameters(nn.Module):
                 values = values if columns is None else values[:, columns]
             setattr(smaller, name, nn.Parameter(values.clone(), requires_grad=parameter.requires_grad))
         return smaller
+
+    @torch.no_grad()
+    def fold_input(self, weight: Tensor, bias: Tensor | None = None) -> Self:
+        """Return a copy that reads ``x`` where this layer reads ``weight @ x + bias``.
+
+        Args:
+            weight: Matrix of the affine map, ``(input_size, features)``.
+            bias: Offset of the affine map, ``(input_size,)``, or None. A layer without biases gets them.
+
+        Returns:
+            A layer with ``features`` inputs. Products are computed in float64 and rounded once.
+        """
+        folded = copy.deepcopy(self)
+        weight, bias = weight.double(), None if bias is None else bias.double()
+        if bias is not None and not folded.bias:
+            folded.bias = True
+            for direction in self._directions:
+                for name in ("bias_ih", "bias_hh"):
+                    values = torch.zeros_like(self._parameter("weight_hh" + direction.suffix)[:, 0])
+                    folded.register_parameter(name + direction.suffix, nn.Parameter(values))
+        for direction in (d for d in self._directions if d.layer == 0):
+            changed = {"weight_ih" + direction.suffix: self._parameter("weight_ih" + direction.suffix).double()}
+            if bias is not None:
+                name = "bias_ih" + direction.suffix
+                changed[name] = folded._parameter(name).double() + changed["weight_ih" + direction.suffix] @ bias
+            changed["weight_ih" + direction.suffix] = changed["weight_ih" + direction.suffix] @ weight
+            for name, values in changed.items():
+                if parametrize.is_parametrized(folded, name):
+                    parametrize.remove_parametrizations(folded, name)
+                folded.register_parameter(name, nn.Parameter(values.to(self._first_weight)))
+        folded.input_size = weight.shape[1]
+        folded._directions = tuple(
+            dataclasses.replace(d, input_size=weight.shape[1]) if d.layer == 0 else d for d in self._directions
+        )
+        return folded
 
     def _load_from_state_dict(
         self,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from egru.layers import EGRU, checks
+from egru.layers import EGRU, EventRNN, checks
 from egru.layers.dropout import sequence_dropout
 from egru.models.stack import RecurrentStack
 from egru.trace import PAPER_DECAY, exponential_trace
@@ -183,17 +183,7 @@ class SequenceClassifier(RecurrentStack):
         trace = {"trace": self.decay, "mean": "mean"}.get(self.summary)
         layers = self.layers
         if self.mean is not None:
-            layers[0] = first = _with_biases(layers[0])
-            weight, bias = (first.get_parameter(name) for name in ("weight_ih_l0", "bias_ih_l0"))
-            bias -= (weight.double() @ self.mean.double()).to(bias.dtype)
+            first = layers[0]
+            assert isinstance(first, EventRNN)
+            layers[0] = first.fold_input(torch.eye(len(self.mean)).to(self.mean), -self.mean)
         return {"module": nn.Sequential(*layers), "readout": readout, "trace": trace}
-
-
-def _with_biases(layer: Any) -> EGRU:
-    """Return a copy of a one-layer EGRU that has biases, zero if it had none."""
-    layer = copy.deepcopy(layer)
-    if not layer.bias:
-        layer.bias = True
-        for name in ("bias_ih_l0", "bias_hh_l0"):
-            layer.register_parameter(name, nn.Parameter(torch.zeros_like(layer.weight_ih_l0[:, 0])))
-    return layer

@@ -14,13 +14,14 @@ from egru import compiled
 from egru.runtime import inputs
 from egru.runtime.counters import Activity
 from egru.runtime.engine_file import read_engine, write_engine
-from egru.runtime.forward_check import check_forward
+from egru.runtime.forward_check import check_forward, check_model
 from egru.runtime.inputs import Array, Indices, Mask, SparseVector, StepInput, TokenIds, TokenSequence
 from egru.runtime.network import Network, Trace, extract_network
 from egru.runtime.options import DEFAULT_TOKEN_TABLE, Options
 from egru.runtime.reference import ReferenceRunner
 from egru.runtime.runners import CompiledRunner, Runner
 from egru.runtime.state import get_state, set_state
+from egru.runtime.tracing import find_parts
 from egru.types import WeightFormat
 
 if TYPE_CHECKING:
@@ -102,6 +103,47 @@ class EventEngine:
         options = Options(weights, threads, streams, token_table)
         self._build(extract_network(module, embedding, readout, trace), options)
         check_forward(module, embedding, readout, trace)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        weights: WeightFormat = "float32",
+        threads: int = 1,
+        streams: int = 1,
+        *,
+        token_table: int = DEFAULT_TOKEN_TABLE,
+    ) -> Self:
+        """Build an engine for a whole model, whose parts are found by tracing its ``forward`` with ``torch.fx``.
+
+        Supported are an embedding, event layers, and a readout of all outputs, of the last one (``y[:, -1]`` or
+        ``h_n[-1]``), of their mean or sum over time or of their :func:`egru.exponential_trace`. Linear layers and
+        ``BatchNorm1d`` in front of, between and behind the layers are folded into the weights. A model with a method
+        ``streaming`` describes its parts itself. The engine is compared with ``forward``, as in the constructor.
+
+        Args:
+            model: A model with event layers. Arguments of ``forward`` after the sequence must have default values.
+            weights, threads, streams, token_table: As in the constructor.
+
+        Raises:
+            TypeError: If the model computes something that the engine cannot express; the message gives the reason.
+
+        Example:
+            >>> class Model(torch.nn.Module):
+            ...     def __init__(self):
+            ...         super().__init__()
+            ...         self.rnn = torch.nn.GRU(4, 32, batch_first=True)
+            ...         self.readout = torch.nn.Linear(32, 10)
+            ...     def forward(self, x):
+            ...         return self.readout(self.rnn(x)[1][-1])
+            >>> engine = egru.EventEngine.from_model(egru.convert(Model()))
+            >>> engine.step(torch.randn(4)).shape
+            torch.Size([10])
+        """
+        network, options = extract_network(**find_parts(model)), Options(weights, threads, streams, token_table)
+        engine = cls._from_network(network, options)
+        check_model(model)
+        return engine
 
     def _build(self, network: Network, options: Options) -> None:
         self._network, self._options = network, options

@@ -7,6 +7,7 @@ get random weights and low thresholds: many units are then active, regardless of
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from egru.layers import EGRU, EGRUCell
 from egru.runtime.diagnosis import agrees, arrange, call_module, describe_difference
 from egru.runtime.network import NO_OPS, Network, Trace, extract_network
 from egru.runtime.reference import ReferenceRunner
+from egru.runtime.tracing import find_parts
 
 STEPS, SEQUENCES = 4, 3
 TOLERANCE = 1e-5
@@ -91,12 +93,26 @@ def _compare_table(part: nn.Linear | nn.Embedding) -> None:
         )
 
 
+def check_model(model: nn.Module) -> None:
+    """Check a model whose parts were found by :func:`egru.runtime.tracing.find_parts`.
+
+    Raises:
+        TypeError: If ``forward`` computes something else or cannot be run. The message names the difference.
+    """
+    _compare(model, lambda probe: extract_network(**find_parts(probe)))
+
+
 def _compare_network(module: nn.Module, trace: Trace | None) -> None:
+    _compare(module, lambda probe: extract_network(probe, trace=trace))
+
+
+def _compare(module: nn.Module, extract: Callable[[nn.Module], Network]) -> None:
+    """Compare ``forward`` of a module with the network that ``extract`` returns for a copy of it."""
     name, probe = type(module).__name__, _copy_module(module)
     layouts, error = _layouts(probe), None
     differences: list[str] = []
     for attempt in range(ATTEMPTS):
-        network, x, expected, scale = _prepare(probe, attempt, trace)
+        network, x, expected, scale = _prepare(probe, attempt, extract)
         if expected is None:
             continue
         comparable = False  # whether the output for the most likely layout has the right shape
@@ -143,7 +159,9 @@ def _copy_module(module: nn.Module) -> Any:
 
 
 @torch.no_grad()
-def _prepare(probe: nn.Module, seed: int, trace: Trace | None) -> tuple[Network, Tensor, Tensor | None, float]:
+def _prepare(
+    probe: nn.Module, seed: int, extract: Callable[[nn.Module], Network]
+) -> tuple[Network, Tensor, Tensor | None, float]:
     """Set new weights and return the network, an input, the engine's outputs and their scale.
 
     Outputs are None if no unit of the last layer was active, or none before the last step.
@@ -156,7 +174,7 @@ def _prepare(probe: nn.Module, seed: int, trace: Trace | None) -> tuple[Network,
                 layer.backend = "auto"  # the copy is on the CPU
                 for parameter in layer.threshold_parameters().values():
                     parameter.fill_(-6.0 if layer.threshold_config.kind == "sigmoid" else 0.0025)
-        network = extract_network(probe, trace=trace)
+        network = extract(probe)
         if network.embedding is None:
             x = 3 * torch.randn(STEPS, SEQUENCES, network.inputs, dtype=torch.float32, device="cpu")
         else:
