@@ -9,7 +9,7 @@ namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
 constexpr int ahead = 8;           // rows between a prefetch in `cell` and its use
-constexpr int sums_kept = 5;       // per unit: the bias gradients of r, u, z, r * z and the threshold's gradient
+constexpr int sums_kept = 5;       // per unit: bias gradients (r, u, z, r * z, or four gates), and the threshold's
 
 template <class S>
 struct BackwardSpace {
@@ -52,17 +52,17 @@ struct BackwardSpace {
             grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
         }
         totals = arena.take<double>((int64_t)sums_kept * layer.blocks * block);
-        a = arena.take<S>((call.after ? 4 : 3) * layer.blocks * count * block);
+        a = arena.take<S>(layer.gate_count * layer.blocks * count * block);
         gates = arena.take<S>(recompute ? call.chunk * layer.gates_step() : 0);
         p = a;
-        a_r = arena.take<S>(call.after ? 0 : (int64_t)layer.B * layer.H);
+        a_r = arena.take<S>(layer.before ? (int64_t)layer.B * layer.H : 0);
         dc = arena.take<S>(state);
         de = arena.take<S>(state);
         m = arena.take<S>(state);
         for (S*& gradient : dy) gradient = arena.take<S>(state);
         const int widest = layer.H > layer.I ? layer.H : layer.I;
         const int tiles_widest = layer.tiles_H > layer.tiles_I ? layer.tiles_H : layer.tiles_I;
-        reset = arena.take<S>((recompute || call.direct) && !call.after ? count * layer.H : 0);
+        reset = arena.take<S>((recompute || call.direct) && layer.before ? count * layer.H : 0);
         sources = arena.take<const S*>(call.direct ? count : 0);
         Arena early = arena;
         const bool pack_gates = recompute && !call.direct_gates;
@@ -80,7 +80,7 @@ struct BackwardSpace {
             requests[i] = arena.take<Requests>(groups);
             masks[i] = arena.take<uint16_t>(positions);
             order[i] = arena.take<uint32_t>(positions);
-            if (!call.after) resets[i] = Lists<S>(arena, layer.B, layer.H);
+            if (layer.before) resets[i] = Lists<S>(arena, layer.B, layer.H);
             d[i] = arena.take<S>(rows_max * d_width);
             products[i] = arena.take<S>(positions * rows_max);
         }
@@ -105,7 +105,7 @@ void from_blocks(const Layer<S>& layer, const S* from, S* to) {
                 to[(int64_t)s * layer.H + b * block + i] = from[((int64_t)b * layer.B + s) * block + i];
 }
 
-// The ranges of panels for the dot products with `a`: one range of all gates ("after"), or one for z and one for u
+// The ranges of panels for the dot products with `a`: one range of all gates ("after", LSTM), or one for z and one for u
 // ("before"). In the "before" form the gradient of r is zero wherever y is, so `gather_reset` computes its product.
 template <class S>
 struct RecurrentGroups {
@@ -116,7 +116,7 @@ struct RecurrentGroups {
 template <class S>
 RecurrentGroups<S> recurrent_groups(const Layer<S>& layer) {
     const int blocks = layer.blocks;
-    if (layer.call.after) return {PanelGroups(0, 3 * blocks), PanelGroups(0, 0)};
+    if (!layer.before) return {PanelGroups(0, layer.weight_gates * blocks), PanelGroups(0, 0)};
     return {PanelGroups(2 * blocks, blocks), PanelGroups(blocks, blocks)};
 }
 

@@ -26,7 +26,8 @@ void bind_sequence(nb::module_& m) {
     call.def(nb::init<>());
 #define FIELD(name) call.def_rw(#name, &TrainCall::name)
     FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
-    FIELD(float64), FIELD(direct), FIELD(direct_gates), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho);
+    FIELD(float64), FIELD(direct), FIELD(direct_gates), FIELD(lstm), FIELD(compare_output), FIELD(after);
+    FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho), FIELD(cells);
     FIELD(input), FIELD(c0), FIELD(y0), FIELD(weight_ih), FIELD(weight_hh), FIELD(bias_ih), FIELD(bias_hh);
     FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(keep_t);
     FIELD(keep_b), FIELD(keep_h), FIELD(y), FIELD(c), FIELD(c_last), FIELD(y_last), FIELD(gates), FIELD(workspace);

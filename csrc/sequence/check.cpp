@@ -1,4 +1,4 @@
-// Test program for the sanitizers: all levels of this machine, both types, both forms, all resets, saved and recomputed
+// Test program for the sanitizers: all levels of this machine, both types, all cells, all resets, saved and recomputed
 // gates, odd sizes, one to three threads. Buffers have the exact size, so that a sanitizer detects any access past
 // their end. Results must be finite and bitwise equal for all numbers of threads.
 #include <cmath>
@@ -20,6 +20,13 @@ using egru::TrainCall;
 struct Shape {
     int T, B, I, H;
 };
+
+enum class Cell { gru_before, gru_after, lstm, lstm_output };
+constexpr Cell cells[] = {Cell::gru_before, Cell::gru_after, Cell::lstm, Cell::lstm_output};
+const char* cell_name(Cell cell) {
+    const char* names[] = {"GRU before", "GRU after", "LSTM", "LSTM compare output"};
+    return names[static_cast<int>(cell)];
+}
 
 template <class S>
 class Buffers {
@@ -73,7 +80,7 @@ private:
 };
 
 template <class S>
-std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Reset reset, bool lean) {
+std::vector<S> run(const Shape& shape, int threads, bool direct, Cell cell, Reset reset, bool lean) {
     const auto [T, B, I, H] = shape;
     Buffers<S> make(shape, 7);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
@@ -83,14 +90,15 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Res
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
     call.threads = threads, call.direct = direct, call.direct_gates = !direct;
-    call.after = after, call.reset = reset, call.rho = 0.8;
+    call.lstm = cell == Cell::lstm || cell == Cell::lstm_output, call.compare_output = cell == Cell::lstm_output;
+    call.after = cell == Cell::gru_after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
     call.width = 0.5, call.height = 0.7;
-    const std::int64_t state = std::int64_t(B) * H, all = T * state;
+    const std::int64_t state = std::int64_t(B) * H, all = T * state, rows = (call.lstm ? 4 : 3) * std::int64_t(H);
     call.input = make.random(std::int64_t(T) * B * I, 1), call.input_t = std::int64_t(B) * I, call.input_b = I;
-    call.weight_ih = make.random(3 * std::int64_t(H) * I, 0.5);
-    call.weight_hh = make.random(3 * std::int64_t(H) * H, 0.3);
-    call.bias_ih = make.random(3 * H, 0.3), call.bias_hh = make.random(3 * H, 0.3);
+    call.weight_ih = make.random(rows * I, 0.5);
+    call.weight_hh = make.random(rows * H, 0.3);
+    call.bias_ih = make.random(rows, 0.3), call.bias_hh = make.random(rows, 0.3);
     call.theta = make.random(H, 0.1);
     if (lean) call.rho_units = make.random(H, 0.5);
     call.c0 = make.random(state, 0.3), call.y0 = make.zeros(state);
@@ -99,8 +107,9 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Res
     call.y = make.output(all), call.c = make.output(all);
     call.c_last = make.output(state), call.y_last = make.output(state);
 
-    const egru::ForwardTable& forward = EGRU_PICK(forward_table);
+    const egru::ForwardTable& forward = call.lstm ? EGRU_PICK(lstm_forward_table) : EGRU_PICK(forward_table);
     if (!lean) call.gates = make.bytes(forward.gates_size(call) * std::int64_t(sizeof(S)));
+    if (call.compare_output) call.cells = make.bytes((H + 31) / 32 * 32 * std::int64_t(T) * B * std::int64_t(sizeof(S)));
     call.workspace = make.bytes(forward.workspace(call));
     forward.begin(call);
     for (call.first = 0; call.first < T; call.first = call.last) {
@@ -112,10 +121,10 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, bool after, Res
     call.grad_c = make.random(all, 1), call.grad_c_t = state, call.grad_c_b = H;
     call.grad_c0 = make.zeros(state), call.grad_y0 = make.zeros(state);
     call.grad_input = make.output(std::int64_t(T) * B * I);
-    call.grad_weight_ih = make.output(3 * std::int64_t(H) * I);
-    call.grad_weight_hh = make.output(3 * std::int64_t(H) * H);
-    call.grad_bias_ih = make.output(3 * H), call.grad_bias_hh = make.output(3 * H), call.grad_theta = make.output(H);
-    const egru::BackwardTable& backward = EGRU_PICK(backward_table);
+    call.grad_weight_ih = make.output(rows * I);
+    call.grad_weight_hh = make.output(rows * H);
+    call.grad_bias_ih = make.output(rows), call.grad_bias_hh = make.output(rows), call.grad_theta = make.output(H);
+    const egru::BackwardTable& backward = call.lstm ? EGRU_PICK(lstm_backward_table) : EGRU_PICK(backward_table);
     call.workspace = make.bytes(backward.workspace(call));
     backward.begin(call);
     for (call.first = (T - 1) / call.chunk * call.chunk; call.first >= 0; call.first -= call.chunk) {
@@ -133,17 +142,17 @@ int check(const char* level) {
     for (const Shape& shape : shapes)
         for (const Reset reset : {Reset::output, Reset::threshold, Reset::hard, Reset::none})
             for (bool direct : {false, true})
-                for (bool after : {false, true})
+                for (const Cell cell : cells)
                     for (bool lean : {false, true}) {
-                        const auto one = run<S>(shape, 1, direct, after, reset, lean);
+                        const auto one = run<S>(shape, 1, direct, cell, reset, lean);
                         bool finite = true;
                         for (S value : one) finite = finite && std::isfinite(value);
                         for (int threads : {2, 3}) {
-                            const auto other = run<S>(shape, threads, direct, after, reset, lean);
+                            const auto other = run<S>(shape, threads, direct, cell, reset, lean);
                             if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
                             std::printf(
-                                "%s: T%d B%d I%d H%d, direct %d, reset %s, after %d, lean %d, %d threads: %s\n", level,
-                                shape.T, shape.B, shape.I, shape.H, direct, egru::reset_name(reset), after, lean,
+                                "%s: T%d B%d I%d H%d, direct %d, %s, reset %s, lean %d, %d threads: %s\n", level,
+                                shape.T, shape.B, shape.I, shape.H, direct, cell_name(cell), egru::reset_name(reset), lean,
                                 threads, finite ? "different bits" : "not finite");
                             ++wrong;
                         }

@@ -1,4 +1,4 @@
-// The forward pass of the GRU: the input product of a chunk of steps, then each step over the events of the previous one.
+// The forward pass of the GRU: each step over the events of the previous one.
 #include "sequence/forward.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -23,7 +23,8 @@ public:
 private:
     using Base = ForwardPass<S>;
     using Base::layer, Base::call, Base::team, Base::space, Base::keep, Base::B, Base::H;
-    using Base::first_block, Base::last_block, Base::list_events, Base::recur, Base::product, Base::p_at, Base::gates_at;
+    using Base::first_block, Base::last_block, Base::list_events, Base::recur, Base::product, Base::p_at;
+    using Base::gates_at;
 
     void step_after(int t) {
         list_events(layer.y_prev, t - 1);

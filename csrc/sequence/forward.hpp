@@ -12,6 +12,7 @@ struct ForwardSpace {
     S* p;             // x W + b of a chunk
     S* reset;         // r * y of a step ("before")
     S* gates;         // of one step, if they are not saved
+    S* cells;         // memory cells of the previous step, [b][s][32] (LSTM that compares its output)
     Lists<S> inputs;  // non-zero inputs of a chunk
     // One per thread: the products of a few blocks, and the events of the previous step.
     S* h[max_team];
@@ -24,8 +25,9 @@ struct ForwardSpace {
         V = arena.take<S>(packed ? layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_H) : 0);
         W = arena.take<S>(packed ? layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I) : 0);
         p = arena.take<S>(layer.weight_gates * layer.blocks * layer.rows_max() * block);
-        reset = arena.take<S>(layer.call.after ? 0 : (int64_t)layer.B * layer.H);
+        reset = arena.take<S>(layer.before ? (int64_t)layer.B * layer.H : 0);
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
+        cells = arena.take<S>(layer.call.compare_output ? (int64_t)layer.blocks * layer.B * block : 0);
         if (packed) inputs = Lists<S>(arena, layer.rows_max(), layer.I);
         for (int i = 0; i < layer.call.threads; ++i) {
             h[i] = arena.take<S>((int64_t)layer.weight_gates * together_max * layer.B * block);
@@ -197,7 +199,9 @@ constexpr ForwardTable make_forward_table() {
         [](const TrainCall& call) { return call.float64 ? gates_size<double>(call) : gates_size<float>(call); },
         [](const TrainCall& call) { return call.float64 ? workspace<double>(call) : workspace<float>(call); },
         [](const TrainCall& call) { return call.float64 ? begin<double>(call) : begin<float>(call); },
-        [](const TrainCall& call) { return call.float64 ? run_chunk<Pass, double>(call) : run_chunk<Pass, float>(call); },
+        [](const TrainCall& call) {
+            return call.float64 ? run_chunk<Pass, double>(call) : run_chunk<Pass, float>(call);
+        },
         [](const TrainCall& call) { return call.float64 ? finish<double>(call) : finish<float>(call); },
     };
 }

@@ -20,6 +20,7 @@ struct Layer {
     const TrainCall& call;
     const int B, I, H;
     const int blocks, tiles_H, tiles_I;
+    const bool before;       // a GRU whose reset gate acts before the recurrent product
     const int weight_gates;  // blocks of H rows of the weights
     const int gate_count;    // saved per step
     const S *theta, *bias_ih, *bias_hh;
@@ -30,7 +31,7 @@ struct Layer {
     explicit Layer(const TrainCall& call_)
         : call(call_), B(call_.B), I(call_.I), H(call_.H),
           blocks((int)divide_up(H, block)), tiles_H((int)divide_up(H, tile)), tiles_I((int)divide_up(I, tile)),
-          weight_gates(3), gate_count(call_.after ? 4 : 3),
+          before(!call_.lstm && !call_.after), weight_gates(call_.lstm ? 4 : 3), gate_count(before ? 3 : 4),
           theta(as(call_.theta)), bias_ih(as(call_.bias_ih)), bias_hh(as(call_.bias_hh)),
           lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
           y(as(call_.y)), c(as(call_.c)),
@@ -67,7 +68,7 @@ struct Keep {
     }
 };
 
-// Copy panel p of the transpose of weight (3H, width), torch's layout, to to[source * stride][32]. Sources and units
+// Copy panel p of the transpose of weight (gates * H, width), torch's layout, to to[source * stride][32]. Sources and units
 // that do not exist are zero, up to the end of the last tile.
 template <class S>
 void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p, S* to, int64_t stride) {
@@ -87,7 +88,7 @@ void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p,
         }
 }
 
-// Copy block b of the columns of the first gate of weight (3H, H), not transposed, to to[unit][32]; zero past the end.
+// Copy block b of the columns of the first gate of weight (gates * H, H), not transposed, to to[unit][32]; zero past the end.
 template <class S>
 void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
     const int columns = H - b * block < block ? H - b * block : block;

@@ -26,7 +26,7 @@ private:
 }  // namespace
 
 int run_forward(TrainCall& call, Poll poll) {
-    const ForwardTable& table = EGRU_PICK(forward_table);
+    const ForwardTable& table = call.lstm ? EGRU_PICK(lstm_forward_table) : EGRU_PICK(forward_table);
     const Workspace workspace(call, table.workspace(call));
     int bad = table.begin(call);
     if (bad) return bad;
@@ -44,7 +44,7 @@ int run_forward(TrainCall& call, Poll poll) {
 }
 
 void run_backward(TrainCall& call, Poll poll) {
-    const BackwardTable& table = EGRU_PICK(backward_table);
+    const BackwardTable& table = call.lstm ? EGRU_PICK(lstm_backward_table) : EGRU_PICK(backward_table);
     const Workspace workspace(call, table.workspace(call));
     table.begin(call);
     for (call.last = call.T; call.last > 0; call.last = call.first) {

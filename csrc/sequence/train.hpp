@@ -2,7 +2,7 @@
 //
 // The caller (kernels/cpu/kernel.py) owns the arguments and results. A call runs in chunks of steps (run.cpp), so that a
 // long call can be interrupted between chunks. Layouts are torch's, contiguous unless strides are given. Weights have
-// torch's block order r, u, z. (torch calls the last two z and n, and its z is 1 - u.)
+// torch's block order r, u, z, or i, f, g, o. (torch calls the last two gates of a GRU z and n, and its z is 1 - u.)
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,9 @@ struct TrainCall {
     bool float64 = false;
     bool direct = false;  // multiply the weights without packing them: dense, for few rows
     bool direct_gates = false;  // backward pass without the reserve: the forward pass was direct
-    bool after = false;  // the reset gate acts after the recurrent product (torch), not before it (the paper)
+    bool lstm = false;            // the cell; otherwise a GRU
+    bool compare_output = false;  // LSTM: compare o * tanh(c) with the threshold, not c
+    bool after = false;  // GRU: the reset gate acts after the recurrent product (torch), not before it (the paper)
     Reset reset = Reset::output;
     bool bounded = false;
     double width = 1, height = 1;  // surrogate
@@ -33,6 +35,7 @@ struct TrainCall {
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
     std::uintptr_t y = 0, c = 0, c_last = 0, y_last = 0;
     std::uintptr_t gates = 0;  // the reserve; if 0, the backward pass recomputes the gates
+    std::uintptr_t cells = 0;  // if compare_output: where the memory cells of all steps are saved for the backward pass
     std::uintptr_t workspace = 0;
 
     // Backward: gradients of the outputs (strides as for the input), then gradients of the arguments.
@@ -67,3 +70,5 @@ struct BackwardTable {
 
 EGRU_DECLARE_TABLE(egru::ForwardTable, forward_table)
 EGRU_DECLARE_TABLE(egru::BackwardTable, backward_table)
+EGRU_DECLARE_TABLE(egru::ForwardTable, lstm_forward_table)
+EGRU_DECLARE_TABLE(egru::BackwardTable, lstm_backward_table)

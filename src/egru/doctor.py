@@ -49,7 +49,7 @@ def describe() -> Iterator[str]:
 
 def _support_table() -> Iterator[str]:
     """Yield a table of the options that each kernel supports, with the reasons for those that it does not."""
-    rows = [*support(), Support("ELSTM, ERNN", dict.fromkeys(KERNELS, NO_KERNEL))]
+    rows = [*support(), Support("ERNN", dict.fromkeys(KERNELS, NO_KERNEL))]
     width = max(len(row.option) for row in rows) + 2
     yield "options that each kernel supports; layers with other options run in plain torch:"
     yield f"  {'option':<{width}}{''.join(f'{name:<10}' for name in KERNELS)}reason"

@@ -24,7 +24,7 @@ from egru._autograd import bounded_gradient
 from egru.cells import CellUpdate, elman_update, gru_update, lstm_update
 from egru.events import EventState, Surrogate, check_events, emit
 from egru.gru_backward import Gradients, egru_backward
-from egru.types import RESET_GATES, RESETS, Events, Reset, ResetGate
+from egru.types import COMPARES, RESET_GATES, RESETS, Compare, Events, Reset, ResetGate
 
 __all__ = [
     "CellUpdate",
@@ -35,6 +35,7 @@ __all__ = [
     "egru_sequence",
     "egru_step",
     "elman_update",
+    "elstm_sequence",
     "event_sequence",
     "event_step",
     "gru_update",
@@ -251,6 +252,50 @@ def egru_sequence(
     check_events(events, reset, reset_gate)
     return event_sequence(
         lambda p, y, memory: gru_update(p, y, memory, weight_hh, bias_hh, reset_gate),
+        F.linear(input, weight_ih, bias_ih),
+        state,
+        theta,
+        events=events,
+        reset=reset,
+        surrogate=surrogate,
+        reset_scale=reset_scale,
+        keep=keep,
+        lengths=lengths,
+        recurrent_clip=recurrent_clip,
+    )
+
+
+def elstm_sequence(
+    input: Tensor,
+    state: EventState,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    theta: Tensor,
+    *,
+    events: Events = "positive",
+    compare: Compare = "cell",
+    reset: Reset = "output",
+    surrogate: Surrogate,
+    reset_scale: Tensor | float = 1.0,
+    keep: Tensor | None = None,
+    lengths: Tensor | None = None,
+    recurrent_clip: float = 0.0,
+) -> Sequence:
+    """Run the event-based LSTM over ``input`` of shape ``(T, B, I)``; arguments as in :func:`egru_sequence`.
+
+    There is no explicit backward pass: autograd differentiates the steps.
+
+    Raises:
+        ValueError: If ``events``, ``compare`` or ``reset`` is unknown, or if they do not fit each other.
+    """
+    if compare not in COMPARES:
+        raise ValueError(f"compare must be one of {', '.join(COMPARES)}; got {compare!r}")
+    if events == "delta" and compare != "output":
+        raise ValueError(f"events='delta' requires compare='output', got compare={compare!r}")
+    return event_sequence(
+        lambda p, y, memory: lstm_update(p, y, memory, weight_hh, bias_hh, compare),
         F.linear(input, weight_ih, bias_ih),
         state,
         theta,

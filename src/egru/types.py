@@ -35,6 +35,8 @@ ResetGate = Literal["before", "after"]
 """Whether the reset gate acts before or after the recurrent product."""
 Compare = Literal["cell", "output"]
 """What an event LSTM compares with the threshold: the memory cell ``c``, or the value ``o * tanh(c)`` of an event."""
+SequenceCell = Literal["gru", "lstm"]
+"""The cells that the sequence operation runs."""
 Backend = Literal["auto", "cpu", "cuda", "reference"]
 """Which kernel runs the sequence operation."""
 ThresholdKind = Literal["sigmoid", "abs", "clamp", "identity"]
@@ -60,6 +62,7 @@ EVENTS: tuple[Events, ...] = get_args(Events)
 RESETS: tuple[Reset, ...] = get_args(Reset)
 RESET_GATES: tuple[ResetGate, ...] = get_args(ResetGate)
 COMPARES: tuple[Compare, ...] = get_args(Compare)
+SEQUENCE_CELLS: tuple[SequenceCell, ...] = get_args(SequenceCell)
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 THRESHOLD_KINDS: tuple[ThresholdKind, ...] = get_args(ThresholdKind)
 DROPOUT_MODES: tuple[DropoutMode, ...] = get_args(DropoutMode)

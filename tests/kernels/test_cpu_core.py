@@ -18,19 +18,26 @@ from egru import compiled
 from egru.events import Surrogate
 from egru.kernels import Problem, choose, get, info
 from egru.kernels.cpu.kernel import CPUKernel
-from egru.types import RESETS, Reset
+from egru.types import RESETS, Reset, SequenceCell
 
 ROOT = Path(__file__).parents[2]
 needs_core = pytest.mark.skipif(compiled.core is None, reason=f"requires the compiled core: {compiled.missing}")
 
 
-def problem(T: int = 3, B: int = 2, H: int = 8, dtype: torch.dtype = torch.float32, shape: str = "triangle") -> Problem:
-    zeros = torch.zeros
+def problem(
+    T: int = 3,
+    B: int = 2,
+    H: int = 8,
+    dtype: torch.dtype = torch.float32,
+    shape: str = "triangle",
+    cell: SequenceCell = "gru",
+) -> Problem:
+    zeros, rows = torch.zeros, (3 if cell == "gru" else 4) * H
     return Problem(
         torch.ones(T, B, 1, dtype=dtype), zeros(B, H, dtype=dtype), zeros(B, H, dtype=dtype),
-        torch.full((3 * H, 1), 0.3, dtype=dtype), torch.full((3 * H, H), 0.1, dtype=dtype), None, None,
+        torch.full((rows, 1), 0.3, dtype=dtype), torch.full((rows, H), 0.1, dtype=dtype), None, None,
         torch.full((H,), -1.0, dtype=dtype), torch.ones((), dtype=dtype), None, None, "none", "after",
-        Surrogate(shape=shape), "",
+        Surrogate(shape=shape), "", cell=cell,
     )  # fmt: skip
 
 
@@ -132,8 +139,9 @@ def test_autocast_rounds_weights_and_input(precision: str) -> None:
 
 
 @needs_core
-def test_interrupt_stops_a_long_call_within_a_second() -> None:
-    long = problem(T=5_000, B=4, H=1024)  # seconds of work, and little memory to fill before it starts
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_interrupt_stops_a_long_call_within_a_second(cell: SequenceCell) -> None:
+    long = problem(T=5_000, B=4, H=1024, cell=cell)  # seconds of work, and little memory to fill before it starts
     sent: list[float] = []
 
     def interrupt() -> None:
@@ -150,9 +158,10 @@ def test_interrupt_stops_a_long_call_within_a_second() -> None:
 
 
 @needs_core
-def test_concurrent_calls_give_equal_results() -> None:
+@pytest.mark.parametrize("layer_class", [egru.EGRU, egru.ELSTM])
+def test_concurrent_calls_give_equal_results(layer_class: type[egru.EGRU]) -> None:
     """One call at a time uses the thread pool; the others run on their caller's thread."""
-    layer = egru.EGRU(16, 96)
+    layer = layer_class(16, 96)
     x = torch.randn(20, 8, 16)
     with torch.no_grad():
         expected = layer(x)[0]

@@ -43,8 +43,8 @@ def layer(**options: Any) -> egru.EGRU:
 DECLINED_BY_CUDA = [
     ({"reset_scale": torch.ones(5)}, "it requires one reset_scale for all units, got one per unit"),
     ({"recurrent_clip": 0.5}, "it does not support recurrent_clip"),
-    ({"events": "signed"}, "it does not support events"),
-    ({"events": "delta", "reset": "none", "reset_gate": "after"}, "it does not support events"),
+    ({"events": "signed"}, "it does not support events='signed'"),
+    ({"events": "delta", "reset": "none", "reset_gate": "after"}, "it does not support events='delta'"),
     ({"surrogate": egru.Surrogate(shape="rectangle")}, "it supports the triangle surrogate only, got 'rectangle'"),
     ({"weight_hh": torch.zeros(15, 5).double()}, "it requires float32 parameters, got torch.float64"),
 ]
@@ -82,14 +82,20 @@ def test_device_without_a_kernel_warns() -> None:
         assert registry.choose("auto", cuda_problem(input=mps)) == "reference"
 
 
-@pytest.mark.parametrize("layer_class", [egru.ELSTM, egru.ERNN])
-def test_cells_without_a_kernel_warn_once(layer_class: type[egru.ELSTM]) -> None:
-    model = layer_class(4, 5)
-    with pytest.warns(
-        RuntimeWarning, match=f"{layer_class.__name__} runs in plain torch.*no kernel supports this cell"
-    ):
+def test_cells_without_a_kernel_warn_once() -> None:
+    model = egru.ERNN(4, 5)
+    with pytest.warns(RuntimeWarning, match="ERNN runs in plain torch.*no kernel supports this cell"):
         model(X)
     model(X)
+
+
+def test_lstms_run_on_the_core_and_warn_by_their_name_where_they_cannot() -> None:
+    egru.ELSTM(4, 5)(X)
+    egru.ELSTM(4, 5, compare="output", lean=True)(X)
+    with pytest.warns(RuntimeWarning, match="ELSTM runs in plain torch.*the cpu kernel.*recurrent_clip"):
+        egru.ELSTM(4, 5, recurrent_clip=1.0)(X)
+    with pytest.warns(RuntimeWarning, match="ELSTM runs in plain torch.*it does not support cell='lstm'"):
+        assert registry.choose("auto", cuda_problem(cell="lstm")) == "reference"
 
 
 def test_compiled_layer_warns_too() -> None:
@@ -136,6 +142,7 @@ LAYERS: dict[str, Any] = {
     "zoneout": lambda **options: layer(zoneout=0.1, **options),
     "recurrent_clip, training": lambda **options: layer(recurrent_clip=1.0, **options),
     "surrogates other than 'triangle'": lambda **options: layer(surrogate=egru.Surrogate(shape="rectangle"), **options),
+    "ELSTM": lambda **options: egru.ELSTM(4, 5, **options),
     "float64 parameters": lambda **options: layer(**options).double(),
     "bfloat16 or float16 parameters": lambda **options: layer(**options).bfloat16(),
 }
@@ -163,5 +170,6 @@ def test_doctor_shows_which_options_kernels_support() -> None:
         "reset_scale per unit yes no it requires one reset_scale for all units, got one per unit",
         "recurrent_clip, training no no it does not support recurrent_clip",
         "surrogates other than 'triangle' no no it supports the triangle surrogate only, got 'rectangle'",
-        "ELSTM, ERNN no no no kernel supports this cell",
+        "ELSTM yes no it does not support cell='lstm'",
+        "ERNN no no no kernel supports this cell",
     } <= lines

@@ -27,7 +27,7 @@ def arguments(dtype=torch.float64, grad=True, backend="reference"):
         torch.randn(3 * H), torch.randn(3 * H), torch.rand(H),
     ]  # fmt: skip
     tensors = [x.to(dtype).requires_grad_(grad) for x in made]
-    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, 0.0, "positive", backend, True)
+    options = ("output", "after", 1.0, 1.0, False, "triangle", "", False, 0.0, "positive", "gru", "cell", backend, True)
     return (*tensors, torch.ones((), dtype=dtype), None, torch.tensor([4, 2]), *options)
 
 

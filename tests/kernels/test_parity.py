@@ -20,7 +20,7 @@ from egru import compiled, functional
 from egru.events import EventState, Surrogate
 from egru.kernels import Problem, get, run_sequence
 from egru.kernels.cpu import kernel as cpu_kernel
-from egru.types import RESET_GATES, RESETS, Backend, Reset, ResetGate
+from egru.types import RESET_GATES, RESETS, Backend, Compare, Reset, ResetGate, SequenceCell
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor. Sums of a few hundred terms have errors about 1000 times smaller."""
@@ -108,6 +108,8 @@ class Case(NamedTuple):
     H: int = 33
     reset: Reset = "output"
     reset_gate: ResetGate = "after"
+    cell: SequenceCell = "gru"
+    compare: Compare = "cell"
     bias: bool = True
     keep: str = ""
     lengths: bool = False
@@ -124,6 +126,7 @@ class Case(NamedTuple):
         """Draw a problem. Its numbers are representable in float32 and the same for both types."""
         g = torch.Generator().manual_seed(seed)
         T, B, I, H = self.T, self.B, self.I, self.H
+        rows = (3 if self.cell == "gru" else 4) * H
 
         def normal(*shape: int, scale: float = 1.0) -> Tensor:
             return (torch.randn(*shape, generator=g) * scale).to(dtype)
@@ -140,11 +143,20 @@ class Case(NamedTuple):
         if self.scale_per_unit:
             reset_scale = reset_scale * torch.rand(H, generator=g).to(dtype)
         return Problem(
-            x, c0, c0 * (c0 > theta), normal(3 * H, I, scale=I**-0.5), normal(3 * H, H, scale=H**-0.5),
-            normal(3 * H, scale=0.3) if self.bias else None, normal(3 * H, scale=0.3) if self.bias else None,
+            x, c0, c0 * (c0 > theta), normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5),
+            normal(rows, scale=0.3) if self.bias else None, normal(rows, scale=0.3) if self.bias else None,
             theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
-            Surrogate(self.width, self.height, self.bounded), "", self.lean,
+            Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
         )  # fmt: skip
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "before": {"reset_gate": "before"},
+    "after": {"reset_gate": "after"},
+    "lstm": {"cell": "lstm"},
+    "lstm-output": {"cell": "lstm", "compare": "output"},
+}
+"""The cells and their variants."""
 
 
 OPTIONS = {
@@ -164,8 +176,8 @@ OPTIONS = {
 
 
 def cases() -> Iterator[Any]:
-    for gate, reset, (name, options) in itertools.product(RESET_GATES, RESETS, OPTIONS.items()):
-        yield pytest.param(Case(reset=reset, reset_gate=gate, **options), id=f"{gate}-{reset}-{name}")
+    for form, reset, (name, options) in itertools.product(FORMS, RESETS, OPTIONS.items()):
+        yield pytest.param(Case(reset=reset, **FORMS[form], **options), id=f"{form}-{reset}-{name}")
 
 
 Result = dict[str, Tensor]
@@ -212,6 +224,8 @@ def assert_within(errors: dict[str, float], bound: float | dict[str, float]) -> 
 
 def parity(implementation: Implementation, case: Case) -> tuple[Problem, Result, dict[str, float]]:
     """Return a problem for ``implementation``, the expected results, and a bound on the error of each."""
+    if implementation.kernel == "cuda" and case.cell == "lstm":
+        pytest.skip("there are no CUDA kernels for LSTMs")
     if implementation.dtype == torch.float64:
         return case.problem(), reference(case), dict.fromkeys(reference(case), FLOAT64_ERROR)
     # Plain torch may compute a small tensor exactly by chance: take the largest bound of three draws.
@@ -268,13 +282,13 @@ def test_every_option_matches_the_reference(case: Case, implementation: Implemen
         assert_parity(run(kernel, problem), expected, bounds)
 
 
-@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("options", [{}, {"lengths": True, "keep": "mask", "H": 70, "lean": True}])
 def test_reset_scale_per_unit_matches_the_reference(
-    reset: Reset, gate: ResetGate, options: Any, implementation: Implementation
+    reset: Reset, form: str, options: Any, implementation: Implementation
 ) -> None:
-    case = Case(reset=reset, reset_gate=gate, scale_per_unit=True, **options)
+    case = Case(reset=reset, **FORMS[form], scale_per_unit=True, **options)
     problem, expected, bounds = parity(implementation, case)
     with implementation.active() as kernel:
         if implementation.kernel == "cuda" and reset != "none":
@@ -284,23 +298,21 @@ def test_reset_scale_per_unit_matches_the_reference(
         assert_parity(run(kernel, problem), expected, bounds)
 
 
-@pytest.mark.parametrize("gate", RESET_GATES)
-def test_odd_sizes_match_the_reference(gate: ResetGate, implementation: Implementation) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_odd_sizes_match_the_reference(form: str, implementation: Implementation) -> None:
     sizes = itertools.product((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17), (1, 2, 9))
     with implementation.active() as kernel:
         for H, I, B, T in sizes:
-            case = Case(T=T, B=B, I=I, H=H, reset_gate=gate, lean=(H + I + B + T) % 2 == 0)
+            case = Case(T=T, B=B, I=I, H=H, **FORMS[form], lean=(H + I + B + T) % 2 == 0)
             problem, expected, bounds = parity(implementation, case)
             assert_parity(run(kernel, problem), expected, bounds)
 
 
-@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reset", RESETS)
 @pytest.mark.parametrize("H", [7, 100])
-def test_float32_error_is_that_of_plain_torch(
-    gate: ResetGate, reset: Reset, H: int, implementation: Implementation
-) -> None:
-    case = Case(reset=reset, reset_gate=gate, H=H, B=17, I=64, density=0.3)
+def test_float32_error_is_that_of_plain_torch(form: str, reset: Reset, H: int, implementation: Implementation) -> None:
+    case = Case(reset=reset, **FORMS[form], H=H, B=17, I=64, density=0.3)
     problem, expected = margin_problem(case)
     with implementation.active() as kernel:
         result = run(kernel, implementation.convert(problem, torch.float32))
@@ -320,10 +332,10 @@ def margin_problem(case: Case) -> tuple[Problem, Result]:
     return next(margin_problems(case))
 
 
-@pytest.mark.parametrize("gate", RESET_GATES)
-def test_strided_views_match_contiguous_tensors(gate: ResetGate, implementation: Implementation) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_strided_views_match_contiguous_tensors(form: str, implementation: Implementation) -> None:
     """Inputs, weights and gradients that are transposed, expanded or offset views."""
-    problem, expected, bounds = parity(implementation, Case(reset_gate=gate, keep="mask", lengths=True, B=4))
+    problem, expected, bounds = parity(implementation, Case(**FORMS[form], keep="mask", lengths=True, B=4))
 
     def view(x: Tensor) -> Tensor:
         padded = torch.full((*x.shape[:-1], x.shape[-1] + 3), float("nan")).to(x)
@@ -400,14 +412,12 @@ def test_run_sequence_propagates_gradients_to_all_leaves(implementation: Impleme
 
 @pytest.mark.skipif(not LEVELS, reason=f"requires the compiled core: {compiled.missing}")
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("direct", [False, True])
-def test_bits_do_not_depend_on_threads(
-    level: str, gate: ResetGate, dtype: torch.dtype, lean: bool, direct: bool
-) -> None:
-    problem = Case(reset_gate=gate, H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
+def test_bits_do_not_depend_on_threads(level: str, form: str, dtype: torch.dtype, lean: bool, direct: bool) -> None:
+    problem = Case(**FORMS[form], H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
     results = []
     for threads in (1, 2, 3):
         with Implementation("cpu", level=level, threads=threads, direct=direct).active() as kernel:
@@ -417,9 +427,9 @@ def test_bits_do_not_depend_on_threads(
 
 
 @pytest.mark.skipif(not LEVELS, reason=f"requires the compiled core: {compiled.missing}")
-@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch", [4, 12, 30])  # direct, direct in the backward pass only, packed
-def test_lean_has_the_same_bits(gate: ResetGate, batch: int) -> None:
-    case = Case(reset_gate=gate, H=40, B=batch, T=3, I=5, density=0.4)
+def test_lean_has_the_same_bits(form: str, batch: int) -> None:
+    case = Case(**FORMS[form], H=40, B=batch, T=3, I=5, density=0.4)
     saved, recomputed = (run(get("cpu"), case._replace(lean=lean).problem()) for lean in (False, True))
     assert all(torch.equal(x, recomputed[name]) for name, x in saved.items())

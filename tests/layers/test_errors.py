@@ -1,5 +1,6 @@
 """Errors name the argument, the value received and what is accepted."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -130,7 +131,9 @@ def test_nan_in_input_or_weights_raises(make):
 @pytest.mark.parametrize("name", ["weight_ih", "weight_hh"])
 @pytest.mark.parametrize("hidden_size", [4, 70])
 @pytest.mark.parametrize(
-    "make", [egru.EGRU, lambda *sizes: egru.EGRU(*sizes, backend="reference"), egru.ELSTM, egru.ERNN]
+    "make",
+    [egru.EGRU, egru.ELSTM, egru.ERNN]
+    + [functools.partial(make, backend="reference") for make in (egru.EGRU, egru.ELSTM)],
 )
 def test_weights_of_inactive_units_and_inputs_are_checked(make, hidden_size, name, bad):
     """Kernels skip these weights, so that NaN there would not change the outputs."""
@@ -142,27 +145,31 @@ def test_weights_of_inactive_units_and_inputs_are_checked(make, hidden_size, nam
         layer(torch.tensor([1.0, 1.0, 0.0]).expand(5, 2, 3))
 
 
-def test_reset_scale_that_requires_a_gradient_raises():
-    layer, x = egru.EGRU(3, 4), torch.ones(5, 2, 3)
+@pytest.mark.parametrize("layer_class", [egru.EGRU, egru.ELSTM])
+def test_reset_scale_that_requires_a_gradient_raises(layer_class):
+    layer, x = layer_class(3, 4), torch.ones(5, 2, 3)
     layer.reset_scale.requires_grad_()
-    with pytest.raises(ValueError, match="EGRU: reset_scale must not require a gradient, because no kernel computes"):
+    name = layer_class.__name__
+    with pytest.raises(
+        ValueError, match=f"{name}: reset_scale must not require a gradient, because no kernel computes"
+    ):
         layer(x)
     with torch.no_grad():
         layer(x)
 
 
-@pytest.mark.parametrize("layer_class", [egru.ELSTM, egru.ERNN])
-def test_layers_without_kernels_have_a_gradient_of_reset_scale(layer_class):
-    layer, x = layer_class(3, 4, threshold=egru.Threshold.constant(-1.0)), torch.randn(5, 2, 3)
+def test_layers_without_kernels_have_a_gradient_of_reset_scale():
+    layer, x = egru.ERNN(3, 4, threshold=egru.Threshold.constant(-1.0)), torch.randn(5, 2, 3)
     layer.reset_scale.requires_grad_()
     layer(x)[0].sum().backward()
     assert layer.reset_scale.grad.abs() > 0
 
 
+@pytest.mark.parametrize("layer_class", [egru.EGRU, egru.ELSTM])
 @pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "threshold_l0"])
-def test_nan_in_a_parameter_raises(name):
+def test_nan_in_a_parameter_raises(name, layer_class):
     """``NaN > theta`` is false, so without a check a broken unit would look inactive."""
-    layer = egru.EGRU(3, 4)
+    layer = layer_class(3, 4)
     with torch.no_grad():
         layer.get_parameter(name).view(-1)[1] = float("nan")
     message = "biases are not finite" if name == "bias_hh_l0" else f"{name.removesuffix('_l0')} contains nan"

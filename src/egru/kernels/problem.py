@@ -10,7 +10,7 @@ from torch import Tensor
 
 from egru.events import Surrogate
 from egru.kernels.fields import BackwardOnly, Differentiable, EagerOnly, describe_fields
-from egru.types import Events, Reset, ResetGate
+from egru.types import Compare, Events, Reset, ResetGate, SequenceCell
 
 
 @dataclasses.dataclass(slots=True, eq=False)  # not frozen: frozen dataclasses are several times slower to construct
@@ -42,6 +42,8 @@ class Problem:
         lean: Recompute the gates in the backward pass instead of saving them: less memory, more time, same numbers.
         recurrent_clip: Bound on the gradient from step to step (:func:`egru.functional.event_sequence`); 0 for none.
         events: When a unit emits an event, and what the output is.
+        cell: The recurrent cell. Weights of an LSTM have ``4H`` rows instead of ``3H``; ``reset_gate`` has no meaning.
+        compare: LSTM: whether the threshold is compared with the memory cell or with the value of an event.
         started: Result of :func:`egru.kernels.begin_sequence` for the same tensors, used by one forward pass.
     """
 
@@ -63,6 +65,8 @@ class Problem:
     lean: bool = False
     recurrent_clip: BackwardOnly[float] = 0.0
     events: Events = "positive"
+    cell: SequenceCell = "gru"
+    compare: Compare = "cell"
     started: EagerOnly[object] = None
 
     def rounded(self) -> "Problem":

@@ -23,19 +23,16 @@ def _shared_arguments(function: Callable[..., Any]) -> tuple[str, ...]:
 
 # Derived from the signatures, so that an option which egru.functional implements needs no change here.
 _BACKWARD_ARGUMENTS = _shared_arguments(functional.egru_backward)
-_SEQUENCE_ARGUMENTS = _shared_arguments(functional.egru_sequence)
-_FORWARD_ARGUMENTS = tuple(name for name in _SEQUENCE_ARGUMENTS if name not in FIELDS.backward_only)
+_GRU_ARGUMENTS = _shared_arguments(functional.egru_sequence)
+_LSTM_ARGUMENTS = _shared_arguments(functional.elstm_sequence)
 
 
-def run_torch(problem: Problem, options: tuple[str, ...] = _SEQUENCE_ARGUMENTS) -> functional.Sequence:
-    """Run the sequence as torch operations, which autograd and the transforms of ``torch.func`` can differentiate.
-
-    Args:
-        problem: The problem to run.
-        options: Names of the options to pass to :func:`egru.functional.egru_sequence`.
-    """
+def run_torch(problem: Problem) -> functional.Sequence:
+    """Run the sequence as torch operations, which autograd and the transforms of ``torch.func`` can differentiate."""
     problem = problem.rounded()
-    return functional.egru_sequence(
+    lstm = problem.cell == "lstm"
+    run, options = (functional.elstm_sequence, _LSTM_ARGUMENTS) if lstm else (functional.egru_sequence, _GRU_ARGUMENTS)
+    return run(
         problem.input,
         EventState(problem.c0, problem.y0),
         problem.weight_ih,
@@ -48,11 +45,11 @@ def run_torch(problem: Problem, options: tuple[str, ...] = _SEQUENCE_ARGUMENTS) 
 
 
 class ReferenceKernel:
-    """Plain torch, dense, with the explicit backward pass."""
+    """Plain torch, dense, with the explicit backward pass of the GRU. Autograd differentiates the LSTM."""
 
     name = "reference"
     device: str | None = None
-    options = frozenset({"lean", *_BACKWARD_ARGUMENTS} & FIELDS.defaults.keys())
+    options = frozenset({"lean", "cell", "compare", *_BACKWARD_ARGUMENTS} & FIELDS.defaults.keys())
     reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
@@ -62,7 +59,7 @@ class ReferenceKernel:
         return "plain torch, dense, any device and dtype; every other kernel is tested against it"
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        if problem.lean:
+        if problem.lean or problem.cell == "lstm":
             return (0,)
         T, B, _ = problem.input.shape
         gates = 4 if problem.reset_gate == "after" else 3
@@ -71,9 +68,9 @@ class ReferenceKernel:
     def forward(self, problem: Problem, save: bool) -> Forward:
         problem = problem.rounded()
         check_arguments(problem)
-        result = run_torch(problem, _FORWARD_ARGUMENTS)
+        result = run_torch(problem.without_backward_options())
         check_result(result.state.c)
-        reserve = torch.stack(result.gates) if save and not problem.lean else result.y.new_empty(0)
+        reserve = torch.stack(result.gates) if save and self.reserve_shape(problem) != (0,) else result.y.new_empty(0)
         # clone: outputs of an operator must not share memory
         return Forward(result.y, result.c, result.state.c.clone(), result.state.y.clone(), reserve)
 
@@ -90,6 +87,8 @@ class ReferenceKernel:
         input_gradient: bool,
     ) -> Backward:
         assert y is not None
+        if problem.cell == "lstm":
+            return _differentiate(problem, (grad_y, grad_c, grad_c_last, grad_y_last), input_gradient)
         if problem.lean:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
@@ -118,3 +117,24 @@ class ReferenceKernel:
             bias_hh=gradients.bias_hh,
             theta=gradients.theta,
         )
+
+
+def _differentiate(problem: Problem, grads: tuple[Tensor | None, ...], input_gradient: bool) -> Backward:
+    """Run the sequence again and differentiate it by autograd."""
+    rows = problem.weight_hh.shape[0]
+    leaves: dict[str, Tensor] = {}
+    for name in FIELDS.differentiable:
+        tensor: Tensor | None = getattr(problem.rounded(), name)
+        tensor = problem.theta.new_zeros(rows) if tensor is None else tensor.detach()
+        leaves[name] = tensor.requires_grad_(input_gradient or name != "input")
+    with torch.enable_grad():
+        result = run_torch(dataclasses.replace(problem, precision="", **leaves))
+        pairs = [
+            (output, grad)
+            for output, grad in zip((result.y, result.c, *result.state), grads, strict=True)
+            if grad is not None
+        ]
+        outputs, output_grads = zip(*pairs, strict=True)
+        inputs = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        gradients = torch.autograd.grad(outputs, inputs, output_grads, materialize_grads=True)
+    return Backward(*gradients) if input_gradient else Backward(None, *gradients)

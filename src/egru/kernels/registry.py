@@ -42,8 +42,10 @@ def unsupported_options(name: str, problem: Problem) -> str | None:
 
 def _refused_option(name: str, problem: Problem) -> str | None:
     for option, default in _REFUSED_OPTIONS[name]:
-        if getattr(problem, option) != default:
-            return f"it does not support {option}"
+        if (value := getattr(problem, option)) != default:
+            return (
+                f"it does not support {option}={value!r}" if isinstance(value, str) else f"it does not support {option}"
+            )
     return None
 
 
@@ -76,10 +78,16 @@ def warn_declined(problem: Problem) -> None:
     name = next((name for name, kernel in _KERNELS.items() if kernel.device == device), None)
     if device == "meta":
         return
+    layer = layer_name(problem)
     if name is None:
-        warn_plain_torch("EGRU", f"there is no kernel for {device} tensors")
+        warn_plain_torch(layer, f"there is no kernel for {device} tensors")
     elif (reason := unsupported(name, problem)) not in (None, compiled.missing):  # a missing core has its own warning
-        warn_plain_torch("EGRU", f"the {name} kernel cannot run it, because {reason}")
+        warn_plain_torch(layer, f"the {name} kernel cannot run it, because {reason}")
+
+
+def layer_name(problem: Problem) -> str:
+    """Return the name of the class of layers that run ``problem``."""
+    return {"gru": "EGRU", "lstm": "ELSTM"}[problem.cell]
 
 
 _warned: set[tuple[str, str]] = set()

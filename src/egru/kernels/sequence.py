@@ -1,15 +1,17 @@
 """Entry points of the sequence operation: choose a kernel and a route, and run."""
 
+import torch
 from torch import Tensor
 
 from egru._autograd import in_transform, is_plain
 from egru.events import EventState
 from egru.kernels.call import NoAutocast, prepare
 from egru.kernels.eager import run_eager
+from egru.kernels.finite import check_arguments, check_result
 from egru.kernels.op import sequence
 from egru.kernels.problem import Problem
 from egru.kernels.reference import run_torch
-from egru.kernels.registry import begin, warn_plain_torch
+from egru.kernels.registry import begin, layer_name, warn_plain_torch
 from egru.types import Backend, ResetGate
 
 TRANSFORMS = "no kernel supports forward-mode differentiation or torch.func"
@@ -51,6 +53,8 @@ def run_sequence(problem: Problem, backend: Backend = "auto") -> tuple[Tensor, T
     if in_transform():
         return _transform(problem, backend)
     problem, kernel, save = prepare(problem, backend)
+    if kernel == "reference" and problem.cell == "lstm":
+        return _differentiable_steps(problem)
     if is_plain(problem.input):
         y, c, c_last, y_last = run_eager(problem, kernel, save)
     else:
@@ -64,7 +68,19 @@ def _transform(problem: Problem, backend: Backend) -> tuple[Tensor, Tensor, Even
             f"backend={backend!r} does not support forward-mode differentiation or torch.func; use backend='auto'"
         )
     if backend == "auto":
-        warn_plain_torch("EGRU", TRANSFORMS)
+        warn_plain_torch(layer_name(problem), TRANSFORMS)
     with NoAutocast(problem.input.device.type):
         result = run_torch(problem)
+    return result.y, result.c, result.state
+
+
+def _differentiable_steps(problem: Problem) -> tuple[Tensor, Tensor, EventState]:
+    """Run a cell without an explicit backward pass, step by step, differentiable by autograd."""
+    check_values = is_plain(problem.input) and not torch.compiler.is_compiling()
+    with NoAutocast(problem.input.device.type):
+        if check_values:
+            check_arguments(problem)
+        result = run_torch(problem)
+        if check_values:
+            check_result(result.state.c)
     return result.y, result.c, result.state

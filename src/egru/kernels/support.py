@@ -53,14 +53,15 @@ def _problems() -> dict[str, Problem]:
         "recurrent_clip, training": change(recurrent_clip=1.0),
         "surrogates other than 'triangle'": change(surrogate=Surrogate(shape="rectangle")),
         "autocast to bfloat16 or float16": change(precision="bfloat16"),
+        "ELSTM": _problem(torch.float32, gates=4, cell="lstm"),
         "float64 parameters": _problem(torch.float64),
         "bfloat16 or float16 parameters": _problem(torch.bfloat16),
     }
 
 
-def _problem(dtype: torch.dtype) -> Problem:
+def _problem(dtype: torch.dtype, gates: int = 3, **options: Any) -> Problem:
     """Return a problem with the default options: one step of one unit."""
-    one, weight = torch.zeros(1, 1, dtype=dtype), torch.zeros(3, 1, dtype=dtype)
+    one, weight = torch.zeros(1, 1, dtype=dtype), torch.zeros(gates, 1, dtype=dtype)
     return Problem(
         input=one[None],
         c0=one,
@@ -77,4 +78,5 @@ def _problem(dtype: torch.dtype) -> Problem:
         reset_gate="before",
         surrogate=Surrogate(),
         precision="",
+        **options,
     )

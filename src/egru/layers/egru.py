@@ -6,30 +6,28 @@ import torch
 from torch import Tensor, nn
 
 from egru.events import EventState, Surrogate, check_events
-from egru.kernels import Problem, begin_sequence, run_sequence
+from egru.kernels import begin_sequence
 from egru.layers import checks
 from egru.layers.dense import always_active, from_dense, is_always_active, to_dense, warn_differences
-from egru.layers.stack import EventRNN, base_arguments
-from egru.layers.structure import Direction, Weights
+from egru.layers.kernel_layer import KernelEventRNN, autocast_precision
+from egru.layers.stack import base_arguments
+from egru.layers.structure import Direction
 from egru.layers.threshold import Threshold
-from egru.types import BACKENDS, RESET_GATES, RESETS, Backend, DropoutMode, Events, Reset, ResetGate
+from egru.types import RESET_GATES, RESETS, Backend, DropoutMode, Events, Reset, ResetGate
 
 
-class _EventGRU(EventRNN):
-    """The part that :class:`EGRU` and :class:`EGRUCell` share: options of the GRU, and one direction."""
+class _EventGRU(KernelEventRNN):
+    """The part that :class:`EGRU` and :class:`EGRUCell` share: options of the GRU."""
 
     gates = 3
     resets = RESETS
     reset_gate: ResetGate
-    backend: Backend
-    lean: bool
 
     def _set_gru_options(self, reset_gate: ResetGate, backend: Backend, lean: bool) -> None:
         owner = type(self).__name__
         self.reset_gate = checks.choice(owner, "reset_gate", reset_gate, RESET_GATES)
         check_events(self.events, self.reset, reset_gate, owner)
-        self.backend = checks.choice(owner, "backend", backend, BACKENDS)
-        self.lean = bool(lean)
+        self._set_kernel_options(backend, lean)
 
     def begin(self, x: Tensor, ih: Tensor, hh: Tensor) -> object:
         if not x.is_cuda:
@@ -37,46 +35,13 @@ class _EventGRU(EventRNN):
         per_unit = self.reset_scale.dim() and self.reset != "none"
         if per_unit or self.events != "positive" or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # kernels that can start early do not support these
-        return begin_sequence(x, ih, hh, self.reset_gate, _autocast_precision(x), self.backend)
+        return begin_sequence(x, ih, hh, self.reset_gate, autocast_precision(x), self.backend)
 
-    def run_direction(
-        self,
-        x: Tensor,
-        state: EventState,
-        weights: Weights,
-        keep: Tensor | None = None,
-        lengths: Tensor | None = None,
-        started: object = None,
-    ) -> tuple[Tensor, Tensor, EventState]:
-        if weights.reset_scale.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{type(self).__name__}: reset_scale must not require a gradient, because no kernel computes it; call "
-                "reset_scale.requires_grad_(False)"
-            )
-        problem = Problem(
-            x,
-            *state,
-            weights.ih,
-            weights.hh,
-            weights.bias_ih,
-            weights.bias_hh,
-            weights.theta,
-            weights.reset_scale,
-            keep,
-            lengths,
-            reset=self.reset,
-            reset_gate=self.reset_gate,
-            surrogate=self.surrogate,
-            precision=_autocast_precision(x),
-            lean=self.lean,
-            recurrent_clip=self.recurrent_clip or 0.0,
-            events=self.events,
-            started=started,
-        )
-        return run_sequence(problem, self.backend)
+    def _cell_options(self) -> dict[str, Any]:
+        return {"reset_gate": self.reset_gate}
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, reset_gate={self.reset_gate!r}, backend={self.backend!r}"
+        return f"{super().extra_repr()}, reset_gate={self.reset_gate!r}"
 
 
 class EGRU(_EventGRU):
@@ -309,15 +274,3 @@ class EGRUCell(_EventGRU):
             state = EventState(c.reshape(shape), y.reshape(shape))
         _, (c, y) = self._run(input.unsqueeze(0) if batch else input[None, None], state, None)
         return EventState(c[0], y[0]) if batch else EventState(c[0, 0], y[0, 0])
-
-
-_DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-def _autocast_precision(x: Tensor) -> str:
-    """Return the name of the dtype that autocast rounds products to, or an empty string without autocast."""
-    device = x.device.type
-    if not torch.is_autocast_enabled(device):
-        return ""
-    dtype = torch.get_autocast_dtype(device)
-    return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")

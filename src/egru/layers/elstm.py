@@ -6,16 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from egru.events import Surrogate
-from egru.functional import CellUpdate, lstm_update
 from egru.layers import checks
 from egru.layers.dense import always_active, from_dense, is_always_active, to_dense, warn_differences
-from egru.layers.ernn import AutogradEventRNN
+from egru.layers.kernel_layer import KernelEventRNN
 from egru.layers.stack import base_arguments
 from egru.layers.threshold import BELOW_ALL_STATES, Threshold
-from egru.types import COMPARES, RESETS, Compare, DropoutMode, Events, Reset
+from egru.types import COMPARES, RESETS, Backend, Compare, DropoutMode, Events, Reset
 
 
-class ELSTM(AutogradEventRNN):
+class ELSTM(KernelEventRNN):
     r"""Event-based LSTM.
 
     A unit whose memory cell ``c`` exceeds its threshold emits ``o * tanh(c)``, then clears ``c``::
@@ -30,13 +29,14 @@ class ELSTM(AutogradEventRNN):
 
     Parameters have the names, shapes and gate order (i, f, g, o) of ``torch.nn.LSTM``, plus the thresholds
     ``threshold_l{k}``; the state dict of an LSTM loads unchanged. :meth:`from_lstm` builds a layer that computes the
-    same function as a ``torch.nn.LSTM``. There is no compiled kernel for this cell.
+    same function as a ``torch.nn.LSTM``. The compiled CPU
+    core runs it; there are no CUDA kernels for this cell.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.
         events (Events): As in :class:`egru.EGRU`. ``"delta"`` requires ``reset="none"`` and ``compare="output"``.
-        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
-            in :class:`egru.EGRU`.
+        reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, backend, lean, recurrent_clip,
+            device, dtype: As in :class:`egru.EGRU`.
         compare (Compare): What is compared with the threshold: the memory cell ``c`` (``"cell"``), or the value of an
             event, ``o * tanh(c)`` (``"output"``). Resets clear ``c`` in both cases. Default: ``"cell"``.
 
@@ -75,12 +75,15 @@ class ELSTM(AutogradEventRNN):
         dropconnect: float = 0.0,
         zoneout: float = 0.0,
         dropout_mode: DropoutMode = "variational",
+        backend: Backend = "auto",
+        lean: bool = False,
         recurrent_clip: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(**base_arguments(locals()))
         self.compare: Compare = checks.choice(type(self).__name__, "compare", compare, COMPARES)
+        self._set_kernel_options(backend, lean)
         if events == "delta" and compare != "output":
             raise ValueError(f"ELSTM: events='delta' requires compare='output', got compare={compare!r}")
 
@@ -88,8 +91,8 @@ class ELSTM(AutogradEventRNN):
     def emits_compared(self) -> bool:
         return self.compare == "output"
 
-    def _update(self, p: Tensor, y: Tensor, memory: Tensor, hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
-        return lstm_update(p, y, memory, hh, bias_hh, self.compare)
+    def _cell_options(self) -> dict[str, Any]:
+        return {"cell": "lstm", "compare": self.compare, "reset_gate": "after"}
 
     @classmethod
     def from_lstm(cls, lstm: nn.LSTM, **options: Any) -> "ELSTM":

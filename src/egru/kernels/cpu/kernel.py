@@ -54,7 +54,7 @@ class CPUKernel:
 
     name = "cpu"
     device: str | None = "cpu"
-    options = frozenset({"lean"})
+    options = frozenset({"lean", "cell", "compare"})
     reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
@@ -73,6 +73,8 @@ class CPUKernel:
             return "it requires input, state, weights and thresholds of one type"
         if problem.surrogate.shape != "triangle":
             return f"it supports the triangle surrogate only, got {problem.surrogate.shape!r}"
+        if problem.cell == "lstm" and problem.events != "positive":
+            return f"it does not support events={problem.events!r} of an LSTM"
         if 0 in problem.input.shape:
             return f"it requires at least one step, row and feature, got an input of shape {tuple(problem.input.shape)}"
         return None
@@ -88,11 +90,11 @@ class CPUKernel:
         )
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        if problem.lean:
-            return (0,)
         T, B, _ = problem.input.shape
         H = problem.c0.shape[-1]
-        return (T, -(-H // 32), 4 if problem.reset_gate == "after" else 3, B, 32)
+        gates = 0 if problem.lean else 3 if problem.cell == "gru" and problem.reset_gate == "before" else 4
+        cells = 1 if problem.compare == "output" else 0  # gates of all steps, then memory cells of all steps
+        return (gates + cells, T, -(-H // 32), B, 32) if gates + cells else (0,)
 
     def forward(self, problem: Problem, save: bool) -> Forward:
         problem = problem.rounded()
@@ -109,7 +111,7 @@ class CPUKernel:
         )
         raw = call.raw
         raw.y, raw.c, raw.c_last, raw.y_last = (x.data_ptr() for x in result[:4])
-        raw.gates = result.reserve.data_ptr()
+        call.set_reserve(problem, result.reserve)
         if _core.train_forward(raw):  # something is not finite
             check_arguments(problem)
             check_result(result.c_last)
@@ -148,7 +150,8 @@ class CPUKernel:
             theta=torch.empty(theta.shape, dtype=dtype),
         )
         raw = call.raw
-        raw.y, raw.c, raw.gates = (0 if x is None else x.data_ptr() for x in (y, c, reserve))
+        raw.y, raw.c = 0 if y is None else y.data_ptr(), c.data_ptr()
+        call.set_reserve(problem, reserve)
         if grad_y is not None:
             raw.grad_y, raw.grad_y_t, raw.grad_y_b = call.address_and_strides(grad_y)
         if grad_c is not None:
@@ -207,12 +210,13 @@ class _Call:
         self.raw: TrainCall = _core.TrainCall()
         raw = self.raw
         raw.T, raw.B, raw.I, raw.H = T, B, features, H
-        all_rows, work = T * B, 3 * H * (H + features)
+        all_rows, work = T * B, problem.weight_hh.shape[0] * (H + features)
         raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
         raw.direct, raw.direct_gates = all_rows <= direct_rows, all_rows <= limits.direct_forward
         raw.threads = min(torch.get_num_threads(), -(-H // 32), 64) if all_rows * work > limits.one_thread else 1
         raw.float64 = problem.c0.dtype == torch.float64
-        raw.after = problem.reset_gate == "after"
+        raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
+        raw.after = not raw.lstm and problem.reset_gate == "after"
         raw.reset = problem.reset
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
@@ -234,6 +238,15 @@ class _Call:
             self._alive.append(keep)
             raw.keep = keep.data_ptr()
             raw.keep_t, raw.keep_b, raw.keep_h = keep.stride()
+
+    def set_reserve(self, problem: Problem, reserve: Tensor) -> None:
+        """Set the addresses of what the forward pass saves."""
+        if not reserve.numel():
+            return
+        if problem.compare == "output":
+            self.raw.cells = reserve[-1].data_ptr()
+        if not problem.lean:
+            self.raw.gates = reserve.data_ptr()
 
     def _address(self, x: Tensor | None) -> int:
         """Return the address of the values in row-major order, or 0 for None."""

@@ -1,0 +1,80 @@
+// Entry points of the backward pass of all cells: pack the weights, run the chunks, unpack the gradients.
+#pragma once
+
+#include "sequence/backward_space.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+template <class S>
+void begin(const TrainCall& call) {
+    const Layer<S> layer(call);
+    const BackwardSpace<S> space(layer);
+    const int64_t V_size = layer.panel_size(layer.tiles_H);
+    to_blocks<S>(layer, layer.as(call.grad_c0), space.dc);
+    to_blocks<S>(layer, nullptr, space.de);
+    to_blocks<S>(layer, layer.as(call.grad_y0), space.dy[(call.T - 1) & 1]);
+    for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
+    if (call.direct) return;
+    run_team(call.threads, [&](const Team& team) {
+        const int panels = layer.weight_gates * layer.blocks, from = team.begin(panels), to = team.end(panels);
+        const int H = layer.H, I = layer.I, blocks = layer.blocks;
+        for (const PanelGroups& groups : recurrent_groups(layer))
+            pack_groups(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, groups, from, to, space.V_rows);
+        for (int b = from; layer.before && b < to && b < blocks; ++b)
+            pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
+        if (call.grad_input)
+            pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, PanelGroups(0, panels), from, to,
+                        space.W_rows);
+        for (const GradPanels<S>& grad : {space.grad_V, space.grad_W})
+            for (int p = from; p < to; ++p) __builtin_memset(grad.panel(p), 0, grad.size() * sizeof(S));
+    });
+}
+
+// Run one chunk of steps. Pass is the class of a cell's backward pass.
+template <template <class> class Pass, class S>
+void run_chunk(const TrainCall& call) {
+    const Layer<S> layer(call);
+    run_team(call.threads, [&](const Team& team) { Pass<S>(layer, team).run(); });
+}
+
+template <class S>
+void finish(const TrainCall& call) {
+    const Layer<S> layer(call);
+    const BackwardSpace<S> space(layer);
+    from_blocks<S>(layer, space.dc, layer.as(call.grad_c0));
+    from_blocks<S>(layer, space.dy[1], layer.as(call.grad_y0));
+    for (int n = 0; n < layer.H; ++n) {
+        const auto total = [&](int j) { return (S)space.totals[(int64_t)j * layer.blocks * block + n]; };
+        for (int g = 0; g < layer.weight_gates; ++g) {
+            layer.as(call.grad_bias_ih)[g * layer.H + n] = total(g);
+            layer.as(call.grad_bias_hh)[g * layer.H + n] = total(g == Z && call.after ? Q : g);
+        }
+        layer.as(call.grad_theta)[n] = total(4);
+    }
+    if (call.direct) return;
+    run_team(call.threads, [&](const Team& team) {
+        space.grad_V.unpack(team, space.panels[team.index]);
+        space.grad_W.unpack(team, space.panels[team.index]);
+    });
+}
+
+template <class S>
+int64_t workspace(const TrainCall& call) {
+    TrainCall sizes = call;
+    sizes.workspace = 0;
+    return BackwardSpace<S>(Layer<S>(sizes)).bytes;
+}
+
+template <template <class> class Pass>
+constexpr BackwardTable make_backward_table() {
+    return {
+        [](const TrainCall& call) { return call.float64 ? workspace<double>(call) : workspace<float>(call); },
+        [](const TrainCall& call) { call.float64 ? begin<double>(call) : begin<float>(call); },
+        [](const TrainCall& call) { call.float64 ? run_chunk<Pass, double>(call) : run_chunk<Pass, float>(call); },
+        [](const TrainCall& call) { call.float64 ? finish<double>(call) : finish<float>(call); },
+    };
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL
