@@ -9,7 +9,14 @@ import torch
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS requires it for deterministic results
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell starts its children with SIGINT ignored
-hypothesis.settings.register_profile("egru", deadline=None, max_examples=int(os.environ.get("EGRU_EXAMPLES", "40")))
+examples = os.environ.get("EGRU_EXAMPLES")  # a number of new random examples, in place of the same 40 in every run
+hypothesis.settings.register_profile(
+    "egru",
+    deadline=None,
+    max_examples=int(examples or 40),
+    derandomize=examples is None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],  # depends on the load of the machine
+)
 hypothesis.settings.load_profile("egru")
 
 

@@ -1,6 +1,7 @@
 """Helpers that several test files share."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,17 @@ from torch import Tensor
 
 import egru
 from egru.data import Split
+
+PATIENCE = 240.0
+"""Seconds to wait for another process. Only a test that hangs takes as long: a busy machine is no failure."""
+
+
+def wait_until(condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Wait until ``condition`` returns a true value; fail after ``seconds``."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:g} s"
+        time.sleep(0.02)
 
 
 def worst(left: Iterable[Tensor | None], right: Iterable[Tensor | None]) -> float:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import PATIENCE
+
 ROOT = Path(__file__).parent.parent
 
 WITHOUT_EXTRAS = """
@@ -49,7 +51,7 @@ def run_without_extras(code: str, folder: Path = ROOT) -> subprocess.CompletedPr
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))}
     environment.pop("EGRU_DATA", None)
     command = [sys.executable, "-c", WITHOUT_EXTRAS + code]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_readme_examples_need_no_extra() -> None:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from egru.experiments import RECIPES
 from egru.records import FORMAT
 from egru.training import Run
 from egru.training.tasks import ClassifierTask
-from tests.helpers import mnist_sample
+from tests.helpers import PATIENCE, mnist_sample, wait_until
 
 PATH = [os.path.abspath(path) for path in sys.path]  # before a test changes the folder
 SMALL = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60"]
@@ -95,7 +94,9 @@ def test_closed_pipe_is_not_an_error(arguments):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "egru", *arguments.removesuffix("unbuffered").split()]
-    completed = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, text=True, timeout=120)
+    completed = subprocess.run(
+        command, stdout=writer, stderr=subprocess.PIPE, env=environment, text=True, timeout=PATIENCE
+    )
     os.close(writer)
     assert completed.stderr == ""
     assert completed.returncode == (0 if arguments == "--help" else 141)  # argparse ignores a closed pipe
@@ -276,13 +277,14 @@ def test_sigint_stops_a_run_that_can_be_resumed(tmp_path):
         text=True,
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until = time.monotonic() + 60
-    while not (metrics.exists() and metrics.read_text().count("\n") > 2):
-        assert process.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with process:
+        try:
+            wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text().count("\n") > 2))
+            assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert err.strip().splitlines()[-1].startswith("egru: stopped")
     assert "Traceback" not in err

@@ -10,6 +10,7 @@ import torch
 
 from egru import cli
 from egru.cli.exit_codes import ExitCode
+from tests.helpers import PATIENCE
 
 FAILED, USAGE = ExitCode.FAILED, ExitCode.USAGE_OR_MISSING_FILE
 
@@ -174,4 +175,4 @@ def _egru(arguments: list[str], first_on_path: Path) -> subprocess.CompletedProc
     source = str(Path(cli.__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(first_on_path), source])}
     command = [sys.executable, "-m", "egru", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)

@@ -48,8 +48,10 @@ public:
         if (work <= 0) return;  // every stream was masked
         work_ += (work / steps - work_) / (work_ == 0 ? 1 : samples);
         if (last_ == 1) {
-            const double cost = seconds / work;  // a call that was preempted counts at most four times the average
-            alone_ = alone_ == 0 ? cost : alone_ + (std::min(cost, 4 * alone_) - alone_) / samples;
+            const double cost = seconds / work;
+            // A preempted call counts at most four times the average, also if it was the first one.
+            alone_ = alone_ == 0 ? cost : std::min(alone_, 4 * cost);
+            alone_ += (std::min(cost, 4 * alone_) - alone_) / samples;
             return;
         }
         const double expected = alone_ * work;

@@ -10,6 +10,7 @@ import torch
 
 from egru import experiments
 from egru.experiments import LanguageConfig
+from tests.helpers import PATIENCE
 from tests.training.tiny import text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -92,7 +93,7 @@ from egru.experiments import LanguageConfig
 from tests.training.tiny import text
 train_step.measure(LanguageConfig(hidden=8, embedding=6, batch=4, bptt=5), text(), 1, 1)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

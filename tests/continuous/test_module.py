@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 
 import egru
 from egru.continuous import ContinuousEGRU, ContinuousStack, InputEvents, engines
-from tests.helpers import weighted_sum
+from tests.helpers import PATIENCE, weighted_sum
 
 ENGINES = list(engines.names())
 
@@ -347,5 +347,5 @@ import torch
 events = InputEvents.from_lists([torch.tensor([0.3, 0.4])], [torch.tensor([0, 1])])
 out = ContinuousEGRU(2, 8)(events, 2.0, [2.0])
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

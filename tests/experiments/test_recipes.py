@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from egru.experiments.registry import add
 from egru.runs import train
 from egru.runs.load import find_run
 from egru.training import Run, learning_rate_factor
+from tests.helpers import PATIENCE
 
 CURVES = Path(__file__).with_name("curves.json")
 FAST = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
@@ -41,9 +43,10 @@ def marked(name):
 
 @pytest.mark.parametrize("name", [marked(name) for name in RECIPES])
 def test_smoke_version_follows_the_stored_loss_curve(name, tmp_path):
+    start = time.process_time()
     train(name, smoke(RECIPES[name].make()), tmp_path / "run")
+    assert time.process_time() - start < 60
     lines = Run.open(tmp_path / "run").metrics()
-    assert sum(line.seconds for line in lines) < 60
     losses = [line.train.loss for line in lines] + [lines[-1].validation.loss]
     curves = json.loads(CURVES.read_text()) if CURVES.exists() else {}
     if os.environ.get("EGRU_WRITE_CURVES"):
@@ -279,7 +282,7 @@ for minutes in (1e-9, None):
         print(pause)
 print(len(runs.export(folder, folder.parent / "small", "int8", 1 << 20)))
 """
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
     assert completed.returncode == 0, completed.stderr
     lines = completed.stdout.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [

@@ -19,6 +19,7 @@ from egru.runs import evaluate, load, quieten, report, resume, train
 from egru.runs.command import train_command
 from egru.runs.reproduce import keep_run
 from egru.training import Run, RunError, checkpoint
+from tests.helpers import PATIENCE
 from tests.training import tiny
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def test_example_of_the_documentation_works_with_every_command(capsys, tmp_path,
     (source,) = [block for block in BLOCKS if "CustomClassifier" in block]
     (tmp_path / "mine.py").write_text(source)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(SEARCHED), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "mine.py"], env=environment, check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "mine.py"], env=environment, check=True, capture_output=True, timeout=PATIENCE)
     assert json.loads(Path("runs/louder/config.json").read_text())["kind"] == "mine:Louder"
     result = Run.open("runs/louder").result()
     assert result is not None

@@ -380,14 +380,18 @@ def test_step_with_out_does_not_allocate() -> None:
     for x, out in ((torch.randn(30), torch.zeros(10)), (np.ones(30, np.float32), np.zeros(10, np.float32))):
         assert engine.step(x, out=out) is out
         assert out.any()
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(200):
-            engine.step(x, out=out)
-        size, peak = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert size - before < 500  # loop variables
-        assert peak - before < 1000
+        sizes, peaks = [], []
+        for _ in range(5):  # other threads of the test process may allocate in one of them
+            tracemalloc.start()
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(200):
+                engine.step(x, out=out)
+            size, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            sizes.append(size - before)
+            peaks.append(peak - before)
+        assert min(sizes) < 500  # loop variables
+        assert min(peaks) < 1000
 
 
 def test_every_step_returns_a_new_result() -> None:

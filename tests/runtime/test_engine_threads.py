@@ -58,6 +58,15 @@ def test_small_steps_stay_on_one_thread(microseconds: float) -> None:
     assert fraction == 0
 
 
+@pytest.mark.parametrize("milliseconds", [1, 30, 1000])
+def test_small_steps_stay_on_one_thread_if_the_first_call_was_preempted(milliseconds: float) -> None:
+    size = core.TeamSize(2)
+    step = 0.5e-6
+    for call in range(1000):
+        assert size.choose(1, 1e-6) == 1
+        size.record(1e6 * step, 1, step if call else 1e-3 * milliseconds)
+
+
 def test_calls_with_pauses_between_them_stay_on_one_thread() -> None:
     """Workers sleep after some microseconds, and waking them takes about 50."""
     _, fraction = simulate(50e-6, lambda call: 1.0, gap=1e-3)

@@ -1,12 +1,12 @@
 """Sweeps on several machines with a PostgreSQL server that these tests start and stop."""
 
+import contextlib
 import dataclasses
 import glob
 import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -20,6 +20,7 @@ from egru.sweep import sweep
 from egru.sweep.study import count_finished, open_study
 from egru.sweep.worker import work
 from egru.training import Run
+from tests.helpers import PATIENCE, wait_until
 from tests.sweep.small import settings
 
 pytest.importorskip("optuna", reason="requires Optuna: pip install 'egru[sweep]'")
@@ -49,34 +50,32 @@ def server():
     if os.geteuid() == 0:  # PostgreSQL does not run as root
         options |= {"user": "nobody", "group": "nogroup", "extra_groups": []}
         shutil.chown(folder, "nobody", "nogroup")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     data = folder / "data"
     subprocess.run(
-        [bin / "initdb", "--pgdata", data, "--auth", "trust", "--username", "egru", "--no-sync", "--encoding", "UTF8"],
+        [bin / "initdb", "--pgdata", data, "--auth", "trust", "--username", "egru", "--no-sync", "--encoding", "UTF8",
+         "--locale", "C"],
         check=True, capture_output=True, **options,
     )  # fmt: skip
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [bin / "postgres", "-D", data, "-k", folder, "-p", str(port), "-h", "127.0.0.1", "-F"],
+            [bin / "postgres", "-D", data, "-k", folder, "-h", "", "-F"],  # a socket in the folder, no port
             stdout=log, stderr=log, **options,
         )  # fmt: skip
     try:
-        url = f"postgresql://egru@127.0.0.1:{port}/postgres"
-        end = time.monotonic() + 60
-        while True:
-            try:
-                psycopg.connect(url, connect_timeout=5).close()
-                break
-            except psycopg.OperationalError:
-                assert process.poll() is None, (folder / "log").read_text()
-                assert time.monotonic() < end
-                time.sleep(0.1)
+        url = f"postgresql://egru@/postgres?host={folder}"
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()
+            with contextlib.suppress(psycopg.OperationalError):
+                psycopg.connect(url).close()
+                return True
+            return False
+
+        wait_until(is_ready)
         yield url
     finally:
         process.send_signal(signal.SIGQUIT)  # immediate shutdown
-        process.wait(60)
+        process.wait(PATIENCE)
         shutil.rmtree(folder)
 
 
@@ -87,7 +86,7 @@ def test_two_machines_share_a_study(server, tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(240)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
     trials = open_study(machines[0]).get_trials()
     assert 4 <= len(trials) <= 5  # a worker that has not asked for its trial yet is not counted by the other sweep
@@ -108,10 +107,7 @@ def test_trial_of_a_dead_machine_is_repeated_by_another(server, tmp_path):
         target=work, args=(dead, None, dict(os.environ), writing)
     )
     process.start()
-    end = time.monotonic() + 60
-    while len(Run(dead.trial_folder(0)).metrics()) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: len(Run(dead.trial_folder(0)).metrics()) >= 2)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()

@@ -24,6 +24,7 @@ from egru.runs import resume
 from egru.sweep import read_search, sweep, table, worker, write_outcome
 from egru.sweep.study import RETRIES, count_finished, mark_lost, open_study, repair_journal
 from egru.training import Run, RunError
+from tests.helpers import PATIENCE, wait_until
 from tests.sweep.small import SPACE, die_before_trial, settings
 
 optuna = pytest.importorskip("optuna", reason="requires Optuna: pip install 'egru[sweep]'")
@@ -38,13 +39,6 @@ def single_precision(defaults, monkeypatch, tmp_path):
 
 def states(study) -> list[str]:
     return [trial.state.name for trial in study.get_trials()]
-
-
-def wait_until(condition, seconds: float = 90.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_every_trial_is_a_run_and_a_study_resumes(tmp_path):
@@ -114,7 +108,7 @@ def test_trial_of_a_killed_worker_is_repeated(tmp_path):
     (worker,) = multiprocessing.active_children()
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGKILL)
-    thread.join(90)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     (study,) = studies
     assert states(study) == ["FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
@@ -177,7 +171,7 @@ def test_killed_sweep_resumes(tmp_path):
         except RunError:
             return False
 
-    wait_until(is_unlocked, 30)
+    wait_until(is_unlocked)
     messages = []
     study = sweep(sweep_settings, messages.append)
     assert states(study) == ["FAIL", "COMPLETE"]
@@ -218,8 +212,9 @@ def test_same_command_resumes_after_ctrl_c(tmp_path, capsys, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(supervise, "wait", interrupt)
+        patch.setattr("egru.sweep.study._LOCK_TIMEOUT", 200)
         assert cli.main(arguments) == 130
-    assert time.monotonic() - stopped[0] < 8  # does not wait for the timeout of the lock
+    assert time.monotonic() - stopped[0] < 190  # does not wait for the timeout of the lock
     assert multiprocessing.active_children() == []
     assert "egru: stopped; the same command resumes" in capsys.readouterr().err
     assert cli.main(arguments) == 0
@@ -341,7 +336,7 @@ def test_lock_of_a_dead_writer_expires(folder, tmp_path, monkeypatch):
     lock.acquire()
     asked = threading.Thread(target=study.ask, daemon=True)
     asked.start()
-    asked.join(30)
+    asked.join(PATIENCE)
     if stuck := asked.is_alive():
         lock.release()
     assert not stuck

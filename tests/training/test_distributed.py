@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,9 @@ from egru.cli import ExitCode
 from egru.data import Batches, Split
 from egru.models import LanguageModel
 from egru.training import ClassifierTraining, NoProgress, Run, Scores, distributed, loop, to_plain
+from tests.helpers import PATIENCE
 from tests.training import distributed_runs
+from tests.training.killed_ranks import KILLS
 from tests.training.tiny import make_classifier, make_language_model
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
@@ -50,7 +50,7 @@ def both(tmp_path_factory):
     finally:
         loop.EpochStatistics = watch
         torch.set_default_dtype(default)
-    output, _ = process.communicate(timeout=240)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     return one, two
 
@@ -94,41 +94,22 @@ def test_bfloat16_exchange_rounds_gradients(both):
     assert error[0] < 1e-12  # no gradient is rounded before the first step
 
 
-def ranks(launcher: subprocess.Popen) -> dict[int, int]:
-    """Return the process ids by rank."""
-    processes = {}
-    for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        processes |= {int(v[5:]): int(pid) for v in variables if v.startswith(b"RANK=")}
-    return processes
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the processes")
 def test_killed_ranks_resume_bit_identically(tmp_path):
-    """Kill rank 1, then rank 0, with SIGKILL. The result equals that of an uninterrupted run, including dropout."""
-    epochs = 30
+    """Rank 1, then rank 0 dies by SIGKILL. The result equals that of an uninterrupted run, including dropout."""
+    epochs = 10
     options = ["digits", "--smoke", "--hidden", "8", "--limit", "60", "--epochs", str(epochs), "--zoneout", "0.1"]
-    command = ["-m", "egru", "train", *options, "--out"]
-    launcher = torchrun(*command, "killed", restarts=2, folder=tmp_path)
-    run, logged = Run(tmp_path / "killed"), 0
-    for victim in (1, 0):
-        end = time.monotonic() + 120
-        while len(run.metrics()) < logged + 4:
-            assert launcher.poll() is None, launcher.communicate()[0]
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        logged = len(run.metrics())
-        os.kill(ranks(launcher)[victim], signal.SIGKILL)
-    output, _ = launcher.communicate(timeout=240)
+    command = ["train", *options, "--batch", "10", "--out"]
+    launcher = torchrun("-m", "tests.training.killed_ranks", *command, "killed", restarts=2, folder=tmp_path)
+    output, _ = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 0, output
-    whole = torchrun(*command, "whole", folder=tmp_path)
-    assert whole.communicate(timeout=240)[0].count("test, epoch") == 1  # only rank 0 prints
+    assert {path.name for path in tmp_path.glob("killed-*")} == {f"killed-in-epoch-{epoch}" for epoch in KILLS}
+    whole = torchrun("-m", "egru", *command, "whole", folder=tmp_path)
+    assert whole.communicate(timeout=PATIENCE)[0].count("test, epoch") == 1  # only rank 0 prints
     assert whole.returncode == 0
+    run, other = Run(tmp_path / "killed"), Run(tmp_path / "whole")
     lines = run.metrics()
     assert [line.epoch for line in lines] == list(range(1, epochs + 1))
     assert output.count("epoch 1: loss") == 1  # it was resumed, not restarted
-    assert logged < epochs  # the kills came before the end
-    other = Run(tmp_path / "whole")
     assert [line.train.loss for line in lines] == [line.train.loss for line in other.metrics()]
     results = run.result(), other.result()
     assert results[0] is not None
