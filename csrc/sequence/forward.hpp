@@ -132,6 +132,9 @@ int bad_arguments(const Layer<S>& layer) {
     if (!all_finite(layer.as(call.c0), state)) bad |= bad_c0;
     if (!all_finite(layer.as(call.y0), state)) bad |= bad_y0;
     if (!all_finite(layer.theta, layer.H)) bad |= bad_theta;
+    const int64_t biases = (int64_t)layer.weight_gates * layer.H;  // infinite ones would only saturate the gates
+    if (layer.bias_ih && !all_finite(layer.bias_ih, biases)) bad |= bad_biases;
+    if (layer.bias_hh && !all_finite(layer.bias_hh, biases)) bad |= bad_biases;
     return bad;
 }
 

@@ -48,7 +48,15 @@ struct TrainCall {
 };
 
 // Values that are not finite, as flags.
-enum Bad : int { bad_input = 1, bad_c0 = 2, bad_y0 = 4, bad_theta = 8, bad_weights = 16, bad_result = 32 };
+enum Bad : int {
+    bad_input = 1,
+    bad_c0 = 2,
+    bad_y0 = 4,
+    bad_theta = 8,
+    bad_biases = 16,
+    bad_weights = 32,
+    bad_result = 64,
+};
 
 // Call `begin` once, then `chunk` for each chunk of steps (ascending in the forward pass, descending in the backward
 // pass), then `finish`.

@@ -23,9 +23,10 @@ def check_finite(values: Mapping[str, Tensor | None]) -> None:
 
 
 def check_arguments(problem: Problem) -> None:
-    """Raise ``ValueError`` if an argument of a problem on the CPU contains NaN or infinity. Biases are not checked."""
+    """Raise ``ValueError`` if an argument of a problem on the CPU contains NaN or infinity."""
     named = {"input": problem.input, "state.c": problem.c0, "state.y": problem.y0, "the threshold": problem.theta}
-    check_finite({**named, "weight_ih": problem.weight_ih, "weight_hh": problem.weight_hh})
+    weights = {name: getattr(problem, name) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+    check_finite({**named, **weights})
     check_thresholds(problem.theta, problem.events)
 
 
@@ -41,7 +42,7 @@ def check_thresholds(theta: Tensor, events: Events) -> None:
 def check_result(c_last: Tensor) -> None:
     """Raise ``ValueError`` if the final state on the CPU is not finite. A state that became NaN stays NaN."""
     if not _all_finite(c_last):
-        raise ValueError("the state became NaN or infinite: biases are not finite, or products of weights overflow")
+        raise ValueError("the state became NaN or infinite: products of weights overflow")
 
 
 def _all_finite(value: Tensor) -> bool:

@@ -36,7 +36,8 @@ class AutogradEventRNN(EventRNN):
         check_values = not (torch.compiler.is_compiling() or in_transform())  # neither can read values
         if check_values:
             arguments = {"input": x, "state.c": state.c, "state.y": state.y, "the threshold": weights.theta}
-            check_finite({**arguments, "weight_ih": weights.ih, "weight_hh": weights.hh})
+            biases = {"bias_ih": weights.bias_ih, "bias_hh": weights.bias_hh}
+            check_finite({**arguments, "weight_ih": weights.ih, "weight_hh": weights.hh, **biases})
             check_thresholds(weights.theta, self.events)
         result = event_sequence(
             lambda p, y, memory: self._update(p, y, memory, weights.hh, weights.bias_hh),
