@@ -1,6 +1,6 @@
 """Load the compiled core, ``egru._core``. All other modules access it through this one."""
 
-import warnings
+from egru._warn import warn_user
 
 missing: str = ""
 """Why :data:`core` is None."""
@@ -38,4 +38,4 @@ def warn_missing() -> None:
     global _warned
     if core is None and not _warned:
         _warned = True
-        warnings.warn(f"egru runs in plain torch, which is slow: {missing}", RuntimeWarning, stacklevel=3)
+        warn_user(f"egru runs in plain torch, which is slow: {missing}", RuntimeWarning)

@@ -173,3 +173,17 @@ def test_doctor_shows_which_options_kernels_support() -> None:
         "ELSTM yes no it does not support cell='lstm'",
         "ERNN no no no kernel supports this cell",
     } <= lines
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: egru.ERNN(4, 5)(X),
+        lambda: torch.nn.Sequential(egru.ERNN(4, 5))(X),
+        lambda: egru.EGRU(4, 5, dropout=0.5),
+    ],
+)
+def test_warning_points_to_the_line_of_the_user(call: Any) -> None:
+    with pytest.warns() as record:
+        call()
+    assert (record[0].filename, record[0].lineno) == (__file__, call.__code__.co_firstlineno)

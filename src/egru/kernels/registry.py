@@ -1,10 +1,9 @@
 """The registered kernels, and the choice of one for a problem."""
 
-import warnings
-
 import torch
 
 from egru import compiled
+from egru._warn import warn_user
 from egru.kernels.cpu.kernel import CPUKernel
 from egru.kernels.cuda import CUDAKernel
 from egru.kernels.problem import FIELDS, Kernel, Problem
@@ -103,11 +102,10 @@ def warn_plain_torch(layer: str, reason: str) -> None:
     if (layer, reason) in _warned:
         return
     _warned.add((layer, reason))
-    warnings.warn(
+    warn_user(
         f"{layer} runs in plain torch, which is slow (about 20 operations per step, 60 in training, on all units): "
         f"{reason}; egru doctor lists what the kernels support",
         RuntimeWarning,
-        stacklevel=2,
     )
 
 

@@ -1,11 +1,11 @@
 """Conversion between event layers and the dense layers of torch."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import nn
 
+from egru._warn import warn_user
 from egru.events import Surrogate
 from egru.layers.stack import EventRNN
 from egru.layers.threshold import BELOW_ALL_STATES, Threshold
@@ -58,10 +58,9 @@ def warn_differences(layer: EventRNN, expected: type[nn.RNNBase], fits: Mapping[
     changed = [f"{name.removesuffix('_config')}={getattr(layer, name)!r}" for name, same in fits.items() if not same]
     if changed:
         name = expected.__name__
-        warnings.warn(
+        warn_user(
             f"{type(layer).__name__}.from_{name.lower()}: with {', '.join(changed)} the layer does not compute the "
-            f"function of the {name}; train it again, or omit these options",
-            stacklevel=3,
+            f"function of the {name}; train it again, or omit these options"
         )
 
 

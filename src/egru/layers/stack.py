@@ -1,7 +1,6 @@
 """The base class of event layers: state, observers, and the forward pass through a stack of layers."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
+from egru._warn import warn_user
 from egru.events import EventState, Surrogate, check_events, compared
 from egru.layers import checks, packing
 from egru.layers.dropout import sequence_dropout, zoneout_keep
@@ -79,7 +79,7 @@ class EventRNN(EventParameters):
         self.recurrent_clip = checks.positive_or_none(owner, "recurrent_clip", recurrent_clip)
         self._observers: list[tuple[Observer, str]] = []
         if dropout and num_layers == 1:
-            warnings.warn(f"{owner}: dropout={dropout} acts between layers and num_layers=1 has none", stacklevel=3)
+            warn_user(f"{owner}: dropout={dropout} acts between layers and num_layers=1 has none")
 
     def zero_state(self, batch: int | None = None) -> EventState:
         """Return the initial state, all zeros.

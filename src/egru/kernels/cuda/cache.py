@@ -10,8 +10,8 @@ import hashlib
 import os
 import pathlib
 import stat
-import warnings
 
+from egru._warn import warn_user
 from egru.files import replace_file
 
 _DIGEST = hashlib.sha256().digest_size
@@ -73,4 +73,4 @@ def _checksum(key: str, code: bytes) -> bytes:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    warnings.warn(f"compiled CUDA kernels are not cached: {reason}", RuntimeWarning, stacklevel=2)
+    warn_user(f"compiled CUDA kernels are not cached: {reason}", RuntimeWarning)
