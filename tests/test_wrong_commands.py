@@ -156,7 +156,7 @@ AFTER_CTRL_C = {
     "evaluate smnist": "nothing was written and there is nothing to resume: run the command again",
     "train digits": "nothing was written and there is nothing to resume: run the command again",
     "sweep digits --search space.py": "the same command resumes the sweep and repeats unfinished trials",
-    "export smnist new": "the new folder may be incomplete and cannot be resumed: remove it and run the command again",
+    "export smnist new": "nothing was written and there is nothing to resume: run the command again",
     "report smnist": "the page may be incomplete: run the command again",
     "bench cpu infer": "a benchmark cannot be resumed: run the command again",
 }

@@ -1,8 +1,9 @@
-"""Atomic file writing: a crash or a concurrent reader sees the old file or the new one, never a part."""
+"""Atomic writing of files and folders: a crash or a concurrent reader sees the old or the new one, never a part."""
 
 import contextlib
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -66,6 +67,40 @@ def _link(temporary: Path, path: Path) -> bool:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
         return False
     return True
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path, last: str = "") -> Iterator[Path]:
+    """Yield a temporary folder that is renamed to ``folder`` at the end of the block.
+
+    If the block raises, nothing is left. A process that is killed leaves the temporary folder, which the next call for
+    the same ``folder`` replaces.
+
+    Args:
+        folder: Folder to create. It may exist if it is empty.
+        last: Name of the file that makes the folder valid. It is moved last if ``folder`` is a mount point, which
+            cannot be replaced.
+
+    Raises:
+        OSError: If the folder cannot be created, or another process has written to it.
+    """
+    folder = Path(os.path.abspath(folder))
+    temporary = folder.with_name(f".{folder.name}.incomplete")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        try:
+            temporary.replace(folder)  # also replaces an empty folder
+        except OSError:
+            if not folder.is_dir() or any(folder.iterdir()):
+                raise
+            for path in sorted(temporary.iterdir(), key=lambda path: path.name == last):
+                shutil.move(path, folder / path.name)
+        sync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def write_synced(path: Path, data: bytes) -> None:

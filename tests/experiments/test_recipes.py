@@ -24,6 +24,7 @@ from egru.runs import train
 from egru.runs.load import find_run
 from egru.training import Run, learning_rate_factor
 from tests.helpers import PATIENCE
+from tests.training.tiny import text
 
 CURVES = Path(__file__).with_name("curves.json")
 FAST = ("digits", "smnist", "psmnist", "dvs", "ptb", "wikitext2")
@@ -128,7 +129,7 @@ def test_recipe_names_are_unique():
 @pytest.mark.parametrize("name", list(RECIPES))
 def test_config_round_trips_through_json(name):
     config = RECIPES[name].make()
-    assert read_config(json.loads(json.dumps(config_record(name, config)))) == (name, config)
+    assert read_config(json.loads(json.dumps(config_record(name, config, text())))) == (name, config)
 
 
 def parameters(name: str, inputs: int, classes: int) -> int:

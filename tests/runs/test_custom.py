@@ -14,7 +14,7 @@ import torch
 import egru
 from egru import cli
 from egru.experiments import CustomClassifier, CustomLanguageModel
-from egru.report import page
+from egru.report import page, read_runs
 from egru.runs import evaluate, load, quieten, report, resume, train
 from egru.runs.command import train_command
 from egru.runs.reproduce import keep_run
@@ -134,6 +134,32 @@ def test_custom_run_is_scored_resumed_and_quietened_like_a_recipe(config, tmp_pa
     assert load(tmp_path / "quiet").config.threshold_floor == (0.2,)
     started = dataclasses.replace(config, start_from=str(tmp_path / "whole"), epochs=1)
     train("started", started, tmp_path / "started", quiet)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reversed(Halves):
+    """The labels are swapped."""
+
+    def load_data(self):
+        data = super().load_data()
+        return dataclasses.replace(data, test=data.test._replace(y=1 - data.test.y))
+
+
+def test_page_says_that_custom_runs_have_different_data(tmp_path):
+    configs = {"one": HALVES, "two": dataclasses.replace(HALVES, seed=1), "other": Reversed(epochs=1, batch=16)}
+    for name, config in configs.items():
+        train(name, config, tmp_path / name, quiet, page=False)
+    same = report([tmp_path / "one", tmp_path / "two"], tmp_path / "same").read_text(encoding="utf-8")
+    assert "cannot all be compared" not in same
+    page = report([tmp_path / name for name in configs], tmp_path / "page").read_text(encoding="utf-8")
+    assert re.search(
+        r"cannot all be compared with each other: Halves \(one\), Halves \(two\) on the test split of halves, test "
+        r"labels (\w{8}); Reversed on the test split of halves, test labels (?!\1)\w{8}\.",
+        page,
+    )
+    quieten(tmp_path / "one", tmp_path / "quiet", floor=(0.2,), log=quiet)
+    runs = read_runs(report([tmp_path / "one", tmp_path / "quiet"], tmp_path / "derived").with_name("report.json"))
+    assert runs[0].task == runs[1].task
 
 
 def test_command_of_a_custom_run_names_changed_fields(tmp_path):

@@ -30,7 +30,6 @@ example of SPACE.py:
 _RUN_OR_NAME = "folder of a run or an export, or name of a pretrained model (smnist)"
 _NEW_FOLDER = "new folder; `egru evaluate FOLDER` reads it like a run"
 _AGAIN = "nothing was written and there is nothing to resume: run the command again"
-_PARTIAL = "the new folder may be incomplete and cannot be resumed: remove it and run the command again"
 _SMOKE = "small network, little data, few epochs: takes less than a minute on a CPU"
 
 
@@ -155,7 +154,6 @@ def _add_export(subparsers: Any) -> None:
     )
     command.add_argument("--part", type=positive_float, metavar="MIB", help="maximum file size in MiB (default: 16)")
     command.add_argument("--name", help="prefix of the C files, functions and types (default: model)")
-    command.set_defaults(interrupted=_PARTIAL)
 
 
 def _add_quieten(subparsers: Any) -> None:
@@ -184,7 +182,6 @@ def _add_quieten(subparsers: Any) -> None:
         metavar="NATS",
         help="accept a validation loss up to this much above the lowest one found (default: 0.001)",
     )
-    command.set_defaults(interrupted=_PARTIAL)
     _add_weights(command)
     _add_device(command)
 

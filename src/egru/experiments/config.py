@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from egru.data import Classification, Text
 from egru.events import Surrogate
-from egru.experiments.custom import Custom, CustomClassifier, CustomLanguageModel, class_path, find_class
+from egru.experiments.custom import (
+    Custom,
+    CustomClassifier,
+    CustomLanguageModel,
+    class_path,
+    find_class,
+    identify_data,
+)
 from egru.layers import Threshold
 from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
 from egru.types import EVENT_CELLS, Cell, DropoutMode, LabelledData, Readout, Reset, ResetGate, TextData
@@ -214,8 +222,10 @@ def _field_names(values: Mapping[str, Any], prefix: str = "") -> list[str]:
     return [prefix + name for name in (*values, *nested)]
 
 
-def config_record(recipe: str, config: Config) -> dict[str, Any]:
+def config_record(recipe: str, config: Config, data: Classification | Text) -> dict[str, Any]:
     """Return the content of a run's ``config.json``.
+
+    The fields of a custom config do not name its data set, so that the record does.
 
     Raises:
         TypeError: If the class of a custom config is not a dataclass, so that its fields would be lost, or if JSON
@@ -224,10 +234,11 @@ def config_record(recipe: str, config: Config) -> dict[str, Any]:
     cls = type(config)
     if "__dataclass_fields__" not in cls.__dict__:
         raise TypeError(f"{cls.__name__} must be decorated with @dataclasses.dataclass(frozen=True, kw_only=True)")
+    record = {"recipe": recipe, "kind": cls.__name__, "config": to_plain(config)}
     if isinstance(config, Custom):
         _check_stored_fields(config)
-    kind = class_path(cls) if isinstance(config, Custom) else cls.__name__
-    return {"recipe": recipe, "kind": kind, "config": to_plain(config)}
+        record |= {"kind": class_path(cls), "data": identify_data(data)}
+    return record
 
 
 def _check_stored_fields(config: Custom) -> None:

@@ -5,12 +5,14 @@ path or the working directory.
 """
 
 import dataclasses
+import hashlib
 import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from egru.data import Classification, Text
@@ -100,6 +102,13 @@ def load_custom_data(config: Custom) -> Classification | Text:
         name = type(config).__name__
         raise TypeError(f"{name}.load_data must return an egru.data.{expected.__name__}, got {type(data).__name__}")
     return data
+
+
+def identify_data(data: Classification | Text) -> str:
+    """Return the name of a data set and a checksum of its test labels or words. Runs with equal ones are compared."""
+    targets = data.test if isinstance(data, Text) else data.test.y
+    digest = hashlib.sha256(torch.as_tensor(targets).cpu().contiguous().numpy().tobytes()).hexdigest()
+    return f"{data.name}, test labels {digest[:8]}"
 
 
 def find_class(path: str, source: str | Path) -> type[CustomClassifier] | type[CustomLanguageModel]:

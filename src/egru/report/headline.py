@@ -22,6 +22,20 @@ def find_baseline(run: RunReport, runs: Sequence[RunReport]) -> RunReport | None
     return next((other for other in runs if not other.event_layers and other.task == run.task), None)
 
 
+def different_tasks(runs: Sequence[RunReport]) -> str | None:
+    """Say which runs cannot be compared because of their data or split. None if all can."""
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for run in runs:
+        groups.setdefault(run.task, []).append(run.name)
+    if len(groups) == 1:
+        return None
+    parts = [
+        f"{', '.join(names)} on the {split} split of {data or 'unnamed data'}"
+        for (data, split, _), names in groups.items()
+    ]
+    return f"The scores of these runs cannot all be compared with each other: {'; '.join(parts)}."
+
+
 def headline(runs: Sequence[RunReport]) -> str:
     """State how much forward computation the events saved."""
     savings = sorted(1 - 1 / run.forward_saving for run in runs if run.event_layers)

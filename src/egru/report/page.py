@@ -15,7 +15,7 @@ from egru.files import replace_file
 from egru.records import FORMAT, read_json, to_plain
 from egru.report import figures
 from egru.report.figures import Figure
-from egru.report.headline import cards, find_baseline, headline, score_text, summary
+from egru.report.headline import cards, different_tasks, find_baseline, headline, score_text, summary
 from egru.report.html import document, figure_grid, folded, json_value, small, table
 from egru.report.plots import activity_histogram, macs_bar, training_curves
 from egru.report.raster import event_raster
@@ -162,7 +162,10 @@ def _page(
     several = len(runs) > 2
     numbers = f"<h2>All numbers</h2>{_table(runs)}"
     title = record["title"]
-    parts = [*_headlines(title, runs, with_cards=not several), *([numbers] if several else [])]
+    parts = [*_headlines(title, runs, with_cards=not several)]
+    if (difference := different_tasks(runs)) is not None:
+        parts.append(small(difference))
+    parts += [numbers] if several else []
     if compared:
         parts += ["<h2>Quality against cost</h2>", figure_grid(compared)]
     parts += ["<h2>Where the computation goes</h2>", figure_grid(computation)]

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from egru.files import new_folder
 from egru.runs.load import PRETRAINED, best_weights, find_run, load, pretrained, require_new_folder
 from egru.runtime.c import export_c as write_c
 from egru.runtime.shards import save_shards
 from egru.training import Run
+from egru.training.run import CONFIG
 from egru.types import CWeightFormat, WeightFormat
 
 
@@ -24,7 +26,7 @@ def export(
 
     Args:
         folder: The folder of a run or an export, or the name of a pretrained model.
-        out: The folder to write. It must be empty or not exist yet.
+        out: The folder to write. It must be empty or not exist yet. It appears when it is complete.
         weights: Number format of the weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
         largest: Maximum size of a file, in bytes.
         log: Called with messages for the user, such as a damaged checkpoint.
@@ -37,8 +39,9 @@ def export(
         RunExistsError: If ``out`` is not empty.
     """
     run, out = Run.open(find_run(folder)[0], log), require_new_folder(out)
-    paths = save_shards(best_weights(run)[0], out, weights, largest)
-    return paths + run.copy_records(out)
+    with new_folder(out, last=CONFIG) as temporary:
+        paths = save_shards(best_weights(run)[0], temporary, weights, largest) + run.copy_records(temporary)
+    return [out / path.name for path in paths]
 
 
 def export_c(
@@ -52,7 +55,7 @@ def export_c(
 
     Args:
         folder: The folder of a run or an export, or the name of a pretrained model. A run requires its data set.
-        out: The folder to write. It must be empty or not exist yet.
+        out: The folder to write. It must be empty or not exist yet. It appears when it is complete.
         weights: Number format: ``"float32"`` or ``"int8"``.
         name: Prefix of files, functions and types.
         log: Called with messages for the user, such as a damaged checkpoint.
@@ -69,4 +72,6 @@ def export_c(
     source, out = find_run(folder)[0], require_new_folder(out)
     is_name = source != Path(folder) and str(folder) in PRETRAINED
     model = pretrained(str(folder)) if is_name else load(source, "cpu", log).model
-    return write_c(model, out, weights, name=name)
+    with new_folder(out) as temporary:
+        paths = write_c(model, temporary, weights, name=name)
+    return [out / path.name for path in paths]

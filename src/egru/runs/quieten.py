@@ -9,11 +9,13 @@ from pathlib import Path
 from egru.compress import raise_thresholds
 from egru.data import Text
 from egru.experiments.config import config_record
+from egru.files import new_folder
 from egru.layers import event_layers
 from egru.runs.load import TrainedRun, find_run, load, read_run_config, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
 from egru.training import LanguageTask, LanguageTraining, Result, Run, RunError, checkpoint, score
 from egru.training.records import Derivation, ThresholdTrial
+from egru.training.run import CONFIG
 from egru.types import WeightFormat
 
 STEP = 0.05
@@ -38,7 +40,7 @@ def quieten(
 
     Args:
         folder: The folder of a run or an export, or the name of a pretrained model.
-        out: The folder to write. It must be empty or not exist yet.
+        out: The folder to write. It must be empty or not exist yet. It appears when it is complete.
         floor: One floor for all layers, or one per layer. If empty, search.
         within: Accepted increase of the validation loss, in nats per sequence or word.
         weights: Number format of the weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
@@ -62,21 +64,22 @@ def quieten(
     recipe, _ = read_run_config(Run.open(source))
     origin = resolve_source(str(folder))
     config = replace(trained.config, threshold_floor=chosen, start_from=origin)
-    run = Run.create(out, config_record(recipe, config), log)
-    save_shards(checkpoint.get_weights(trained.model), out, weights)
-    exported = load(out, log=log)
-    scores, activity = score(exported.model, exported.task, "test")
-    options = [f"--floor {_join(floor)}" if floor else f"--within {within:g}"]
-    options += [f"--weights {weights}"] * (weights != "bfloat16")
-    options += [f"--device {device}"] * bool(device)
-    derivation = Derivation(
-        origin,
-        f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
-        exported.task.evaluate(exported.model, "validation"),
-        tuple(trials),
-    )
-    result = Result(trained.epoch or 0, scores, activity, time.monotonic() - start_time, derivation)
-    run.write_result(result)
+    with new_folder(out, last=CONFIG) as temporary:
+        run = Run.create(temporary, config_record(recipe, config, trained.data), log)
+        save_shards(checkpoint.get_weights(trained.model), temporary, weights)
+        exported = load(temporary, log=log)
+        scores, activity = score(exported.model, exported.task, "test")
+        options = [f"--floor {_join(floor)}" if floor else f"--within {within:g}"]
+        options += [f"--weights {weights}"] * (weights != "bfloat16")
+        options += [f"--device {device}"] * bool(device)
+        derivation = Derivation(
+            origin,
+            f"egru quieten {Path(origin).name} OUT {' '.join(options)}",
+            exported.task.evaluate(exported.model, "validation"),
+            tuple(trials),
+        )
+        result = Result(trained.epoch or 0, scores, activity, time.monotonic() - start_time, derivation)
+        run.write_result(result)
     return result
 
 

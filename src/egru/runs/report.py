@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from egru.experiments.config import Config, Network
+from egru.experiments.custom import Custom
 from egru.report import Epoch, Raster, RunReport, ThresholdSearch, write_report
 from egru.runs.command import changed_settings, flatten, recorded_command
 from egru.runs.load import TrainedRun, find_run, load, read_run_config
@@ -105,6 +106,8 @@ def _read_report(name: str, run: Run, recipe: str, config: Config) -> RunReport:
     result = run.result()
     search = None if result is None else _read_search(result, config)
     settings = {key: value for key, value in flatten(to_plain(config)).items() if key != "root"}
+    if isinstance(config, Custom):
+        settings["data"] = run.config().get("data", "")
     if isinstance(config, Network) and config.cell not in EVENT_CELLS:
         settings = {key: value for key, value in settings.items() if not key.startswith(_EVENT_SETTINGS)}
     scored = result or _score_on_validation(run, config)

@@ -73,7 +73,7 @@ def train(
         if config.threshold_floor:
             raise_thresholds(model, config.threshold_floor)
         with distributed.rank_zero_first():
-            record = config_record(recipe, config)
+            record = config_record(recipe, config, data)
             run = Run.open(folder, log) if _is_same_run(folder, record) else Run.create(folder, record, log)
         return _run_training(recipe, local, model, task, data, run, minutes, progress, page)
 
