@@ -1,11 +1,9 @@
-"""The engine in a service: streams that advance separately, copies, states and files."""
+"""The engine in a service: streams that advance separately, copies and states."""
 
 import copy
-import json
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +12,15 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from egru import EGRU, EGRUCell, EventEngine, Threshold, compiled
-from egru.runtime.network import Trace, extract_network
-from egru.runtime.reference import ReferenceRunner
-from egru.runtime.shards import digest
+from egru import EGRU, EventEngine, Threshold
+from egru.runtime.network import Trace
 from egru.types import WEIGHT_FORMATS, WeightFormat
+from tests.runtime.networks import SUMMARIES, in_float64, network
 
 neg_view = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
-SUMMARIES: list[Trace | None] = [None, 0.9, 1.0, "mean"]
-
-
-@pytest.fixture(autouse=True)
-def float32() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.fixture(params=["compiled", "reference"])
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "compiled":
-        pytest.importorskip("egru._core", reason="the compiled core is not built")
-    else:
-        monkeypatch.setattr(compiled, "core", None)
-        monkeypatch.setattr(compiled, "_warned", True)
-    return request.param
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    threshold = Threshold("identity", mean=0.05, std=0.05)
-    first = EGRU(20, 30, 2, threshold=threshold, reset="threshold", zoneout=0.1)
-    return nn.Sequential(first, EGRUCell(30, 25, threshold=threshold), nn.Linear(25, 6))
-
-
-def in_float64(weights: WeightFormat, trace: Trace | None, x: Tensor) -> Tensor:
-    """Return the outputs of the reference runner in float64 for ``x``, ``(T, I)``."""
-    reference = ReferenceRunner(extract_network(network(), trace=trace), weights, 1, dtype=torch.float64)
-    out = np.empty((len(x), 1, 6), np.float64)
-    reference.run(x.numpy()[:, None], None, False, out)
-    return torch.from_numpy(out[:, 0])
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def assert_same_state(engine: EventEngine, other: EventEngine) -> None:
@@ -282,111 +246,3 @@ def test_step_with_out_calls_no_method_of_a_tensor(inputs: str) -> None:
     engine.step(x, out)
     sys.setprofile(None)
     assert calls == ["setprofile"]  # methods of torch would be listed, those of the core are not
-
-
-# ---- engine files ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("trace", SUMMARIES)
-@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
-def test_loaded_engine_computes_the_same_bits(
-    runner: str, weights: WeightFormat, trace: Trace | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "engine.safetensors"
-    engine = EventEngine(network(), weights, 2, 3, trace=trace, embedding=nn.Embedding(9, 20))
-    ids = torch.randint(9, (20, 3))
-    expected = engine.run(ids)
-    engine.save(path)
-    loaded = EventEngine.load(path)
-    assert repr(loaded) == repr(engine)
-    assert loaded._options == engine._options
-    assert list(loaded.state) == list(engine.state)
-    assert not any(value.any() for value in loaded.state.values())
-    assert torch.equal(loaded.run(ids), expected)
-    single = EventEngine.load(str(path), streams=1, threads=1)
-    torch.testing.assert_close(single.run(ids[:, 1]), expected[:, 1], rtol=0, atol=0 if runner == "compiled" else 1e-5)
-    other = EventEngine(network(), "float32", trace=trace, embedding=None)
-    other.save(path)
-    assert EventEngine.load(path, weights).weights == weights
-
-
-def test_loaded_engine_matches_float64(runner: str, tmp_path: Path) -> None:
-    x = torch.randn(12, 20)
-    for trace in SUMMARIES:
-        EventEngine(network(), "bfloat16", trace=trace).save(tmp_path / "engine")
-        y = EventEngine.load(tmp_path / "engine").run(x)
-        torch.testing.assert_close(y.double(), in_float64("bfloat16", trace, x), rtol=0, atol=5e-6)
-
-
-def test_damaged_bytes_are_detected(tmp_path: Path) -> None:
-    path = tmp_path / "engine.safetensors"
-    EventEngine(EGRU(2, 3, threshold=Threshold.constant(0.1)), trace=0.5).save(path)
-    data = path.read_bytes()
-    for position in range(0, len(data), 7):
-        path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
-        with pytest.raises(ValueError, match=r"EventEngine.load: .*engine\.safetensors"):
-            EventEngine.load(path)
-    for length in (0, 1, 100, len(data) - 1):
-        path.write_bytes(data[:length])
-        with pytest.raises(
-            ValueError, match=r"EventEngine.load: .*engine\.safetensors is damaged or not an engine file"
-        ):
-            EventEngine.load(path)
-
-
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*weights\.safetensors"):
-        EventEngine.load(path)
-    safetensors.torch.save_file(network().state_dict(), path)
-    with pytest.raises(ValueError, match=r"weights\.safetensors is not an engine file"):
-        EventEngine.load(path)
-
-
-CRAFTED: list[tuple[Any, str]] = [
-    (lambda tensors, plain: tensors.pop("layers.0.theta"), "theta is missing"),
-    (lambda tensors, plain: tensors.pop("layers.0.weight_ih"), "weight_ih is missing"),
-    (lambda tensors, plain: tensors.pop("layers.0.weight_hh"), "weight_hh is missing"),
-    (lambda tensors, plain: tensors.update(extra=torch.zeros(1)), "extra is not part of the network"),
-    (lambda tensors, plain: tensors.update({"layers.0.weight_hh": torch.zeros(3, 3)}), "weight_hh has shape"),
-    (lambda tensors, plain: tensors.update({"layers.0.theta": torch.zeros(3).double()}), "expected float32"),
-    (lambda tensors, plain: tensors.update({"layers.0.theta": torch.full((3,), torch.inf)}), "contains inf"),
-    (lambda tensors, plain: tensors.update(readout=torch.zeros(4, 5)), "the readout takes 5 inputs"),
-    (lambda tensors, plain: tensors.update(readout_bias=torch.zeros(4)), "readout.bias has shape"),
-    (lambda tensors, plain: tensors.update(embedding=torch.zeros(4, 5)), "the embedding has 5 outputs"),
-    (lambda tensors, plain: plain["layers"].append(plain["layers"][0]), "weight_ih is missing"),
-    (lambda tensors, plain: plain["groups"].clear(), "do not fit the 1 layers"),
-    (lambda tensors, plain: plain["groups"][0].update(hidden=4), "do not fit the 1 layers"),
-    (lambda tensors, plain: plain["layers"][0].update(reset="maybe"), "reset must be one of"),
-    (lambda tensors, plain: plain["layers"][0].update(keep=2.0), "zoneout must be a probability"),
-    (lambda tensors, plain: plain.update(trace=3.0), "trace must be None"),
-    (lambda tensors, plain: plain.pop("options"), "KeyError"),
-    (lambda tensors, plain: plain["options"].update(weights="int4"), "weights must be one of"),
-    (lambda tensors, plain: plain["options"].update(streams=0), "streams must be at least 1"),
-    (lambda tensors, plain: plain["options"].update(unknown=0), "unknown"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), CRAFTED)
-def test_files_with_an_invalid_network_are_refused(change: Any, message: str, tmp_path: Path) -> None:
-    """The checksum is right; shapes that do not fit would read memory out of bounds."""
-    path = tmp_path / "engine.safetensors"
-    EventEngine(EGRU(2, 3), trace=0.5).save(path)
-    with safetensors.safe_open(path, "pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    plain = json.loads(metadata["description"])
-    change(tensors, plain)
-    metadata["description"] = json.dumps(plain)
-    metadata["sha256"] = digest(tensors, metadata["description"])
-    safetensors.torch.save_file(tensors, path, metadata)
-    with pytest.raises(ValueError, match=rf"EventEngine.load: .*engine\.safetensors .*{message}"):
-        EventEngine.load(path)
-
-
-def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "engine.safetensors"
-    metadata = {"format": "egru.EventEngine", "version": "2"}
-    safetensors.torch.save_file({"x": torch.zeros(1)}, path, metadata)
-    with pytest.raises(ValueError, match=r"engine\.safetensors has version '2'; this version of egru reads 1"):
-        EventEngine.load(path)

@@ -343,8 +343,8 @@ class EventEngine:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the network and the options of this engine to a file, without its state.
 
-        The file has the safetensors format and contains float32 weights, so that :meth:`load` may choose another number
-        format. Store :attr:`state` separately if needed.
+        The file has the safetensors format and contains the weights in the number format of the engine: about a quarter
+        of the bytes for int8. Store :attr:`state` separately if needed.
 
         Args:
             path: File to create or replace, atomically.
@@ -363,11 +363,13 @@ class EventEngine:
 
         Args:
             path: File that :meth:`save` wrote.
-            weights, threads, streams: Options as in the constructor. If None, those of the saved engine.
+            weights, threads, streams: Options as in the constructor. If None, those of the saved engine. Another
+                number format requires a file with float32 weights.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            ValueError: If the file is damaged, is not an engine file, or has another version.
+            ValueError: If the file is damaged, is not an engine file, has another version, or contains weights that are
+                already rounded to another format than ``weights``.
 
         Example:
             >>> engine = egru.EventEngine(egru.EGRU(4, 32), weights="int8")
@@ -376,6 +378,11 @@ class EventEngine:
             torch.Size([10, 8, 32])
         """
         network, options = read_engine(Path(path))
+        if weights not in (None, options.weights) and options.weights != "float32":
+            raise ValueError(
+                f"EventEngine.load: {path} contains {options.weights} weights, got weights={weights!r}; save an engine "
+                "with float32 weights to choose the format of the loaded one"
+            )
         given = {"weights": weights, "threads": threads, "streams": streams}
         changes = {name: value for name, value in given.items() if value is not None}
         return cls._from_network(network, dataclasses.replace(options, **changes))

@@ -1,7 +1,11 @@
 """Engine files: the network of an engine and its options, in the safetensors format.
 
-The tensors are the float32 parameters of :class:`~egru.runtime.network.Network`. The metadata hold the format, its
-version, everything that is not a tensor as JSON, and the SHA-256 of all of it.
+The tensors are the parameters of :class:`~egru.runtime.network.Network`. Matrices that the engine rounds are stored in
+its number format; int8 matrices have the largest magnitude of each row, 127 times its scale, in ``NAME.largest``. All
+other tensors are float32. The metadata hold the format, its version, everything that is not a tensor as JSON, and the
+SHA-256 of all of it.
+
+Version 1 stored all tensors in float32. Version 2 is the one described here.
 """
 
 import dataclasses
@@ -17,12 +21,15 @@ from torch import Tensor
 from egru.files import replace_file
 from egru.runtime.network import Group, Layer, Network, check_network, finite_copy
 from egru.runtime.options import Options
+from egru.runtime.reference import MAX_FLOAT32_INPUTS
 from egru.runtime.shards import digest
+from egru.types import WeightFormat
 
-FORMAT, VERSION = "egru.EventEngine", "1"
+FORMAT, VERSION = "egru.EventEngine", "2"
 _LAYER_TENSORS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "reset_scale")
 _LAYER_OPTIONS = ("reset", "reset_gate", "keep")
 _NETWORK_TENSORS = ("embedding", "readout", "readout_bias")
+_LARGEST = ".largest"
 
 
 def write_engine(path: Path, network: Network, options: Options) -> None:
@@ -31,6 +38,9 @@ def write_engine(path: Path, network: Network, options: Options) -> None:
     for i, layer in enumerate(network.layers):
         parts = {f"layers.{i}.{name}": getattr(layer, name) for name in _LAYER_TENSORS}
         tensors |= {name: value for name, value in parts.items() if value is not None}
+    tensors = {
+        key: value for name, tensor in tensors.items() for key, value in _encode(name, tensor, options.weights).items()
+    }
     description = json.dumps(
         {
             "layers": [{name: getattr(layer, name) for name in _LAYER_OPTIONS} for layer in network.layers],
@@ -81,11 +91,38 @@ def read_engine(path: Path) -> tuple[Network, Options]:
     return network, options
 
 
+def _encode(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor]:
+    """Return a tensor as an engine with weights in ``format`` uses it."""
+    kind = name.rpartition(".")[2]
+    is_rounded = kind in ("weight_hh", "readout") or (kind == "weight_ih" and tensor.shape[1] > MAX_FLOAT32_INPUTS)
+    if not is_rounded or format == "float32":
+        return {name: tensor}
+    if format == "bfloat16":
+        return {name: tensor.to(torch.bfloat16)}
+    largest = tensor.abs().amax(1)
+    return {name: (tensor / _scale(largest)).round().to(torch.int8), name + _LARGEST: largest}
+
+
+def _scale(largest: Tensor) -> Tensor:
+    """Return the scales of int8 rows, ``(rows, 1)``, as the engine computes them."""
+    return torch.where(largest > 0, largest / 127, 1.0)[:, None]
+
+
+def _to_float32(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> Tensor:
+    """Return weights that an engine rounds to ``tensor`` again."""
+    if tensor.dtype == torch.int8:
+        largest = finite_copy(name + _LARGEST, tensors[name + _LARGEST])
+        # The product 127 * scale may differ from the largest magnitude by rounding, which would change the scale.
+        values = torch.where(tensor.abs() == 127, largest[:, None] * tensor.sign(), tensor * _scale(largest))
+        return finite_copy(name, values)
+    if tensor.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"{name} is {tensor.dtype}, expected float32, bfloat16 or int8")
+    return finite_copy(name, tensor)  # a copy: the file may change
+
+
 def _decode(tensors: dict[str, Tensor], description: dict[str, Any]) -> tuple[Network, Options]:
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.float32:
-            raise ValueError(f"{name} is {tensor.dtype}, expected float32")
-        tensors[name] = finite_copy(name, tensor)  # a copy: the file may change
+    rows = {name + _LARGEST for name, tensor in tensors.items() if tensor.dtype == torch.int8}
+    tensors = {name: _to_float32(name, tensor, tensors) for name, tensor in tensors.items() if name not in rows}
     layers = tuple(
         Layer(
             **{name: tensors.pop(f"layers.{i}.{name}", None) for name in _LAYER_TENSORS},
