@@ -61,7 +61,8 @@ def test_files_contain_the_weights_as_the_engine_uses_them(weights: WeightFormat
     assert {name: tensor.dtype for name, tensor in again.items()} == {name: x.dtype for name, x in stored.items()}
     assert all(torch.equal(again[name], stored[name]) for name in stored)
     element = {"float32": 4, "bfloat16": 2, "int8": 1}[weights]
-    other = 4 * (2 * 600 + 2 * 200 + (2 * 600 if weights == "int8" else 0))  # biases, thresholds, reset_scale, scales
+    matrices = 1 + (inputs > 16)
+    other = 4 * (2 * 600 + 2 * 200 + (600 * matrices if weights == "int8" else 0))  # biases, theta, reset_scale, scales
     expected = 600 * 200 * element + 600 * inputs * (element if inputs > 16 else 4) + other
     assert expected <= (tmp_path / "engine").stat().st_size < expected + 2000
     if weights != "float32":
