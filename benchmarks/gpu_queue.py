@@ -35,17 +35,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpu_jobs import Job, read_jobs
-
-RECORDS = ("config.json", "environment.json", "metrics.jsonl", "result.json")
-QUEUE, LOG, LIMITS, PID = "queue.json", "queue.log", "limits.json", "queue.pid"
-RUNNING, DIED, ENDED = 3, 1, 0
-"""Exit codes of ``watch``."""
+from gpu_logs import cut, gpu_load, last_epoch, last_lines, nvidia_smi
+from gpu_records import LIMITS, LOG, PID, QUEUE, collect, watch
 
 
 @dataclasses.dataclass
@@ -323,127 +319,6 @@ class Queue:
         new = self.work / f".{QUEUE}"
         new.write_text(json.dumps(state, indent=2) + "\n")
         new.replace(self.work / QUEUE)
-
-
-def last_lines(path: pathlib.Path, count: int, skip: str | None = None) -> list[str]:
-    """Return the last non-empty lines of a log, without those that start with ``skip``."""
-    try:
-        text = path.read_bytes()[-20_000:].decode(errors="replace")
-    except OSError:
-        return []
-    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]", text)]
-    return [line for line in lines if line and not (skip and line.startswith(skip))][-count:]
-
-
-def cut(text: str, length: int = 160) -> str:
-    """Return ``text`` shortened to ``length`` characters."""
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def last_epoch(path: pathlib.Path) -> str:
-    """Return the last epoch's line of a log, or its last line where no epoch has ended."""
-    lines = last_lines(path, 200)
-    epochs = [line for line in lines if line.startswith("epoch ")]
-    return (epochs or lines or ["no output yet"])[-1]
-
-
-def gpu_load() -> str:
-    """Return load and used memory of the first GPU as nvidia-smi reports them."""
-    values = nvidia_smi("utilization.gpu", "memory.used")
-    return f"{values[0]:.0f} %, {values[1] / 1024:.1f} GiB" if values else "unknown"
-
-
-def nvidia_smi(*names: str) -> list[float]:
-    """Return properties of the first GPU; an empty list without nvidia-smi."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
-        return [float(value) for value in answer.splitlines()[0].split(",")]
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return []
-
-
-# ---- following a queue, and its records ------------------------------------------------------------------------------
-
-
-def alive(work: pathlib.Path) -> bool:
-    """Return whether the process of the queue in ``work`` runs."""
-    try:
-        number = int((work / PID).read_text())
-        os.kill(number, 0)
-        state = pathlib.Path(f"/proc/{number}/stat")
-        return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (OSError, ValueError):
-        return False
-
-
-def ended(work: pathlib.Path) -> bool:
-    """Return whether the queue in ``work`` came to its end."""
-    try:
-        return json.loads((work / QUEUE).read_text())["ended"]
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def watch(work: pathlib.Path, seconds: float, patience: float = 10.0) -> int:
-    """Print the log of a queue until it ends, dies or ``seconds`` have passed.
-
-    Args:
-        work: The queue's folder.
-        seconds: How long to follow it.
-        patience: How long to wait for the queue to start.
-
-    Returns:
-        0 when the queue has ended, 1 when it died or never started, 3 when it is still running.
-    """
-    begun, position = time.monotonic(), 0
-    while True:
-        over, lives = ended(work), alive(work)
-        with contextlib.suppress(OSError), (work / LOG).open(encoding="utf-8") as log:
-            log.seek(position)
-            print(log.read(), end="", flush=True)
-            position = log.tell()
-        passed = time.monotonic() - begun
-        if over:
-            return ENDED
-        if not lives and (position or passed > patience):
-            print(f"the queue in {work} died: its process is gone and {QUEUE} has no end", flush=True)
-            return DIED
-        if passed >= seconds:
-            return RUNNING
-        time.sleep(min(0.5, max(0.01, seconds - passed)))
-
-
-def collect(work: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
-    """Pack the small files of all runs, and exported weights, into archives.
-
-    Args:
-        work: The queue's folder.
-        out: Where ``records.tar.gz`` and ``exports.tar.gz`` go.
-
-    Returns:
-        The archives written.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    archives = [out / "records.tar.gz"]
-    with tarfile.open(archives[0], "w:gz") as tar:
-        for path in (work / QUEUE, work / LOG, *sorted((work / "logs").glob("*.log"))):
-            if path.exists():
-                tar.add(path, str(path.relative_to(work)))
-        for run in sorted((work / "runs").iterdir()):
-            for name in RECORDS:
-                if (run / name).exists():
-                    tar.add(run / name, f"runs/{run.name}/{name}")
-    exports = [path for path in sorted((work / "exports").glob("*/*")) if path.is_file()]
-    if exports:
-        archives.append(out / "exports.tar.gz")
-        with tarfile.open(archives[1], "w:gz") as tar:
-            for path in exports:
-                tar.add(path, str(path.relative_to(work)))
-    return archives
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 def parser() -> argparse.ArgumentParser:
