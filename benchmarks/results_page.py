@@ -16,6 +16,7 @@ without a run are listed as "not run".
 import argparse
 import functools
 import pathlib
+import textwrap
 from collections.abc import Callable, Iterable
 
 from results_figures import layers_figure, training_figure
@@ -217,6 +218,16 @@ def describe_task(task: Task, runs: list[Record], images: pathlib.Path) -> str:
     return "\n".join(parts)
 
 
+def wrap(page: str) -> str:
+    """Break lines of prose after at most 120 characters. Tables and indented code keep their lines."""
+    return "\n".join(
+        line
+        if len(line) <= 120 or line.startswith(("|", "    "))
+        else textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False)
+        for line in page.split("\n")
+    )
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=pathlib.Path, default=RUNS, help="folder that contains the records of the runs")
@@ -232,7 +243,7 @@ def main(arguments: list[str] | None = None) -> None:
         task_runs = [run for run in runs if run.recipe in recipes and run.config.data == task.data]
         parts.append(describe_task(task, task_runs, images))
         print(f"{task.title}: {len(task_runs)} runs")
-    options.out.write_text("\n".join(parts))
+    options.out.write_text(wrap("\n".join(parts)))
 
 
 if __name__ == "__main__":

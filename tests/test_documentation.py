@@ -67,3 +67,15 @@ def test_readme_examples_run(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(egru.data, "sequential_mnist", lambda: digits)
     exec(compile(engine, "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("7 7 ")
+
+
+def test_lines_of_prose_have_at_most_120_characters() -> None:
+    """Tables and code may be longer."""
+    too_long = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for line in re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
+        if len(line) > 120 and not line.startswith(("|", "    "))
+    ]
+    assert not too_long

@@ -27,3 +27,13 @@ def test_figure_labels_every_point(theme, tmp_path):
     for name, point in record["points"].items():
         assert name in text
         assert f"{point['microseconds_per_pixel']:.1f} µs, {100 * point['test_accuracy']:.2f} %" in text
+
+
+def test_stored_figures_show_the_record_of_the_shipped_network():
+    points = json.loads(tradeoff.RECORD.read_text())["points"]
+    shipped = [point for name, point in points.items() if name.startswith("EGRU")]
+    assert {point["accuracy_from"] for point in shipped} == {'egru.pretrained("smnist")'}
+    for theme in (tradeoff.LIGHT, tradeoff.DARK):
+        text = (tradeoff.IMAGES / f"tradeoff-{theme.name}.svg").read_text()
+        for point in points.values():
+            assert f"{point['microseconds_per_pixel']:.1f} µs, {100 * point['test_accuracy']:.2f} %" in text
