@@ -29,7 +29,7 @@ WRONG = [
     ("evaluate", USAGE, "the following arguments are required: RUN"),
     ("export run", USAGE, "the following arguments are required: FOLDER"),
     ("export run new --weights bfloat", USAGE, "--weights: unknown value 'bfloat' (did you mean bfloat16?)"),
-    ("export run new --target c --weights bfloat16", USAGE, "supports --weights float32, int8; got bfloat16"),
+    ("export run new --target c --weights bfloat16", USAGE, "supports --weights float32, int8, integer; got b"),
     ("export run new --target c --part 3", USAGE, "--part requires --target run"),
     ("export run new --name net", USAGE, "--name requires --target c"),
     ("export smnist new --target c --name 1st", FAILED, "name must be a C identifier"),

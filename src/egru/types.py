@@ -50,7 +50,7 @@ Cell = Literal[EventCell, DenseCell]
 Readout = Literal["trace", "mean", "last", "every"]
 """Which outputs the classifier's readout reads."""
 WeightFormat = Literal["float32", "bfloat16", "int8"]
-CWeightFormat = Literal["float32", "int8"]
+CWeightFormat = Literal["float32", "int8", "integer"]
 """The number format that weights are stored in."""
 Split = Literal["train", "validation", "test"]
 LabelledData = Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"]

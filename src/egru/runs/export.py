@@ -56,7 +56,7 @@ def export_c(
     Args:
         folder: The folder of a run or an export, or the name of a pretrained model. A run requires its data set.
         out: The folder to write. It must be empty or not exist yet. It appears when it is complete.
-        weights: Number format: ``"float32"`` or ``"int8"``.
+        weights: Number format: ``"float32"``, ``"int8"`` or ``"integer"``.
         name: Prefix of files, functions and types.
         log: Called with messages for the user, such as a damaged checkpoint.
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from egru import EGRU, EventEngine, Threshold
 from egru.runtime import export_c
-from egru.types import RESET_GATES, RESETS
+from egru.types import RESET_GATES, RESETS, CWeightFormat
 
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror", "-std=c99", "-pedantic", "-ffreestanding")
 COMPILER = shutil.which("gcc")
@@ -63,9 +63,9 @@ def random_input(engine: EventEngine, seed: int, steps: int = STEPS) -> Tensor:
     return x
 
 
-def exports(folder: Path, engines: dict[str, EventEngine], weights: str | None = None) -> list[Path]:
+def exports(folder: Path, engines: dict[str, EventEngine], weights: CWeightFormat | None = None) -> list[Path]:
     """Export engines to one folder and return their sources."""
-    return [export_c(engine, folder, weights, name=name)[1] for name, engine in engines.items()]  # pyright: ignore
+    return [export_c(engine, folder, weights, name=name)[1] for name, engine in engines.items()]
 
 
 def compile_objects(compiler: list[str], sources: list[Path], suffix: str = ".o") -> list[Path]:
@@ -84,11 +84,11 @@ _HELPERS = """
 #include "{name}.h"
 
 int {name}_size(void);
-int {name}_run(void *state, const float *x, int steps, float *out);
+int {name}_run(void *state, const {value} *x, int steps, {out} *out);
 
 int {name}_size(void) {{ return (int)sizeof({name}_state); }}
 
-int {name}_run(void *state, const float *x, int steps, float *out)
+int {name}_run(void *state, const {value} *x, int steps, {out} *out)
 {{
     int status = 0;
     for (; steps > 0 && status == 0; --steps, x += {upper}_INPUTS)
@@ -99,11 +99,15 @@ int {name}_run(void *state, const float *x, int steps, float *out)
 """Functions for the tests: the size of a state, and a sequence of steps that writes the output of the last one."""
 
 
-def compile_library(folder: Path, engines: dict[str, EventEngine], *flags: str) -> ctypes.CDLL:
+def compile_library(
+    folder: Path, engines: dict[str, EventEngine], *flags: str, weights: CWeightFormat | None = None
+) -> ctypes.CDLL:
     """Export engines, compile them to a shared library and load it."""
-    sources = exports(folder, engines)
+    sources = exports(folder, engines, weights)
     helpers = folder / "helpers.c"
-    helpers.write_text("".join(_HELPERS.format(name=name, upper=name.upper()) for name in engines))
+    value, out = ("int16_t", "int32_t") if weights == "integer" else ("float", "float")
+    texts = [_HELPERS.format(name=name, upper=name.upper(), value=value, out=out) for name in engines]
+    helpers.write_text("".join(texts))
     objects = compile_objects(["gcc", "-O1", "-fPIC", *WARNINGS, *flags], [*sources, helpers])
     library = folder / "networks.so"
     subprocess.run(["gcc", "-shared", "-o", str(library), *map(str, objects)], check=True, timeout=60)
@@ -112,11 +116,12 @@ def compile_library(folder: Path, engines: dict[str, EventEngine], *flags: str) 
 
 @dataclasses.dataclass
 class CNetwork:
-    """An exported network with one state."""
+    """An exported network with one state. The integer form takes and returns fixed-point numbers."""
 
     library: ctypes.CDLL
     name: str
     outputs: int
+    integer: bool = False
 
     def __post_init__(self) -> None:
         self.state = ctypes.create_string_buffer(self.call("size"))
@@ -124,17 +129,18 @@ class CNetwork:
     def call(self, function: str, *arguments: Any) -> int:
         return getattr(self.library, f"{self.name}_{function}")(*arguments)
 
-    def step(self, x: Tensor) -> npt.NDArray[np.float32]:
+    def step(self, x: Tensor) -> npt.NDArray[Any]:
         """Compute one step from a vector or a token id."""
-        out = np.full(self.outputs, np.nan, np.float32)
+        out = np.full(self.outputs, -1, np.int32 if self.integer else np.float32)
         if x.dtype == torch.int64:
             status = self.call("step_token", self.state, int(x), address(out))
         else:
-            status = self.call("step", self.state, address(x.contiguous().numpy()), address(out))
+            row = fixed_point(x) if self.integer else x.contiguous().numpy()
+            status = self.call("step", self.state, address(row), address(out))
         assert status == 0, status
         return out
 
-    def run(self, x: Tensor) -> npt.NDArray[np.float32]:
+    def run(self, x: Tensor) -> npt.NDArray[Any]:
         return np.stack([self.step(row) for row in x])
 
     def step_events(self, index: list[int], value: list[float]) -> tuple[int, npt.NDArray[np.float32]]:
@@ -146,6 +152,11 @@ class CNetwork:
         index, value = ctypes.POINTER(ctypes.c_uint16)(), ctypes.POINTER(ctypes.c_float)()
         count = self.call("events", self.state, layer, ctypes.byref(index), ctypes.byref(value))
         return index[:count], value[:count]
+
+
+def fixed_point(x: Tensor) -> npt.NDArray[np.int16]:
+    """Return inputs of the integer form, which have twelve fractional bits."""
+    return np.rint(x.numpy() * 4096.0).astype(np.int16)
 
 
 def address(values: npt.NDArray[Any]) -> ctypes.c_void_p:

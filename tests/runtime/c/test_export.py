@@ -182,7 +182,7 @@ def test_a_module_is_exported_like_its_engine(tmp_path: Path) -> None:
 def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
     layer = EGRU(2, 4)
     out = tmp_path / "out"
-    with pytest.raises(ValueError, match=r"weights must be one of float32, int8.*'bfloat16'"):
+    with pytest.raises(ValueError, match=r"weights must be one of float32, int8, integer.*'bfloat16'"):
         export_c(EventEngine(layer, "bfloat16"), out)
     for name in ("", "1st", "a-b", "é", "for"):
         with pytest.raises(ValueError, match="name must be a C identifier"):

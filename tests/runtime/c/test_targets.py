@@ -1,41 +1,55 @@
 """The exported C code gives the same bits on every target: natively, in emulators, and as WebAssembly."""
 
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from egru import EventEngine
 from egru.types import WeightFormat
-from tests.runtime.c.networks import exports, random_input, random_parts
+from tests.runtime.c.networks import COMPILER, CNetwork, compile_library, exports, random_input, random_parts
 from tests.runtime.c.targets import PACKAGES, TARGETS, expected_lines, main_source
 
 core = pytest.importorskip("egru._core", reason="the compiled core is not built")
 
 
-@pytest.fixture(autouse=True)
-def plain_float32() -> Iterator[None]:
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[str]]:
+    """The sources of a program that runs four networks, and the lines that it must print.
+
+    The integer form has no engine: its outputs must be those of the library compiled for this machine.
+    """
+    if COMPILER is None:
+        pytest.skip("requires gcc")
     core.force_level("plain")
     torch.set_default_dtype(torch.float32)
-    yield
+    folder, native = tmp_path_factory.mktemp("program"), tmp_path_factory.mktemp("native")
+    formats: dict[int, WeightFormat] = {0: "float32", 7: "int8"}
+    engines = {f"net{seed}": EventEngine(**without_embedding(seed), weights=w) for seed, w in formats.items()}
+    integer = {f"integer{seed}": EventEngine(**without_embedding(seed)) for seed in (1, 4)}
+    runs = {key: (engine, random_input(engine, 1)) for key, engine in (engines | integer).items()}
+    main = folder / "main.c"
+    main.write_text(main_source({key: runs[key] for key in engines}, {key: runs[key] for key in integer}))
+    library = compile_library(native, integer, weights="integer")
+    lines: list[str] = []
+    for key, (engine, x) in runs.items():
+        network = CNetwork(library, key, engine.output_size, True) if key in integer else None
+        lines += expected_lines(np.asarray(engine.run(x)) if network is None else network.run(x))
     core.force_level("auto")
+    return [*exports(folder, engines), *exports(folder, integer, "integer"), main], lines
+
+
+def without_embedding(seed: int) -> dict[str, Any]:
+    return random_parts(seed) | {"embedding": None}
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_outputs_have_the_bits_of_the_engine(name: str, tmp_path: Path) -> None:
-    target = TARGETS[name]
+def test_outputs_have_the_bits_of_the_engine(name: str, program: tuple[list[Path], list[str]]) -> None:
+    target, (sources, lines) = TARGETS[name], program
     if target.missing:
         pytest.skip(f"requires {', '.join(target.missing)} (apt-get install {PACKAGES})")
-    engines: dict[str, EventEngine] = {}
-    chosen: dict[int, WeightFormat] = {0: "float32", 3: "int8", 5: "int8", 6: "float32"}
-    for seed, weights in chosen.items():
-        parts = random_parts(seed)
-        parts["embedding"] = None
-        engines[f"net{seed}"] = EventEngine(**parts, weights=weights)
-    runs = {key: (engine, random_input(engine, 1)) for key, engine in engines.items()}
-    main = tmp_path / "main.c"
-    main.write_text(main_source(runs))
-    program = tmp_path / "program"
-    target.build([*exports(tmp_path, engines), main], program)
-    assert target.output(program) == [line for engine, x in runs.values() for line in expected_lines(engine, x)]
+    binary = sources[0].with_name(name)
+    target.build(sources, binary)
+    assert target.output(binary) == lines

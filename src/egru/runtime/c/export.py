@@ -11,6 +11,7 @@ from torch import nn
 from egru.files import replace_files
 from egru.layers import checks
 from egru.runtime.c.float_source import float_source
+from egru.runtime.c.integer_source import integer_source
 from egru.runtime.engine import EventEngine
 from egru.runtime.network import Network
 from egru.types import C_WEIGHT_FORMATS, CWeightFormat
@@ -47,12 +48,15 @@ def export_c(
 
     - ``"float32"`` and ``"int8"`` compute in float32. Their outputs have the same bits as those of
       :class:`egru.EventEngine` with these weights at its plain level, if the compiler rounds every operation.
+    - ``"integer"`` computes in integers: int8 weights, int16 state, tables for sigmoid and tanh. Inputs, events and
+      outputs are fixed-point numbers.
 
     Args:
         model: An engine, or a model that :class:`egru.EventEngine` accepts. A model with a method ``streaming``, as
             :class:`egru.models.SequenceClassifier`, is exported as ``EventEngine(**model.streaming())``.
         path: Folder to write ``NAME.h`` and ``NAME.c`` to. It is created if needed, and the files are replaced.
-        weights: Number format: ``"float32"`` or ``"int8"``. If None, that of the engine, or float32 for a model.
+        weights: Number format: ``"float32"``, ``"int8"`` or ``"integer"``. If None, that of the engine, or float32 for
+            a model.
         name: Prefix of files, functions and types: a C identifier.
 
     Returns:
@@ -73,7 +77,8 @@ def export_c(
         raise ValueError(f"export_c: name must be a C identifier that starts with a letter, got {name!r}")
     network = engine._network
     _check(network)
-    files = {Path(path) / file: text.encode() for file, text in float_source(network, weights, name).items()}
+    texts = integer_source(network, name) if weights == "integer" else float_source(network, weights, name)
+    files = {Path(path) / file: text.encode() for file, text in texts.items()}
     Path(path).mkdir(parents=True, exist_ok=True)
     replace_files(files)
     return list(files)

@@ -1,0 +1,73 @@
+"""The integer form follows the float32 engine, saturates instead of overflowing, and names what it cannot represent."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from egru import EGRU, EventEngine, Threshold
+from egru.runtime import export_c
+from tests.runtime.c.networks import COMPILER, CNetwork, address, compile_library, random_input, random_parts
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="requires gcc")
+
+
+@pytest.fixture(autouse=True)
+def float32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+@needs_compiler
+def test_outputs_follow_the_engine(tmp_path: Path) -> None:
+    """Rounding moves single events, so that outputs are compared by the median error."""
+    engines = {f"net{seed}": EventEngine(**random_parts(seed)) for seed in range(8)}
+    library = compile_library(tmp_path, engines, weights="integer")
+    for name, engine in engines.items():
+        x = random_input(engine, 0)
+        expected = torch.as_tensor(engine.run(x)).numpy()
+        network = CNetwork(library, name, engine.output_size, True)
+        error = np.abs(network.run(x) / 2**16 - expected)
+        assert np.median(error) < 0.01 * np.abs(expected).max(), name
+
+
+@needs_compiler
+def test_save_restore_and_extreme_inputs(tmp_path: Path) -> None:
+    """Run the largest inputs under the undefined-behaviour sanitizer, which ends the process at an overflow."""
+    parts = [
+        random_parts(seed) | {"embedding": None, "trace": trace} for seed, trace in ((0, 0.99), (5, 1.0), (6, "mean"))
+    ]
+    engines = {f"net{i}": EventEngine(**arguments) for i, arguments in enumerate(parts)}
+    library = compile_library(
+        tmp_path, engines, "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", weights="integer"
+    )
+    for name, engine in engines.items():
+        first, second = (CNetwork(library, name, engine.output_size, True) for _ in range(2))
+        x = torch.where(torch.rand(60, engine.input_size) < 0.5, -8.0, 32767 / 4096)
+        expected = first.run(x)
+        first.call("reset", first.state)
+        np.testing.assert_array_equal(first.run(x[:25]), expected[:25])
+        saved = np.zeros(10_000, np.uint8)
+        first.call("save", first.state, address(saved))
+        assert second.call("restore", second.state, address(saved)) == 0
+        np.testing.assert_array_equal(second.run(x[25:]), expected[25:])
+        saved[5] ^= 1
+        assert second.call("restore", second.state, address(saved)) == -3
+
+
+def test_numbers_out_of_range_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ValueError, match="reset_scale up to 8; layer 0 has 9"):
+        export_c(EGRU(2, 4, reset_scale=9.0), out, "integer")
+    layer = EGRU(2, 4)
+    with torch.no_grad():
+        layer.get_parameter("weight_hh_l0")[3, 2] = 1e7
+    with pytest.raises(ValueError, match=r"v_0 has weights up to 1e\+07, too large for integer weights"):
+        export_c(layer, out, "integer")
+    assert not out.exists()
+
+
+def test_thresholds_beyond_the_range_never_fire(tmp_path: Path) -> None:
+    layer = EGRU(1, 3, reset="none", threshold=Threshold("identity", mean=5.0))
+    text = export_c(layer, tmp_path, "integer")[1].read_text()
+    assert "theta_0[3] = {\n32767,32767,32767,\n}" in text
