@@ -61,6 +61,7 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
         ("infer_cpu", []),
         ("train_cpu", []),
         ("small_cpu", []),
+        ("lstm_cpu", []),
     ]
 
 
@@ -68,10 +69,11 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
     ("arguments", "option"),
     [
         ([], "{cpu,gpu}"),
-        (["cpu"], "{infer,train,small}"),
+        (["cpu"], "{infer,train,small,lstm}"),
         (["cpu", "infer"], "--sizes"),
         (["cpu", "train"], "--activity"),
         (["cpu", "small"], "--units"),
+        (["cpu", "lstm"], "--activity"),
         (["gpu"], "--rows"),
     ],
 )

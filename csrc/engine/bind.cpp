@@ -67,9 +67,10 @@ private:
 // The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
 class EngineCore {
 public:
-    // inputs, hidden, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, reset, reset gate after, zoneout
+    // inputs, hidden, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, reset, reset gate after, zoneout,
+    // LSTM, compare the output
     using LayerTuple = std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
-                                  std::string, bool, float>;
+                                  std::string, bool, float, bool, bool>;
 
     // `trace` is the decay per step, or negative if there is no trace.
     EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams,
@@ -154,9 +155,10 @@ private:
 
     static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
         std::vector<engine::LayerSource> result;
-        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep] : layers)
+        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep, lstm, compare_output] : layers)
             result.push_back({inputs, hidden, input<float>(w), input<float>(v), input<float>(b_w), input<float>(b_v),
-                              input<float>(theta), input<float>(rho), egru::parse_reset(reset.c_str()), after, keep});
+                              input<float>(theta), input<float>(rho), egru::parse_reset(reset.c_str()), after, keep,
+                              lstm, compare_output});
         return result;
     }
 
@@ -230,7 +232,7 @@ void bind_engine(nb::module_& m) {
     nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
         .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, size_t>(),
              nb::sig("def __init__(self, "
-                     "layers: list[tuple[int, int, int, int, int, int, int, int, str, bool, float]], weights: str, "
+                     "layers: list[tuple[int, int, int, int, int, int, int, int, str, bool, float, bool, bool]], weights: str, "
                      "threads: int, streams: int, trace: float, mean: bool, token_table_bytes: int, /) -> None"))
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {

@@ -35,16 +35,19 @@ struct Problem {
     int inputs, hidden;
     Reset reset;
     bool after;
+    bool lstm = false, compare_output = false;  // the lower layer; the upper one is always a GRU
+
+    size_t rows() const { return static_cast<size_t>((lstm ? 4 : 3) * hidden); }
 };
 
 struct Parameters {
     std::vector<float> w, v, b_w, b_v, theta, rho;
 };
 
-Parameters draw(Random& random, int inputs, int hidden) {
+Parameters draw(Random& random, int inputs, int hidden, size_t rows) {
     const size_t H = static_cast<size_t>(hidden);
-    Parameters p{random.take(3 * H * static_cast<size_t>(inputs), 0.7f), random.take(3 * H * H, 0.4f),
-                 random.take(3 * H, 0.2f), random.take(3 * H, 0.2f), random.take(H, 0.1f), random.take(H, 0.9f)};
+    Parameters p{random.take(rows * static_cast<size_t>(inputs), 0.7f), random.take(rows * H, 0.4f),
+                 random.take(rows, 0.2f), random.take(rows, 0.2f), random.take(H, 0.1f), random.take(H, 0.9f)};
     return p;
 }
 
@@ -52,11 +55,11 @@ constexpr int steps = 20, streams = 3, tokens = 7, outputs = 5;
 
 std::vector<float> compute(const Problem& problem, WeightFormat weights, int threads, int at_once, bool by_steps) {
     Random random;
-    const Parameters lower = draw(random, problem.inputs, problem.hidden);
-    const Parameters upper = draw(random, problem.hidden, problem.hidden);
-    const auto source = [&](int inputs, const Parameters& p) {
+    const Parameters lower = draw(random, problem.inputs, problem.hidden, problem.rows());
+    const Parameters upper = draw(random, problem.hidden, problem.hidden, 3 * static_cast<size_t>(problem.hidden));
+    const auto source = [&](int inputs, const Parameters& p, bool lstm) {
         return LayerSource{inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(), p.theta.data(),
-                           p.rho.data(), problem.reset, problem.after, 0.1f};
+                           p.rho.data(), problem.reset, problem.after && !lstm, 0.1f, lstm, lstm && problem.compare_output};
     };
     const auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
     const auto embedding = random.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);
@@ -74,7 +77,7 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
 
     std::vector<float> result(static_cast<size_t>(steps * streams * outputs));
     for (int first = 0; first < streams; first += at_once) {
-        Engine engine({source(problem.inputs, lower), source(problem.hidden, upper)}, options);
+        Engine engine({source(problem.inputs, lower, problem.lstm), source(problem.hidden, upper, false)}, options);
         engine.team_size().always_divide(true);
         engine.set_readout({problem.hidden, outputs, readout.data(), nullptr});
         engine.set_embedding(embedding.data(), tokens, problem.inputs);
@@ -114,7 +117,9 @@ int main() {
         force_level(level_name(level));
         for (const WeightFormat weights : {WeightFormat::float32, WeightFormat::bfloat16, WeightFormat::int8})
             for (const Problem& problem : {Problem{1, 1, Reset::output, false}, Problem{17, 31, Reset::threshold, true},
-                                           Problem{33, 65, Reset::hard, false}, Problem{5, 130, Reset::none, true}}) {
+                                           Problem{33, 65, Reset::hard, false}, Problem{5, 130, Reset::none, true},
+                                           Problem{17, 31, Reset::threshold, true, true},
+                                           Problem{33, 65, Reset::hard, false, true, true}}) {
                 const std::vector<float> plain = compute(problem, weights, 1, 1, false);
                 for (const float value : plain) failures += !std::isfinite(value);
                 for (const int threads : {1, 2, 4})

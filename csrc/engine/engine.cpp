@@ -34,21 +34,26 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         const int U = layer.units = round_up(H, column_block(options.weights));
         layer.inputs = source.inputs;
         const WeightFormat input_format = source.inputs <= max_float32_inputs ? WeightFormat::float32 : options.weights;
-        const Block r{0, H, U}, u{H, H, U}, z{2 * H, H, U};
-        layer.w = PackedRows(input_format, table_->int8_interleaved, source.weight_ih, source.inputs, {r, u, z});
-        layer.v = PackedRows(options.weights, table_->int8_interleaved, source.weight_hh, H, {z, r, u});
+        layer.gates = source.lstm ? 4 : 3;
+        layer.first_sum = source.lstm ? 0 : 1;
+        const Block r{0, H, U}, u{H, H, U}, z{2 * H, H, U}, o{3 * H, H, U};  // i, f, g, o of an LSTM
+        const std::vector<Block> w = source.lstm ? std::vector<Block>{r, u, z, o} : std::vector<Block>{r, u, z};
+        const std::vector<Block> v = source.lstm ? w : std::vector<Block>{z, r, u};
+        layer.w = PackedRows(input_format, table_->int8_interleaved, source.weight_ih, source.inputs, w);
+        layer.v = PackedRows(options.weights, table_->int8_interleaved, source.weight_hh, H, v);
         const size_t units = static_cast<size_t>(U);
         layer.theta = Buffer<float>(units);
         std::fill_n(layer.theta.data(), U, std::numeric_limits<float>::infinity());
         std::copy_n(source.theta, H, layer.theta.data());
         layer.rho = Buffer<float>(units);
         std::copy_n(source.rho, H, layer.rho.data());
-        layer.bias = Buffer<float>(3 * units);
+        layer.bias = Buffer<float>(static_cast<size_t>(layer.gates) * units);
         layer.bias_q = Buffer<float>(units);
-        add_blocks(source.bias_ih, 3, H, U, layer.bias.data());
-        add_blocks(source.bias_hh, source.after ? 2 : 3, H, U, layer.bias.data());
+        add_blocks(source.bias_ih, layer.gates, H, U, layer.bias.data());
+        add_blocks(source.bias_hh, source.after ? 2 : layer.gates, H, U, layer.bias.data());
         if (source.after && source.bias_hh != nullptr) std::copy_n(source.bias_hh + 2 * H, H, layer.bias_q.data());
-        layer.cell = Cell{source.reset, source.after, source.keep, layer.theta.data(), layer.rho.data()};
+        layer.cell = Cell{source.reset, source.after, source.lstm, source.compare_output, source.keep,
+                           layer.theta.data(), layer.rho.data()};
         layer.c = Buffer<float>(streams * units);
         for (Buffer<float>& y : layer.y) y = Buffer<float>(streams * units);
         layer.gated = Buffer<float>(streams * units);
@@ -66,7 +71,7 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
     scratch_ = std::vector<Scratch>(static_cast<size_t>(options.threads));
     for (Scratch& s : scratch_) {
         s.sum = Buffer<float>(at_once * 4 * static_cast<size_t>(units_max));
-        s.projected = Buffer<float>(items * projected_stride(3 * units_max));
+        s.projected = Buffer<float>(items * projected_stride(4 * units_max));
         s.index = Buffer<int32_t>(at_once * unit_entries);
         s.value = Buffer<float>(at_once * unit_entries);
         s.chunk_index = Buffer<int32_t>(items * input_entries);
@@ -93,7 +98,7 @@ void Engine::set_embedding(const float* table, int tokens, int width) {
     embedding_ = Buffer<float>(count);
     std::copy_n(table, count, embedding_.data());
     tokens_ = tokens;
-    const size_t entries = static_cast<size_t>(tokens) * 3 * static_cast<size_t>(layers_.front().units);
+    const size_t entries = static_cast<size_t>(tokens) * static_cast<size_t>(layers_.front().gates * layers_.front().units);
     if (entries * sizeof(float) <= options_.token_table_bytes) {
         token_table_ = Buffer<float>(entries, true);
         token_filled_.assign(static_cast<size_t>(tokens), 0);

@@ -1,4 +1,4 @@
-// The streaming engine: runs a trained stack of event-based GRU layers one step at a time, reading only the weights of
+// The streaming engine: runs a trained stack of event-based GRU or LSTM layers one step at a time, reading only the weights of
 // active inputs and units.
 //
 // For a given dispatch level, the number of threads, the number of streams and the chunk size do not change the result.
@@ -17,19 +17,22 @@
 
 namespace egru::engine {
 
-// Parameters of one layer in torch's layout: blocks r, u, z of `hidden` rows. They are copied during construction.
+// Parameters of one layer in torch's layout: blocks r, u, z (GRU) or i, f, g, o (LSTM) of `hidden` rows. They are copied
+// during construction.
 struct LayerSource {
     int inputs;
     int hidden;
-    const float* weight_ih;  // (3 * hidden, inputs)
-    const float* weight_hh;  // (3 * hidden, hidden)
-    const float* bias_ih;    // (3 * hidden) or null
-    const float* bias_hh;    // (3 * hidden) or null
+    const float* weight_ih;  // (gates * hidden, inputs)
+    const float* weight_hh;  // (gates * hidden, hidden)
+    const float* bias_ih;    // (gates * hidden) or null
+    const float* bias_hh;    // (gates * hidden) or null
     const float* theta;      // (hidden)
     const float* rho;        // (hidden), reset_scale
     Reset reset;
-    bool after;              // the reset gate acts after the recurrent product
+    bool after;              // GRU: the reset gate acts after the recurrent product
     float keep;              // zoneout: fraction of the old state that is kept
+    bool lstm;
+    bool compare_output;     // LSTM: compare o * tanh(c) with the threshold, not c
 };
 
 struct ReadoutSource {
@@ -96,12 +99,14 @@ private:
     struct Layer {
         int inputs, hidden;
         int units;             // hidden, padded to a column block
+        int gates;             // blocks of the weights: 3 or 4
+        int first_sum;         // blocks of the sums before those that start with the input product
         Cell cell;
-        PackedRows w;          // columns [r | u | z]
-        PackedRows v;          // columns [z | r | u]
+        PackedRows w;          // columns [r | u | z], or [i | f | g | o]
+        PackedRows v;          // columns [z | r | u], or [i | f | g | o]
         Buffer<float> theta;   // infinite for padding units
         Buffer<float> rho;
-        Buffer<float> bias;    // [r | u | z]
+        Buffer<float> bias;    // of the columns of w
         Buffer<float> bias_q;  // bias of q, the recurrent part of z if the reset gate acts after the product
         Buffer<float> c;       // (streams, units)
         Buffer<float> y[2];    // (streams, units); alternate, since other threads may still read the previous step
@@ -116,8 +121,8 @@ private:
     };
     // Working memory of one thread. An item is the input of one stream at one step of a chunk.
     struct Scratch {
-        Buffer<float> sum;        // (concurrent streams, 4 * units) as [q | r | u | z], or the columns of the readout
-        Buffer<float> projected;  // (items, 3 * units): x W + b of a chunk
+        Buffer<float> sum;        // (concurrent streams, 4 * units) as [q | r | u | z] or [i | f | g | o], or the readout's columns
+        Buffer<float> projected;  // (items, gates * units): x W + b of a chunk
         Buffer<int32_t> index, chunk_index, integers, quantised_index;
         Buffer<float> value, chunk_value;
         Buffer<uint8_t> quantised_q;
@@ -184,7 +189,7 @@ private:
     Buffer<double> trace_;
     std::vector<int64_t> trace_steps_;  // (streams)
     Buffer<float> embedding_;    // (tokens, inputs)
-    Buffer<float> token_table_;  // (tokens, 3 * units), filled when a token first occurs
+    Buffer<float> token_table_;  // (tokens, gates * units), filled when a token first occurs
     std::vector<char> token_filled_;
     int tokens_ = 0;
     std::vector<Scratch> scratch_;

@@ -4,6 +4,7 @@
 #include "common/floats.hpp"
 #include "engine/float_products.hpp"
 #include "engine/int8_products.hpp"
+#include "engine/lstm_update.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
@@ -102,6 +103,7 @@ int update_units(const Cell& cell, int from, int to, int units, const float* sum
 }  // namespace
 
 const EngineTable engine_table{int8_interleaved, find_nonzero,  all_finite,       add_rows,    add_rows_int8, quantise,
-                               project,          project_dense, apply_reset_gate, update_units};
+                               project,          project_dense, apply_reset_gate, update_units,
+                               update_lstm};
 
 }  // namespace egru::EGRU_LEVEL

@@ -56,7 +56,9 @@ struct QuantisedVector {
 // Parameters of a layer's element-wise update.
 struct Cell {
     Reset reset;
-    bool after;         // the reset gate acts after the recurrent product
+    bool after;         // GRU: the reset gate acts after the recurrent product
+    bool lstm;
+    bool compare_output;  // LSTM: compare o * tanh(c) with the threshold, not c
     float keep;         // zoneout: fraction of the old state that is kept
     const float* theta;
     const float* rho;   // reset_scale
@@ -94,6 +96,9 @@ struct EngineTable {
     // if a state is not finite.
     int (*update_units)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
                         float* y_new);
+    // The same for an LSTM. `sum` has the blocks i, f, g, o.
+    int (*update_lstm)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
+                       float* y_new);
 };
 
 }  // namespace egru::engine

@@ -104,12 +104,13 @@ void Engine::add_product(const Rows& rows, int first, int columns, const SparseV
 const float* const* Engine::project(const Share& share, const Layer& layer, const Input& input, int steps) {
     Scratch& scratch = share.scratch;
     const int U = layer.units, from = share.begin(U), to = share.end(U), items = steps * share.streams();
-    const size_t row = projected_stride(3 * U);
+    const int gates = layer.gates;
+    const size_t row = projected_stride(gates * U);
     std::vector<const float*>& addresses = scratch.rows;
     if (input.ids != nullptr && token_table_.size() != 0) {
         for (int i = 0; i < items; ++i) {
             const int t = i / share.streams(), s = share.first_stream + i % share.streams();
-            addresses[i] = token_table_.data() + static_cast<size_t>(input.ids[t * options_.streams + s]) * 3 * U;
+            addresses[i] = token_table_.data() + static_cast<size_t>(input.ids[t * options_.streams + s]) * gates * U;
         }
         return addresses.data();
     }
@@ -130,14 +131,14 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
         active += nonzero.count;
     }
     const SparseVector* sparse = input.sparse != nullptr ? input.sparse : scratch.active_inputs.data();
-    if (share.counts_macs()) scratch.macs += active * 3 * layer.hidden;
+    if (share.counts_macs()) scratch.macs += active * gates * layer.hidden;
 
     const Rows rows = layer.w.view();
-    const int blocks = to - from == U ? 1 : 3, width = blocks == 1 ? 3 * U : to - from;
+    const int blocks = to - from == U ? 1 : gates, width = blocks == 1 ? gates * U : to - from;
     const bool dense = static_cast<double>(active) > dense_density * items * layer.inputs;
     const bool shared = items > 1 && active > shared_reads * static_cast<int64_t>(layer.inputs);
-    // A single item is written to where advance() needs it, after the block of q.
-    float* out = items == 1 ? scratch.sum.data() + U : scratch.projected.data();
+    // A single item is written to where advance() needs it, in a GRU after the block of q.
+    float* out = items == 1 ? scratch.sum.data() + layer.first_sum * U : scratch.projected.data();
     for (int b = 0; b < blocks; ++b) {
         const int first = b * U + from;
         if (shared && rows.format != WeightFormat::int8) {
@@ -162,9 +163,11 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
 void Engine::advance(const Share& share, Layer& layer, int step, const float* const* projected) {
     Scratch& scratch = share.scratch;
     const int U = layer.units, from = share.begin(U), to = share.end(U), width = to - from;
-    const bool whole = width == U, after = layer.cell.after;
+    const bool whole = width == U, after = layer.cell.after, before = !after && !layer.cell.lstm;
+    const int gates = layer.gates, first_sum = layer.first_sum;
     const int current = (layer.current + step) % 2;
-    const Rows v = layer.v.view();  // columns [z | r | u], sums [q | r | u | z]
+    // Columns [z | r | u], sums [q | r | u | z]; for an LSTM both are [i | f | g | o].
+    const Rows v = layer.v.view();
     const int at_once = share.by_stream ? 1 : share.streams();
 
     for (int s0 = share.first_stream; s0 < share.last_stream; s0 += at_once) {
@@ -175,26 +178,27 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
             const float* input = projected[s0 + i - share.first_stream];
             SparseVector& active = scratch.active_units[i];
             active.count = table_->find_nonzero(layer.y[current].data() + at, U, active.index, active.value);
-            if (input != sum + U)
-                for (int b = 0; b < 3; ++b) std::copy_n(input + b * U + from, width, sum + (b + 1) * U + from);
+            if (input != sum + first_sum * U)
+                for (int b = 0; b < gates; ++b)
+                    std::copy_n(input + b * U + from, width, sum + (b + first_sum) * U + from);
             if (after) std::copy_n(layer.bias_q.data() + from, width, sum + from);
             if (whole) {
-                const int first = after ? 0 : U;
-                add_product(v, first, 3 * U - first, active, scratch, sum + first);
+                const int first = before ? U : 0;
+                add_product(v, first, gates * U - first, active, scratch, sum + first);
             } else {
-                for (int b = after ? 0 : 1; b < 3; ++b)
+                for (int b = before ? 1 : 0; b < gates; ++b)
                     add_product(v, b * U + from, width, active, scratch, sum + b * U + from);
             }
-            if (!after) {
+            if (before) {
                 int32_t* end = active.index + active.count;
                 const int k0 = static_cast<int>(std::lower_bound(active.index, end, from) - active.index);
                 const int k1 = static_cast<int>(std::lower_bound(active.index, end, to) - active.index);
                 table_->apply_reset_gate(active, k0, k1, sum + U, layer.gated.data() + at);
             }
             if (share.counts_macs())
-                scratch.macs += static_cast<int64_t>(active.count) * 3 * layer.hidden + 3 * layer.hidden;
+                scratch.macs += (static_cast<int64_t>(active.count) + 1) * gates * layer.hidden;
         }
-        if (!after) {
+        if (before) {
             share.meet();  // V_z needs the reset gates of all units
             for (int i = 0; i < at_once; ++i) {
                 if (!share.runs(s0 + i)) continue;
@@ -214,7 +218,8 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
                 std::copy(y_old + from, y_old + to, y + from);
                 continue;
             }
-            const int events = table_->update_units(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y);
+            const auto update = layer.cell.lstm ? table_->update_lstm : table_->update_units;
+            const int events = update(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y);
             scratch.finite = scratch.finite && events >= 0;
             scratch.events[static_cast<size_t>(&layer - layers_.data())] += std::max(events, 0);
             float* row = layer.chunk_y.data() + (static_cast<size_t>(step) * options_.streams + s0 + i) * U;
@@ -285,7 +290,7 @@ void Engine::write_readout(const Share& share, const Layer& layer, int steps, bo
 void Engine::fill_token_table(const int64_t* ids, size_t count, const uint8_t* mask) {
     if (token_table_.size() == 0) return;
     const Layer& layer = layers_.front();
-    const size_t row = 3 * static_cast<size_t>(layer.units);
+    const size_t row = static_cast<size_t>(layer.gates) * static_cast<size_t>(layer.units);
     Scratch& scratch = scratch_.front();
     SparseVector nonzero = scratch.active_inputs.front();
     for (size_t i = 0; i < count; ++i) {
@@ -297,7 +302,7 @@ void Engine::fill_token_table(const int64_t* ids, size_t count, const uint8_t* m
         nonzero.count = table_->find_nonzero(x, layer.inputs, nonzero.index, nonzero.value);
         std::copy_n(layer.bias.data(), row, sum);
         add_product(layer.w.view(), 0, static_cast<int>(row), nonzero, scratch, sum);
-        counters_.macs += static_cast<int64_t>(nonzero.count) * 3 * layer.hidden;
+        counters_.macs += static_cast<int64_t>(nonzero.count) * layer.gates * layer.hidden;
         token_filled_[id] = 1;
     }
 }

@@ -120,6 +120,8 @@ CRAFTED: list[tuple[Any, str]] = [
     (lambda tensors, plain: plain["groups"].clear(), "do not fit the 1 layers"),
     (lambda tensors, plain: plain["groups"][0].update(hidden=4), "do not fit the 1 layers"),
     (lambda tensors, plain: plain["layers"][0].update(reset="maybe"), "reset must be one of"),
+    (lambda tensors, plain: plain["layers"][0].update(cell="lstm"), "weight_ih has shape"),
+    (lambda tensors, plain: plain["layers"][0].update(compare="state"), "compare must be one of"),
     (lambda tensors, plain: plain["layers"][0].update(keep=2.0), "zoneout must be a probability"),
     (lambda tensors, plain: plain.update(trace=3.0), "trace must be None"),
     (lambda tensors, plain: plain.pop("options"), "KeyError"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from egru.cli.arguments import Parser
 
 BENCHMARKS = {
-    "cpu": {"infer": "infer_cpu", "train": "train_cpu", "small": "small_cpu"},
+    "cpu": {"infer": "infer_cpu", "train": "train_cpu", "small": "small_cpu", "lstm": "lstm_cpu"},
     "gpu": {"train": "train_gpu"},
 }
 """Module of each benchmark, by device and by what is measured."""
@@ -29,7 +29,7 @@ def select(device: str, measured: str | None = None) -> list[str]:
 
     Args:
         device: ``"cpu"`` or ``"gpu"``.
-        measured: ``"infer"``, ``"train"`` or ``"small"``. If None, all benchmarks of the device.
+        measured: ``"infer"``, ``"train"``, ``"small"`` or ``"lstm"``. If None, all benchmarks of the device.
 
     Raises:
         ValueError: If the device has no such benchmark.

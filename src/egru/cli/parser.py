@@ -265,15 +265,15 @@ def _add_bench(subparsers: Any) -> None:
         "measure speed and memory against dense baselines",
         "Measure speed and memory against dense baselines. `egru bench cpu infer --help` shows the options of that "
         "benchmark. Results are written to the working directory.",
-        usage="egru bench {cpu,gpu} [{infer,train,small}] [OPTIONS]",
+        usage="egru bench {cpu,gpu} [{infer,train,small,lstm}] [OPTIONS]",
         add_help=False,
     )
     command.add_argument("device", nargs="?", choices=tuple(BENCHMARKS), help="device to measure")
     command.add_argument(
         "measured",
         nargs="?",
-        choices=("infer", "train", "small"),
-        help="streaming inference, training, or small and medium layers (default: all)",
+        choices=("infer", "train", "small", "lstm"),
+        help="streaming inference, training, small and medium layers, or LSTMs (default: all)",
     )
     command.add_argument(
         "-h", "--help", action="store_true", dest="wants_help", help="show this help, or that of the benchmark"

@@ -48,10 +48,10 @@ class EventEngine:
     Engines can be copied and pickled. A copy has the same state and its own counters.
 
     Args:
-        module: An :class:`egru.EGRU` (unidirectional), an :class:`egru.EGRUCell`, or a module whose children are, in
-            this order, at most one ``nn.Embedding``, one or more of these layers, and at most one ``nn.Linear``.
-            Dropout layers are ignored. Its ``forward`` may return the output of every step or of the last one. An
-            ``nn.Sequential`` and a module without ``forward`` stand for their children, run in order.
+        module: An :class:`egru.EGRU` or :class:`egru.ELSTM` (unidirectional), an :class:`egru.EGRUCell`, or a module
+            whose children are, in this order, at most one ``nn.Embedding``, one or more of these layers, and at most
+            one ``nn.Linear``. Dropout layers are ignored. Its ``forward`` may return the output of every step or of the
+            last one. An ``nn.Sequential`` and a module without ``forward`` stand for their children, run in order.
         weights: Number format of the weights. ``"bfloat16"`` halves and ``"int8"`` quarters the memory read per event.
             int8 has one scale per output, and rounds the vector it is multiplied with to eight bits at every step.
             Input weights of a layer with at most 16 inputs stay float32.
@@ -65,8 +65,8 @@ class EventEngine:
         trace: Summary of the outputs over time, which replaces ``y`` as the output or as the input of the readout. A
             number is the decay of a trace ``tr_t = trace * tr_{t-1} + y_t``; 1.0 is a running sum. ``"mean"`` is the
             mean since the last reset. If None, there is no summary.
-        token_table: Maximum size in bytes of a table of input products, ``3 H`` floats per token. It is filled when a
-            token first occurs; later the token costs no product. Not used if the table of all tokens is larger.
+        token_table: Maximum size in bytes of a table of input products, ``3 H`` floats per token (LSTM: ``4 H``). It is
+            filled when a token first occurs; later the token costs no product. Not used if it would be larger.
 
     Raises:
         TypeError: If ``module`` is not supported, or its ``forward`` computes something else.
@@ -136,7 +136,7 @@ class EventEngine:
             ...         self.readout = torch.nn.Linear(32, 10)
             ...     def forward(self, x):
             ...         return self.readout(self.rnn(x)[1][-1])
-            >>> engine = egru.EventEngine.from_model(egru.convert(Model()))
+            >>> engine = egru.EventEngine.from_model(egru.convert(Model(), events="positive"))
             >>> engine.step(torch.randn(4)).shape
             torch.Size([10])
         """

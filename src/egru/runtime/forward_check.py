@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from egru.layers import EGRU, EGRUCell
+from egru.layers import EGRU, ELSTM, EGRUCell
 from egru.runtime.diagnosis import agrees, arrange, call_module, describe_difference
-from egru.runtime.network import NO_OPS, Network, Trace, extract_network
+from egru.runtime.network import NO_OPS, EventModule, Network, Trace, extract_network
 from egru.runtime.reference import ReferenceRunner
 from egru.runtime.tracing import find_parts
 
@@ -42,15 +42,15 @@ def check_forward(
         TypeError: If ``forward`` computes something else or cannot be run. The message names the difference.
     """
     parts: list[nn.Module] = [part for part in (embedding, readout) if part is not None]
-    if isinstance(module, EGRU | EGRUCell) or _is_container(module):
-        modules = [module] if isinstance(module, EGRU | EGRUCell) else list(module.children())
+    if isinstance(module, EventModule) or _is_container(module):
+        modules = [module] if isinstance(module, EventModule) else list(module.children())
         parts += [part for part in modules if not isinstance(part, NO_OPS)]
     elif readout is None and trace is not None and not any(isinstance(part, nn.Linear) for part in module.children()):
         _compare_either(module, trace)
     else:
         _compare_network(module, trace if readout is None else None)
     for part in parts:
-        if type(part) in (EGRU, EGRUCell, nn.Linear, nn.Embedding) and not _has_hooks(part):
+        if type(part) in (EGRU, EGRUCell, ELSTM, nn.Linear, nn.Embedding) and not _has_hooks(part):
             continue
         if isinstance(part, nn.Linear | nn.Embedding):
             _compare_table(part)
@@ -169,7 +169,7 @@ def _prepare(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed GPUs
         for layer in probe.modules():
-            if isinstance(layer, EGRU | EGRUCell):
+            if isinstance(layer, EventModule):
                 layer.reset_parameters()
                 layer.backend = "auto"  # the copy is on the CPU
                 for parameter in layer.threshold_parameters().values():
@@ -195,7 +195,7 @@ def _prepare(
 
 def _layouts(probe: nn.Module) -> tuple[str, str, str]:
     """Return arrangements of the input, the most likely first."""
-    layers = [layer for layer in probe.modules() if isinstance(layer, EGRU)]
+    layers = [layer for layer in probe.modules() if isinstance(layer, EGRU | ELSTM)]
     if layers and layers[0].batch_first:
         return "batch first", "time first", "unbatched"
     return "time first", "batch first", "unbatched"

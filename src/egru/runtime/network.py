@@ -1,4 +1,4 @@
-"""Extract what the engine runs from a module: an optional embedding, event-based GRU layers, an optional readout."""
+"""Extract what the engine runs from a module: an optional embedding, event layers, an optional readout."""
 
 import dataclasses
 import itertools
@@ -8,33 +8,37 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from egru.layers import EGRU, EGRUCell, checks
-from egru.types import RESET_GATES, RESETS, Reset, ResetGate
+from egru.layers import EGRU, ELSTM, EGRUCell, checks
+from egru.types import COMPARES, RESET_GATES, RESETS, SEQUENCE_CELLS, Compare, Reset, ResetGate, SequenceCell
 
 Trace: TypeAlias = float | Literal["mean"]
 """Summary of the outputs over time: a decay per step, or their mean."""
+EventModule: TypeAlias = EGRU | EGRUCell | ELSTM
+"""The layers that the engine runs."""
 NO_OPS = (nn.Dropout, nn.Identity)
 """Children that do nothing at inference."""
 _ACCEPTED = (
-    "egru.EGRU, egru.EGRUCell, or a module whose children are [nn.Embedding,] egru.EGRU layers [, nn.Linear], "
+    "egru.EGRU, egru.EGRUCell, egru.ELSTM, or a module whose children are [nn.Embedding,] these layers [, nn.Linear], "
     "in this order"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Parameters of one layer: float32 CPU tensors in the layout of torch (blocks r, u, z).
+    """Parameters of one layer: float32 CPU tensors in the layout of torch (blocks r, u, z or i, f, g, o).
 
     Attributes:
-        weight_ih: Input weights, ``(3 H, I)``.
-        weight_hh: Recurrent weights, ``(3 H, H)``.
-        bias_ih: Input bias, ``(3 H,)``, or None.
-        bias_hh: Recurrent bias, ``(3 H,)``, or None.
+        weight_ih: Input weights, ``(gates * H, I)``.
+        weight_hh: Recurrent weights, ``(gates * H, H)``.
+        bias_ih: Input bias, ``(gates * H,)``, or None.
+        bias_hh: Recurrent bias, ``(gates * H,)``, or None.
         theta: Constrained thresholds, ``(H,)``.
         reset: How a unit is cleared after an event.
         reset_gate: Whether the reset gate acts before or after the recurrent product.
         reset_scale: Scale of the reset, ``(H,)``.
         keep: Zoneout probability: the fraction of the old state that is kept.
+        cell: The recurrent cell.
+        compare: What an LSTM compares with the threshold.
     """
 
     weight_ih: Tensor
@@ -46,6 +50,12 @@ class Layer:
     reset_gate: ResetGate
     reset_scale: Tensor
     keep: float
+    cell: SequenceCell = "gru"
+    compare: Compare = "cell"
+
+    @property
+    def gates(self) -> int:
+        return 4 if self.cell == "lstm" else 3
 
     @property
     def inputs(self) -> int:
@@ -143,7 +153,7 @@ def check_network(network: Network) -> None:
         for name in ("weight_ih", "weight_hh", "theta", "reset_scale"):
             if getattr(layer, name) is None:  # possible in an engine file
                 raise ValueError(f"EventEngine: {name} is missing")
-        H, rows = layer.theta.shape[0], 3 * layer.theta.shape[0]
+        H, rows = layer.theta.shape[0], layer.gates * layer.theta.shape[0]
         shapes = {"weight_ih": (rows, layer.inputs), "weight_hh": (rows, H), "bias_ih": (rows,), "bias_hh": (rows,)}
         for name, shape in {**shapes, "theta": (H,), "reset_scale": (H,)}.items():
             tensor: Tensor | None = getattr(layer, name)
@@ -153,6 +163,8 @@ def check_network(network: Network) -> None:
             raise ValueError(f"EventEngine: reset_scale must not be negative, got {layer.reset_scale.min().item()!r}")
         checks.choice("EventEngine", "reset", layer.reset, RESETS)
         checks.choice("EventEngine", "reset_gate", layer.reset_gate, RESET_GATES)
+        checks.choice("EventEngine", "cell", layer.cell, SEQUENCE_CELLS)
+        checks.choice("EventEngine", "compare", layer.compare, COMPARES)
         checks.probability("EventEngine", "zoneout", layer.keep)
     hidden = [group.hidden for group in network.groups for _ in range(group.layers)]
     if not hidden or hidden != [layer.hidden for layer in network.layers]:
@@ -168,9 +180,9 @@ def check_network(network: Network) -> None:
     _check_trace(network.trace)
 
 
-def _split_children(module: Any) -> tuple[nn.Embedding | None, dict[str, EGRU | EGRUCell], nn.Linear | None]:
+def _split_children(module: Any) -> tuple[nn.Embedding | None, dict[str, EventModule], nn.Linear | None]:
     """Return the embedding, the event layers by name, and the readout of ``module``."""
-    if isinstance(module, EGRU | EGRUCell):
+    if isinstance(module, EventModule):
         return None, {"": module}, None
     if not isinstance(module, nn.Module):
         raise TypeError(
@@ -188,7 +200,7 @@ def _split_children(module: Any) -> tuple[nn.Embedding | None, dict[str, EGRU | 
             f"accepted: {_ACCEPTED}"
         )
     embedding: nn.Embedding | None = None
-    event_modules: dict[str, EGRU | EGRUCell] = {}
+    event_modules: dict[str, EventModule] = {}
     readout: nn.Linear | None = None
     # named_children() would omit the second use of a layer.
     children = {key: child for key, child in module.named_modules(remove_duplicate=False) if key and "." not in key}
@@ -197,7 +209,7 @@ def _split_children(module: Any) -> tuple[nn.Embedding | None, dict[str, EGRU | 
             continue
         if isinstance(child, nn.Embedding) and embedding is None and not event_modules and readout is None:
             embedding = child
-        elif isinstance(child, EGRU | EGRUCell) and readout is None:
+        elif isinstance(child, EventModule) and readout is None:
             event_modules[key] = child
         elif isinstance(child, nn.Linear) and event_modules and readout is None:
             readout = child
@@ -221,9 +233,11 @@ def _argument_or_child(name: str, argument: Any, child: nn.Module | None, expect
     return argument
 
 
-def _extract_layers(module: EGRU | EGRUCell) -> list[Layer]:
+def _extract_layers(module: EventModule) -> list[Layer]:
     if module.bidirectional:
         raise ValueError("EventEngine: bidirectional layers are not supported: they need the complete sequence")
+    if module.events != "positive":
+        raise ValueError(f"EventEngine: events='positive' is required, got events={module.events!r}")
     layers: list[Layer] = []
     for direction in module.directions():
         weights, suffix = module.weights(direction), direction.suffix
@@ -236,9 +250,11 @@ def _extract_layers(module: EGRU | EGRUCell) -> list[Layer]:
                 None if weights.bias_hh is None else finite_copy("bias_hh" + suffix, weights.bias_hh),
                 finite_copy("threshold" + suffix, weights.theta),
                 module.reset,
-                module.reset_gate,
+                "after" if isinstance(module, ELSTM) else module.reset_gate,
                 scale,
                 module.zoneout,
+                "lstm" if isinstance(module, ELSTM) else "gru",
+                module.compare if isinstance(module, ELSTM) else "cell",
             )
         )
     return layers

@@ -64,6 +64,9 @@ class ReferenceRunner:
         v, H = self._v[index], layer.hidden
 
         def update(p: Tensor, y: Tensor, memory: Tensor) -> functional.CellUpdate:
+            if layer.cell == "lstm":
+                bias = None if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
+                return functional.lstm_update(p, self._round_vector(y, v), memory, v, bias, layer.compare)
             if self._weights != "int8":
                 bias = None if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
                 return functional.gru_update(p, y, memory, v, bias, layer.reset_gate)
@@ -83,7 +86,7 @@ class ReferenceRunner:
         """Compute one step of one layer and return its events."""
         w, state = self._w[index], self._states[index]
         bias = None if layer.bias_ih is None else layer.bias_ih.to(self._dtype)
-        self._macs += 3 * layer.hidden * int((x != 0).sum() + (state.y != 0).sum() + len(x))
+        self._macs += layer.gates * layer.hidden * int((x != 0).sum() + (state.y != 0).sum() + len(x))
         step = functional.event_step(
             self._cell(index, layer),
             F.linear(self._round_vector(x, w, True), w, bias),

@@ -63,8 +63,10 @@ class CompiledRunner:
                     address(layer.theta),
                     address(layer.reset_scale),
                     layer.reset,
-                    layer.reset_gate == "after",
+                    layer.cell == "gru" and layer.reset_gate == "after",
                     layer.keep,
+                    layer.cell == "lstm",
+                    layer.compare == "output",
                 )
                 for layer in network.layers
             ],

@@ -17,7 +17,8 @@ import torch
 from torch import fx, nn
 
 import egru
-from egru.layers import EGRU, EGRUCell, EventRNN
+from egru.layers import EGRUCell, EventRNN
+from egru.runtime.network import EventModule
 from egru.runtime.traced_values import (
     FUNCTIONS,
     Opaque,
@@ -47,7 +48,7 @@ def find_parts(model: nn.Module) -> Parts:
     Raises:
         UnsupportedModelError: If the engine cannot express what the model computes.
     """
-    if isinstance(model, EGRU | EGRUCell):
+    if isinstance(model, EventModule):
         return Parts(module=model)
     streaming: Any = getattr(model, "streaming", None)
     if streaming is not None:
