@@ -11,6 +11,7 @@ template <class S>
 inline void Backward<S>::cell(int t) {
     const Vector<S> zero = {}, one = zero + 1;
     const Reset reset = call.reset;
+    const bool positive = call.events == Events::positive, delta = call.events == Events::delta;
     for (int b = first_block; b < last_block; ++b) {
         const S *r_in = gates_at(t, b, R), *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
         const S* q_in = call.after ? gates_at(t, b, Q) : nullptr;
@@ -19,8 +20,9 @@ inline void Backward<S>::cell(int t) {
         const int64_t state = (int64_t)b * B * block;
         S *dc = space.dc + state, *de = space.de + state, *m = space.m + state;
         S *dy = space.dy[t & 1] + state, *dy_before = space.dy[(t + 1) & 1] + state;
-        uint32_t* needed_rows = needed + (b - first_block) * B;  // before the first step, all units
-        for (int s = 0; s < B; ++s) needed_rows[s] = t == 0 && layer.real(t, s) ? 0xffffffffu : 0;
+        // Before the first step all units, and with delta events always: what holds an output passes its gradient on.
+        uint32_t* needed_rows = needed + (b - first_block) * B;
+        for (int s = 0; s < B; ++s) needed_rows[s] = (t == 0 || delta) && layer.real(t, s) ? 0xffffffffu : 0;
         for (int v = layer.units(b); v < block; ++v)  // products read whole blocks, including units that do not exist
             for (int s = 0; s < B; ++s) {
                 a_r[s * block + v] = a_u[s * block + v] = a_z[s * block + v] = 0;
@@ -46,28 +48,31 @@ inline void Backward<S>::cell(int t) {
                 const Vector<S> r = load<S>(r_in + i), u = load<S>(u_in + i), z = load<S>(z_in + i);
                 const Vector<S> c = load_part<S>(c_row(t, s) + unit, count);
                 Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);
-                const auto fired = c > theta;
-                const auto fired_old =
-                    t ? c_old > theta : load_part<S>(layer.y_prev.at(-1, s) + unit, count) != zero;
-                if (t) needed_rows[s] |= bits<S>(fired_old || slope(c_old, theta) != 0) << v;
-                if (reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
+                const Vector<S> y_old =
+                    delta || !t ? load_part<S>(layer.y_prev.at(t - 1, s) + unit, count) : zero;
+                const Vector<S> value = layer.compared(c, y_old), size = layer.magnitude(value);
+                const auto fired = size > theta;
+                const auto fired_old = t ? layer.magnitude(c_old) > theta : y_old != zero;
+                if (t) needed_rows[s] |= bits<S>(fired_old || slope(layer.magnitude(c_old), theta) != 0) << v;
+                if (reset == Reset::threshold && t) c_old = fired_old ? layer.cleared(c_old, rho * theta) : c_old;
 
                 Vector<S> grad = load<S>(dy + i);
                 if (grad_y.base) grad += load_part<S>(grad_y.at(t, s) + unit, count);
-                const Vector<S> steep = slope(c, theta), from_c = load<S>(dc + i);
-                Vector<S> k = (fired ? one : zero) + c * steep;
+                const Vector<S> steep = slope(size, theta), from_c = load<S>(dc + i);
+                Vector<S> k = (fired ? one : zero) + size * steep;
                 if (call.bounded) k = clamp<S>(k, 0, 1);
                 Vector<S> grad_seen = grad * k + from_c;
-                Vector<S> grad_theta = grad * c;
+                Vector<S> grad_theta = grad * value;
                 if (reset == Reset::hard) {
                     const Vector<S> from_e = load<S>(de + i);
-                    grad_seen += from_e * steep;
+                    grad_seen += positive ? from_e * steep : value < 0 ? -from_e * steep : from_e * steep;
                     grad_theta += from_e;
                 }
                 grad_theta *= -steep;
                 if (reset == Reset::threshold) {
                     grad_seen -= from_c * rho * theta * steep;
-                    grad_theta -= from_c * rho * ((fired ? one : zero) - theta * steep);
+                    const Vector<S> signed_c = positive ? from_c : value < 0 ? -from_c : from_c;
+                    grad_theta -= signed_c * rho * ((fired ? one : zero) - theta * steep);
                 }
                 if (grad_c.base) grad_seen += load_part<S>(grad_c.at(t, s) + unit, count);
 
@@ -83,7 +88,7 @@ inline void Backward<S>::cell(int t) {
                 }
                 if (keep.base) grad_old += share * grad_seen;
                 store<S>(dc + i, grad_old);
-                store<S>(dy_before + i, reset == Reset::output ? -rho * grad_new : zero);
+                store<S>(dy_before + i, delta ? grad * (one - k) : reset == Reset::output ? -rho * grad_new : zero);
                 store<S>(a_u + i, grad_u);
                 store<S>(a_z + i, grad_z);
                 total[U] += grad_u;
@@ -126,7 +131,7 @@ inline void Backward<S>::reset_gate(int t) {
                 }
                 const Vector<S> r = load<S>(r_in + i), through = load<S>(m + i);
                 const Vector<S> c_old = load_part<S>(c_row(t - 1, s) + unit, count);  // still in the cache after `cell`
-                const Vector<S> y_old = t ? (c_old > theta ? c_old : Vector<S>{})
+                const Vector<S> y_old = t ? (layer.magnitude(c_old) > theta ? c_old : Vector<S>{})
                                           : load_part<S>(layer.y_prev.at(-1, s) + unit, count);
                 const Vector<S> grad_r = through * y_old * r * (one - r);
                 store<S>(a_r + i, grad_r);

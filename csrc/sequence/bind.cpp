@@ -36,6 +36,9 @@ void bind_sequence(nb::module_& m) {
     FIELD(grad_bias_ih), FIELD(grad_bias_hh), FIELD(grad_theta);
 #undef FIELD
     call.def_prop_rw(
+        "events", [](const TrainCall& self) { return egru::events_name(self.events); },
+        [](TrainCall& self, const char* events) { self.events = egru::parse_events(events); });
+    call.def_prop_rw(
         "reset", [](const TrainCall& self) { return egru::reset_name(self.reset); },
         [](TrainCall& self, const char* reset) { self.reset = egru::parse_reset(reset); });
 

@@ -14,6 +14,7 @@
 
 namespace {
 
+using egru::Events;
 using egru::Reset;
 using egru::TrainCall;
 
@@ -21,12 +22,20 @@ struct Shape {
     int T, B, I, H;
 };
 
-enum class Cell { gru_before, gru_after, lstm, lstm_output };
-constexpr Cell cells[] = {Cell::gru_before, Cell::gru_after, Cell::lstm, Cell::lstm_output};
-const char* cell_name(Cell cell) {
-    const char* names[] = {"GRU before", "GRU after", "LSTM", "LSTM compare output"};
-    return names[static_cast<int>(cell)];
-}
+struct Cell {
+    const char* name;
+    bool after = false, lstm = false, output = false;
+    Events events = Events::positive;
+};
+constexpr Cell cells[] = {
+    {"GRU before"},
+    {"GRU after", true},
+    {"GRU before, signed events", false, false, false, Events::two_sided},
+    {"GRU after, signed events", true, false, false, Events::two_sided},
+    {"GRU after, delta events", true, false, false, Events::delta},
+    {"LSTM", false, true},
+    {"LSTM compare output", false, true, true},
+};
 
 template <class S>
 class Buffers {
@@ -80,7 +89,7 @@ private:
 };
 
 template <class S>
-std::vector<S> run(const Shape& shape, int threads, bool direct, Cell cell, Reset reset, bool lean) {
+std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cell, Reset reset, bool lean) {
     const auto [T, B, I, H] = shape;
     Buffers<S> make(shape, 7);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
@@ -90,8 +99,8 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, Cell cell, Rese
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
     call.threads = threads, call.direct = direct, call.direct_gates = !direct;
-    call.lstm = cell == Cell::lstm || cell == Cell::lstm_output, call.compare_output = cell == Cell::lstm_output;
-    call.after = cell == Cell::gru_after, call.reset = reset, call.rho = 0.8;
+    call.lstm = cell.lstm, call.compare_output = cell.output, call.events = cell.events;
+    call.after = cell.after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
     call.width = 0.5, call.height = 0.7;
     const std::int64_t state = std::int64_t(B) * H, all = T * state, rows = (call.lstm ? 4 : 3) * std::int64_t(H);
@@ -142,8 +151,9 @@ int check(const char* level) {
     for (const Shape& shape : shapes)
         for (const Reset reset : {Reset::output, Reset::threshold, Reset::hard, Reset::none})
             for (bool direct : {false, true})
-                for (const Cell cell : cells)
+                for (const Cell& cell : cells)
                     for (bool lean : {false, true}) {
+                        if (cell.events == Events::delta && reset != Reset::none) continue;
                         const auto one = run<S>(shape, 1, direct, cell, reset, lean);
                         bool finite = true;
                         for (S value : one) finite = finite && std::isfinite(value);
@@ -152,7 +162,7 @@ int check(const char* level) {
                             if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
                             std::printf(
                                 "%s: T%d B%d I%d H%d, direct %d, %s, reset %s, lean %d, %d threads: %s\n", level,
-                                shape.T, shape.B, shape.I, shape.H, direct, cell_name(cell), egru::reset_name(reset), lean,
+                                shape.T, shape.B, shape.I, shape.H, direct, cell.name, egru::reset_name(reset), lean,
                                 threads, finite ? "different bits" : "not finite");
                             ++wrong;
                         }

@@ -88,8 +88,8 @@ private:
                 const Vector<S> theta = load_part<S>(layer.theta + unit, count), rho = layer.rho(unit, count);
                 const Vector<S> y_old = load_part<S>(y_before + unit, count);
                 Vector<S> c_old = load_part<S>(c_before + unit, count);
-                const auto fired_old = t ? c_old > theta : y_old != zero;
-                if (call.reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
+                const auto fired_old = t ? layer.magnitude(c_old) > theta : y_old != zero;
+                if (call.reset == Reset::threshold && t) c_old = fired_old ? layer.cleared(c_old, rho * theta) : c_old;
                 const Vector<S> memory = call.reset == Reset::hard ? (fired_old ? c_old * (one - rho) : c_old) : c_old;
                 Vector<S> state = u * z + (one - u) * memory;
                 if (call.reset == Reset::output) state -= rho * y_old;
@@ -97,13 +97,13 @@ private:
                     const Vector<S> share = keep.at(t, s, unit, count);
                     state = share * c_old + (one - share) * state;
                 }
-                const auto fired = state > theta;
-                const Vector<S> output = fired ? state : zero;
+                const auto fired = layer.magnitude(layer.compared(state, y_old)) > theta;
+                const Vector<S> output = fired ? state : call.events == Events::delta ? y_old : zero;
                 store_part<S>(layer.y + row + unit, output, count);
                 store_part<S>(layer.c + row + unit, state, count);
                 if (t == (layer.lengths ? layer.lengths[s] : call.T) - 1) {
                     const int64_t at = (int64_t)s * H + unit;
-                    if (call.reset == Reset::threshold) state = fired ? state - rho * theta : state;
+                    if (call.reset == Reset::threshold) state = fired ? layer.cleared(state, rho * theta) : state;
                     store_part<S>(layer.as(call.c_last) + at, state, count);
                     store_part<S>(layer.as(call.y_last) + at, output, count);
                 }

@@ -51,6 +51,15 @@ struct Layer {
     Vector<S> rho(int unit, int count) const {
         return call.rho_units ? load_part<S>(as(call.rho_units) + unit, count) : broadcast<S>((S)call.rho);
     }
+    // What exceeds the threshold at an event, given the state c and, for delta events, the output of the previous step.
+    Vector<S> compared(Vector<S> c, Vector<S> y_old) const { return call.events == Events::delta ? c - y_old : c; }
+    Vector<S> magnitude(Vector<S> value) const {
+        return call.events == Events::positive ? value : absolute<S>(value);
+    }
+    // The state that Reset::threshold carries on after an event.
+    Vector<S> cleared(Vector<S> c, Vector<S> amount) const {
+        return c - (call.events == Events::positive ? amount : c < 0 ? -amount : amount);
+    }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "common/events.hpp"
 #include "common/levels.hpp"
 #include "common/reset.hpp"
 
@@ -23,6 +24,7 @@ struct TrainCall {
     bool lstm = false;            // the cell; otherwise a GRU
     bool compare_output = false;  // LSTM: compare o * tanh(c) with the threshold, not c
     bool after = false;  // GRU: the reset gate acts after the recurrent product (torch), not before it (the paper)
+    Events events = Events::positive;  // delta requires `after` and Reset::none
     Reset reset = Reset::output;
     bool bounded = false;
     double width = 1, height = 1;  // surrogate

@@ -167,6 +167,8 @@ def test_doctor_shows_which_options_kernels_support() -> None:
     assert {
         "option cpu cuda reason",
         "default yes yes",
+        "events='signed' yes no it does not support events='signed'",
+        "events='delta' yes no it does not support events='delta'",
         "reset_scale per unit yes no it requires one reset_scale for all units, got one per unit",
         "recurrent_clip, training no no it does not support recurrent_clip",
         "surrogates other than 'triangle' no no it supports the triangle surrogate only, got 'rectangle'",

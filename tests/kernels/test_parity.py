@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from egru import compiled, functional
-from egru.events import EventState, Surrogate
+from egru.events import EventState, Surrogate, compared, has_event
 from egru.kernels import Problem, get, run_sequence
 from egru.kernels.cpu import kernel as cpu_kernel
-from egru.types import RESET_GATES, RESETS, Backend, Compare, Reset, ResetGate, SequenceCell
+from egru.types import RESET_GATES, RESETS, Backend, Compare, Events, Reset, ResetGate, SequenceCell
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor. Sums of a few hundred terms have errors about 1000 times smaller."""
@@ -110,6 +110,7 @@ class Case(NamedTuple):
     reset_gate: ResetGate = "after"
     cell: SequenceCell = "gru"
     compare: Compare = "cell"
+    events: Events = "positive"
     bias: bool = True
     keep: str = ""
     lengths: bool = False
@@ -142,11 +143,13 @@ class Case(NamedTuple):
         reset_scale = torch.tensor(self.reset_scale).to(dtype)
         if self.scale_per_unit:
             reset_scale = reset_scale * torch.rand(H, generator=g).to(dtype)
+        y0 = c0 * has_event(c0, theta, self.events)
         return Problem(
-            x, c0, c0 * (c0 > theta), normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5),
+            x, c0, y0, normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5),
             normal(rows, scale=0.3) if self.bias else None, normal(rows, scale=0.3) if self.bias else None,
             theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
             Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
+            events=self.events,
         )  # fmt: skip
 
 
@@ -173,6 +176,23 @@ OPTIONS = {
     "lean": {"lean": True, "B": 17},
     "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
 }
+
+
+EVENT_OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "zoneout-lengths": {"keep": "mask", "lengths": True},
+    "bounded": {"bounded": True},
+    "no-bias-sparse-input": {"bias": False, "density": 0.2, "I": 64},
+    "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
+}
+"""Options that are combined with signed and delta events; the others do not depend on the kind of events."""
+
+
+def event_cases() -> Iterator[Any]:
+    for gate, reset, (name, options) in itertools.product(RESET_GATES, RESETS, EVENT_OPTIONS.items()):
+        yield pytest.param(Case(events="signed", reset=reset, reset_gate=gate, **options), id=f"{gate}-{reset}-{name}")
+    for name, options in EVENT_OPTIONS.items():
+        yield pytest.param(Case(events="delta", reset="none", **options), id=f"delta-{name}")
 
 
 def cases() -> Iterator[Any]:
@@ -274,6 +294,18 @@ def test_reference_equals_autograd(gate: ResetGate, reset: Reset, per_unit: bool
 # ---- every kernel ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", list(event_cases()))
+def test_all_kinds_of_events_match_the_reference(case: Case, implementation: Implementation) -> None:
+    if implementation.kernel == "cuda":
+        pytest.skip("CUDA kernels do not support signed and delta events")
+    problem, expected, bounds = parity(implementation, case)
+    rate = has_event(seen(problem, expected), problem.theta, case.events).double().mean()
+    assert 0.1 < rate < 0.95
+    with implementation.active() as kernel:
+        assert kernel.unsupported(problem) is None
+        assert_parity(run(kernel, problem), expected, bounds)
+
+
 @pytest.mark.parametrize("case", list(cases()))
 def test_every_option_matches_the_reference(case: Case, implementation: Implementation) -> None:
     problem, expected, bounds = parity(implementation, case)
@@ -319,11 +351,29 @@ def test_float32_error_is_that_of_plain_torch(form: str, reset: Reset, H: int, i
     assert_parity(result, expected, float32_bounds(problem, expected))
 
 
+@pytest.mark.parametrize("options", [{"events": "signed"}, {"events": "delta", "reset": "none"}], ids=str)
+def test_float32_error_of_two_sided_events_is_that_of_plain_torch(
+    options: dict[str, Any], implementation: Implementation
+) -> None:
+    problem, expected = margin_problem(Case(H=70, B=5, I=64, density=0.3, **options))
+    if implementation.kernel == "cuda":
+        pytest.skip("CUDA kernels do not support signed and delta events")
+    with implementation.active() as kernel:
+        result = run(kernel, implementation.convert(problem, torch.float32))
+    assert_parity(result, expected, float32_bounds(problem, expected))
+
+
+def seen(problem: Problem, result: Result) -> Tensor:
+    """Return what is compared with the thresholds, according to a result."""
+    return compared(result["c"], torch.cat([problem.y0[None].to(result["y"]), result["y"][:-1]]), problem.events)
+
+
 def margin_problems(case: Case) -> Iterator[tuple[Problem, Result]]:
     """Yield random problems whose states all keep the margin from the threshold in float64."""
     for seed in range(100):
         problem, result = case.problem(seed), reference(case, seed)
-        if (result["c"] - problem.theta).abs().min() > MARGIN:
+        value = seen(problem, result)
+        if ((value if problem.events == "positive" else value.abs()) - problem.theta).abs().min() > MARGIN:
             yield problem, result
     raise AssertionError(f"too few of 100 seeds keep the margin of {MARGIN}")
 

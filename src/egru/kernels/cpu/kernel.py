@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from egru import compiled
-from egru.kernels.finite import check_arguments, check_result
+from egru.kernels.finite import check_arguments, check_result, check_thresholds
 from egru.kernels.problem import Backward, Forward, Problem
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CPUKernel:
 
     name = "cpu"
     device: str | None = "cpu"
-    options = frozenset({"lean", "cell", "compare"})
+    options = frozenset({"lean", "cell", "compare", "events"})
     reads_y = True
 
     def unsupported(self, problem: Problem) -> str | None:
@@ -112,6 +112,7 @@ class CPUKernel:
         raw = call.raw
         raw.y, raw.c, raw.c_last, raw.y_last = (x.data_ptr() for x in result[:4])
         call.set_reserve(problem, result.reserve)
+        check_thresholds(problem.theta, problem.events)
         if _core.train_forward(raw):  # something is not finite
             check_arguments(problem)
             check_result(result.c_last)
@@ -217,7 +218,7 @@ class _Call:
         raw.float64 = problem.c0.dtype == torch.float64
         raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
         raw.after = not raw.lstm and problem.reset_gate == "after"
-        raw.reset = problem.reset
+        raw.events, raw.reset = problem.events, problem.reset
         raw.bounded = problem.surrogate.bounded
         raw.width, raw.height = problem.surrogate.width, problem.surrogate.height
         if problem.reset_scale.dim():

@@ -1,0 +1,11 @@
+// When a unit emits an event, and what its output is. The definitions are in src/egru/types.py.
+#pragma once
+
+namespace egru {
+
+enum class Events : int { positive, two_sided, delta };  // two_sided: "signed", which is a keyword
+
+const char* events_name(Events events);
+Events parse_events(const char* name);  // throws std::invalid_argument if there is no such kind
+
+}  // namespace egru
