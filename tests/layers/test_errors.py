@@ -162,6 +162,7 @@ def test_layers_without_kernels_have_a_gradient_of_reset_scale():
     layer, x = egru.ERNN(3, 4, threshold=egru.Threshold.constant(-1.0)), torch.randn(5, 2, 3)
     layer.reset_scale.requires_grad_()
     layer(x)[0].sum().backward()
+    assert layer.reset_scale.grad is not None
     assert layer.reset_scale.grad.abs() > 0
 
 

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from egru import cli
 from egru.training import distributed, loop
 
@@ -20,8 +22,8 @@ class KilledStatistics(loop.EpochStatistics):
         super().__init__(epoch, *arguments, **options)
         self.killed_file = Path(f"killed-in-epoch-{epoch}") if KILLS.get(epoch) == distributed.rank() else None
 
-    def add(self, *arguments: Any) -> None:
-        super().add(*arguments)
+    def add(self, loss: Tensor, objective: Tensor, norm: Tensor, targets: int) -> None:
+        super().add(loss, objective, norm, targets)
         if self.killed_file is not None and self.steps == 2 and not self.killed_file.exists():
             self.killed_file.touch()
             os.kill(os.getpid(), signal.SIGKILL)

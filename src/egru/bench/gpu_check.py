@@ -62,7 +62,8 @@ def each_step(
     c, y = torch.cat([before, c[:-1]]).double(), torch.cat([before, y[:-1]]).double()
     operand = y.to(low).double()
     p = F.linear(x.to(low).double(), weights.ih, weights.bias_ih)
-    state, _, gates = functional.gru_update(p, operand, c, weights.hh, weights.bias_hh, reset_gate)
+    update = functional.gru_update(p, operand, c, weights.hh, weights.bias_hh, reset_gate)
+    state, gates = update.c, update.gates
     if reset_gate == "before":  # the operand of the second product is rounded too
         u, r, _ = gates
         product = F.linear((r * operand).to(low).double(), weights.hh[2 * H :], weights.bias_hh[2 * H :])
