@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         training,
     )
     from egru.activity import ActivityLoss, ActivityMonitor
-    from egru.compress import convert
+    from egru.compress import calibrate, convert, sparsify
     from egru.events import EventState, Surrogate, register_surrogate
     from egru.layers import EGRU, ELSTM, ERNN, EGRUCell, Threshold
     from egru.runs import pretrained
@@ -41,6 +41,7 @@ __all__ = [
     "Surrogate",
     "Threshold",
     "activity",
+    "calibrate",
     "compress",
     "continuous",
     "convert",
@@ -54,6 +55,7 @@ __all__ = [
     "register_surrogate",
     "report",
     "runtime",
+    "sparsify",
     "training",
 ]
 
@@ -66,7 +68,9 @@ _MODULES = {
     "ActivityLoss": "activity",
     "ActivityMonitor": "activity",
     "EventEngine": "runtime",
+    "calibrate": "compress",
     "convert": "compress",
+    "sparsify": "compress",
     "EventState": "events",
     "Surrogate": "events",
     "register_surrogate": "events",

@@ -1,7 +1,30 @@
-"""Conversion and compression of trained networks: event layers, thresholds, pruning of units."""
+"""Conversion and compression of trained networks: event layers, thresholds, fine-tuning, pruning of units."""
 
+from egru.compress.batches import Measurement
+from egru.compress.calibrate import Calibration, calibrate
 from egru.compress.convert import convert
+from egru.compress.distillation import Distillation
+from egru.compress.drop_in import ConvertedGRU, ConvertedGRUCell, ConvertedLSTM, ConvertedLSTMCell, HiddenState
 from egru.compress.prune import prune
+from egru.compress.schedule import Budget, ThresholdSchedule
+from egru.compress.sparsify import Sparsification, sparsify
 from egru.compress.thresholds import raise_thresholds
 
-__all__ = ["convert", "prune", "raise_thresholds"]
+__all__ = [
+    "Budget",
+    "Calibration",
+    "ConvertedGRU",
+    "ConvertedGRUCell",
+    "ConvertedLSTM",
+    "ConvertedLSTMCell",
+    "Distillation",
+    "HiddenState",
+    "Measurement",
+    "Sparsification",
+    "ThresholdSchedule",
+    "calibrate",
+    "convert",
+    "prune",
+    "raise_thresholds",
+    "sparsify",
+]

@@ -124,24 +124,45 @@ class Threshold:
             raise ValueError(f"Threshold: floor must be {limits} with kind={self.kind!r}, got {floor!r}")
 
     @torch.no_grad()
-    def raise_(self, parameter: Tensor, floor: float) -> None:
+    def raise_(self, parameter: Tensor, floor: float | Tensor) -> None:
         """Raise thresholds below ``floor`` to it, in place; the others do not change.
 
         Args:
             parameter: Unconstrained parameter.
-            floor: Smallest threshold afterwards.
+            floor: Smallest threshold afterwards: one number, or one per element of ``parameter``.
 
         Raises:
             ValueError: If a threshold of this kind cannot take the value ``floor``.
         """
-        self.check_floor(floor)
+        floor = torch.as_tensor(floor, dtype=parameter.dtype, device=parameter.device)
+        for value in (floor.min().item(), floor.max().item()):
+            self.check_floor(value)
         match self.kind:
             case "sigmoid":
-                parameter.clamp_(min=math.log(floor / (1 - floor)) if floor else -math.inf)
+                parameter.clamp_(min=torch.logit(floor))
             case "abs":
                 parameter.copy_(torch.copysign(parameter.abs().clamp_(min=floor), parameter))
             case _:
                 parameter.clamp_(min=floor)
+
+    @torch.no_grad()
+    def assign_(self, parameter: Tensor, theta: Tensor) -> None:
+        """Set thresholds to ``theta``, in place, or to the closest values that this kind can take.
+
+        Args:
+            parameter: Unconstrained parameter.
+            theta: Thresholds, one per unit. With ``per_unit=False`` their mean is used.
+        """
+        theta = theta if self.per_unit else theta.mean().expand_as(parameter)
+        match self.kind:
+            case "sigmoid":
+                parameter.copy_(torch.logit(theta, eps=1e-6))
+            case "abs":
+                parameter.copy_(theta.clamp(min=0))
+            case "clamp":
+                parameter.copy_(theta.clamp(0, 1))
+            case _:
+                parameter.copy_(theta)
 
     def constrain(self, parameter: Tensor, hidden_size: int) -> Tensor:
         """Return the thresholds, ``(hidden_size,)``, as a differentiable function of the parameter."""

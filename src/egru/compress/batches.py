@@ -1,0 +1,87 @@
+"""Running a model over batches: the loss function of the user, the measurement of loss and activity, modes."""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from egru import format
+from egru.activity import ActivityMonitor, ActivitySummary
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""A function of model and batch that runs the model and returns the loss to minimise, a mean over the batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Loss and activity of a model on some batches.
+
+    Attributes:
+        loss: Mean loss over the batches.
+        activity: Events and operations.
+    """
+
+    loss: float
+    activity: ActivitySummary
+
+    @property
+    def events(self) -> float:
+        """Fraction of units and steps with an event."""
+        return 1 - self.activity.activity_sparsity
+
+    @property
+    def macs(self) -> float:
+        """Multiply-accumulates as a fraction of those of the dense model."""
+        return self.activity.forward_macs / self.activity.dense_forward_macs
+
+    def __str__(self) -> str:
+        macs, dense = format.count(self.activity.forward_macs), format.count(self.activity.dense_forward_macs)
+        sparsity = format.percent(1 - self.events)
+        return f"loss {self.loss:.4f}, activity sparsity {sparsity}, {macs} of {dense} MACs per step"
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch: a tensor or packed sequence, or a tuple or list of arguments."""
+    several = isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence)
+    return model(*batch) if several else model(batch)
+
+
+@contextlib.contextmanager
+def evaluation(model: nn.Module) -> Generator[None, None, None]:
+    """Run a model in evaluation mode and without gradients inside the context."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def measure(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Measurement:
+    """Return loss and activity of a model in evaluation mode.
+
+    Args:
+        model: Model with at least one event layer.
+        batches: Batches for ``loss``. An iterator is used up.
+        loss: Function of model and batch.
+
+    Raises:
+        ValueError: If there are no batches, or the loss is not finite.
+    """
+    losses: list[float] = []
+    with evaluation(model), ActivityMonitor(model) as monitor:
+        for batch in batches:
+            losses.append(float(loss(model, batch)))
+    if not losses:
+        raise ValueError("measure: there are no batches; pass a list or a loader, not an iterator that was used before")
+    mean = sum(losses) / len(losses)
+    if not math.isfinite(mean):
+        raise ValueError(f"measure: the loss must be finite, got {mean}")
+    return Measurement(mean, monitor.summary())

@@ -1,0 +1,204 @@
+"""Choice of thresholds on a few sequences, without training."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from egru.compress.batches import Loss, Measurement, call, evaluation, measure
+from egru.compress.thresholds import raise_thresholds, restored_thresholds
+from egru.layers import EventRNN, Record, event_directions, record
+
+LEVELS = tuple(2 ** (exponent / 6) for exponent in range(-54, 13))
+"""Thresholds that the search tries, relative to the range of a unit or layer: 0.002 to 4, 12 % apart."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """Result of :func:`calibrate`.
+
+    Attributes:
+        before: Loss and activity with the original thresholds.
+        after: Loss and activity with the chosen thresholds.
+        levels: Chosen thresholds per layer and direction, relative to the range of each unit or layer; 0 for unchanged.
+        floors: Chosen thresholds per layer and direction, one value per unit.
+        trials: Number of thresholds that were tried.
+    """
+
+    before: Measurement
+    after: Measurement
+    levels: tuple[float, ...]
+    floors: tuple[Tensor, ...]
+    trials: int
+
+    def __str__(self) -> str:
+        return f"before: {self.before}\nafter:  {self.after}"
+
+
+def calibrate(
+    model: nn.Module,
+    sequences: Iterable[Any],
+    within: float = 0.1,
+    *,
+    loss: Loss | None = None,
+    per: Literal["unit", "layer"] = "unit",
+) -> Calibration:
+    """Raise the thresholds of a model as far as a few sequences allow, in place. Nothing is trained.
+
+    A threshold is a level times the range of its unit: the standard deviation of its state over the sequences, or its
+    root mean square if events are not changes. The search finds the highest common level of all layers, then raises
+    the levels of single layers, from the last to the first. Thresholds are never lowered.
+
+    Args:
+        model: Model with at least one event layer, for example a result of :func:`egru.convert`.
+        sequences: Batches of inputs: tensors, or tuples of arguments of the model. With ``loss``, batches for it.
+        within: Accepted change. Without ``loss``, the root mean square difference of the outputs, relative to their
+            root mean square. With ``loss``, its increase. Default: 0.1.
+        loss: Function of model and batch that returns a number to keep small, such as a loss or ``100 - accuracy``. If
+            None, outputs are compared with those of the model before.
+        per: Whether thresholds are scaled to the range of every ``"unit"``, or to the mean range of each ``"layer"``.
+            Default: ``"unit"``.
+
+    Returns:
+        Loss and activity before and after. Without ``loss``, the loss is the difference of the outputs.
+
+    Raises:
+        ValueError: If there is no event layer, no sequence, or ``within`` is negative.
+
+    Example:
+        >>> import torch, egru
+        >>> layer = egru.convert(torch.nn.GRU(4, 32))
+        >>> result = egru.calibrate(layer, [torch.randn(50, 8, 4)], within=0.1)
+        >>> result.after.loss <= 0.1 and result.after.events < 0.9
+        True
+    """
+    if not within >= 0:
+        raise ValueError(f"calibrate: within must not be negative, got {within!r}")
+    if per not in ("unit", "layer"):
+        raise ValueError(f"calibrate: per must be one of unit, layer; got {per!r}")
+    if not any(True for _ in event_directions(model)):
+        raise ValueError(f"calibrate: the model must have an event layer, got {type(model).__name__}")
+    batches = list(sequences)
+    if not batches:
+        raise ValueError("calibrate: sequences must contain at least one batch, got none")
+    if loss is None:
+        loss = _difference_from(model, batches)
+        ranges = measure_ranges(model, lambda: [call(model, batch) for batch in batches])
+    else:
+        function = loss
+        ranges = measure_ranges(model, lambda: [function(model, batch) for batch in batches])
+    if per == "layer":
+        ranges = [torch.full_like(values, values.mean().item()) for values in ranges]
+    trials: dict[tuple[int, ...], Measurement] = {}
+
+    def floors(levels: Sequence[int]) -> list[Tensor]:
+        return [LEVELS[level] * values for level, values in zip(levels, ranges, strict=True)]
+
+    def attempt(levels: tuple[int, ...]) -> Measurement:
+        if levels not in trials:
+            with restored_thresholds(model):
+                raise_thresholds(model, floors(levels))
+                trials[levels] = measure(model, batches, loss)
+        return trials[levels]
+
+    before = measure(model, batches, loss)
+    levels = search(attempt, len(ranges), before.loss + within)
+    if levels is None:
+        unchanged = tuple(theta.detach().clone() for theta in _thresholds(model))
+        return Calibration(before, before, (0.0,) * len(ranges), unchanged, len(trials))
+    raise_thresholds(model, floors(levels))
+    chosen = tuple(theta.detach().clone() for theta in _thresholds(model))
+    return Calibration(before, trials[levels], tuple(LEVELS[i] for i in levels), chosen, len(trials))
+
+
+def search(attempt: Callable[[tuple[int, ...]], Measurement], layers: int, limit: float) -> tuple[int, ...] | None:
+    """Return the highest levels whose loss is at most ``limit``, or None if the lowest level exceeds it.
+
+    First a bisection over one level for all layers, then single levels are raised from the last layer to the first, as
+    long as this saves operations.
+
+    Args:
+        attempt: Measures the model with one index into :data:`LEVELS` per layer.
+        layers: Number of layers and directions.
+        limit: Largest accepted loss.
+    """
+    low, high = -1, len(LEVELS)  # the loss at `low` is accepted, that at `high` is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if attempt((middle,) * layers).loss <= limit else (low, middle)
+    if low < 0:
+        return None
+    best = (low,) * layers
+    if layers == 1:
+        return best
+    for layer in reversed(range(layers)):
+        while best[layer] + 1 < len(LEVELS):
+            higher = (*best[:layer], best[layer] + 1, *best[layer + 1 :])
+            trial = attempt(higher)
+            if trial.loss > limit or trial.activity.forward_macs >= attempt(best).activity.forward_macs:
+                break
+            best = higher
+    return best
+
+
+@torch.no_grad()
+def measure_ranges(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
+    """Return the range of every unit, ``(H,)`` per layer and direction: how far its state varies while ``run`` runs.
+
+    The range is the standard deviation of the state, or its root mean square if events are not changes.
+
+    Args:
+        model: Model with at least one event layer.
+        run: Runs the model on representative data.
+
+    Raises:
+        ValueError: If a layer did not run.
+    """
+    labels = {label: layer for label, layer, _ in event_directions(model)}
+    with evaluation(model), record(model) as records:
+        run()
+    return [states_range(layer, [r for r in records if r.label == label], label) for label, layer in labels.items()]
+
+
+def states_range(layer: EventRNN, records: Sequence[Record], label: str) -> Tensor:
+    """Return the range of every unit of one direction, ``(H,)``, from records of its forward passes."""
+    states = [r.c[_valid(r.c, r.lengths)].detach().double() for r in records]
+    if not states:
+        raise ValueError(f"calibrate: layer {label} did not run; run the whole model")
+    values = torch.cat(states)
+    centre = values.mean(0) if layer.events == "delta" else 0.0
+    return (values - centre).square().mean(0).sqrt().to(layer.reset_scale.dtype)
+
+
+def _valid(c: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return a mask of the steps and sequences that are not padding, ``(T, B)``."""
+    steps = torch.arange(len(c), device=c.device)[:, None]
+    return steps < (torch.full_like(steps[0], len(c)) if lengths is None else lengths).expand(c.shape[1])
+
+
+def _thresholds(model: nn.Module) -> list[Tensor]:
+    return [layer.weights(direction).theta for _, layer, direction in event_directions(model)]
+
+
+def _difference_from(model: nn.Module, batches: Sequence[Any]) -> Loss:
+    """Return a loss: the difference of a model's outputs from those that ``model`` has now."""
+    with evaluation(model):
+        references = {id(batch): _outputs(call(model, batch)) for batch in batches}
+
+    def difference(model: nn.Module, batch: Any) -> Tensor:
+        expected = references[id(batch)]
+        error = (_outputs(call(model, batch)) - expected).square().mean()
+        return (error / expected.square().mean().clamp(min=torch.finfo(error.dtype).tiny)).sqrt()
+
+    return difference
+
+
+def _outputs(output: Any) -> Tensor:
+    """Return the first output of a model as a tensor: the output of a layer without its state."""
+    while isinstance(output, tuple | list):
+        output = output[0]
+    if not isinstance(output, Tensor):
+        raise TypeError(f"calibrate: the model must return tensors, got {type(output).__name__}; pass loss")
+    return output.detach().clone()

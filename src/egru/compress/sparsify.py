@@ -1,0 +1,269 @@
+"""Fine-tuning of a model with event layers to a budget of activity."""
+
+import contextlib
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sized
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from egru.activity import ActivityLoss
+from egru.compress.batches import Loss, Measurement, measure
+from egru.compress.distillation import Distillation
+from egru.compress.schedule import Budget, ThresholdSchedule
+from egru.layers import event_layers
+
+STAGE_FACTOR = 0.75
+"""Reduction of the activity from one stage to the next in the search for the sparsest model within a metric."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsification:
+    """Result of :func:`sparsify`.
+
+    Attributes:
+        before: Loss and activity on the data before.
+        after: Loss and activity on the data with the returned parameters.
+        metric_before: Metric of the teacher, or of the model before if there is none; None without a metric.
+        metric_after: Metric with the returned parameters, or None.
+        epochs: Number of epochs that were trained.
+        seconds: Duration.
+    """
+
+    before: Measurement
+    after: Measurement
+    metric_before: float | None
+    metric_after: float | None
+    epochs: int
+    seconds: float
+
+    def __str__(self) -> str:
+        metrics = ("", "") if self.metric_before is None else (f"{self.metric_before:.2f}", f"{self.metric_after:.2f}")
+        rows = [
+            ("", "loss", "metric", "activity", "MACs of dense"),
+            ("before", f"{self.before.loss:.4f}", metrics[0], f"{self.before.events:.3f}", f"{self.before.macs:.3f}"),
+            ("after", f"{self.after.loss:.4f}", metrics[1], f"{self.after.events:.3f}", f"{self.after.macs:.3f}"),
+        ]
+        lines = ["  ".join([row[0].ljust(6), *(cell.rjust(13) for cell in row[1:])]) for row in rows]
+        return "\n".join([*lines, f"{self.epochs} epochs, {self.seconds:.0f} s"])
+
+
+def sparsify(
+    model: nn.Module,
+    data: Iterable[Any],
+    loss: Loss,
+    target: float | Budget,
+    *,
+    teacher: nn.Module | None = None,
+    epochs: int = 20,
+    lr: float = 2e-3,
+    ramp: float = 0.5,
+    rate: float = 0.0,
+    distillation: Distillation | None = None,
+    metric: Callable[[nn.Module], float] | None = None,
+    patience: int | None = None,
+    optimiser: torch.optim.Optimizer | None = None,
+    clip: float | None = 1.0,
+    log: Callable[[str], None] = print,
+) -> Sparsification:
+    """Fine-tune a model until its activity meets a budget, in place.
+
+    A :class:`ThresholdSchedule` lowers the activity to the target during the first part of training; weights and
+    thresholds are trained throughout. Afterwards thresholds are adjusted until the budget holds in evaluation mode on
+    ``data``. With a metric, the parameters of the best epoch that meets the budget are kept.
+
+    With ``Budget(within=..., metric=...)``, the activity is lowered by a quarter per stage of ``epochs`` epochs. The
+    parameters of the last stage whose metric is within the limit are kept.
+
+    Args:
+        model: Model with event layers, for example a result of :func:`egru.convert`.
+        data: Batches for ``loss``, iterated once per epoch: a ``DataLoader`` or a list.
+        loss: Function of model and batch that runs the model and returns the loss.
+        target: Final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
+        teacher: The dense original, for distillation of outputs (as classes) and states. If None, no distillation.
+        epochs: Number of epochs, or of epochs per stage. Default: 20.
+        lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 2e-3.
+        ramp: Fraction of training during which the activity falls. Default: 0.5.
+        rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. Default: 0.
+        distillation: Distillation with other options, instead of ``teacher``.
+        metric: Function of the model, evaluated after every epoch; higher is better.
+        patience: Stop after this many epochs without improvement since the budget was met first. Requires ``metric``.
+            If None, train all epochs.
+        optimiser: Optimiser of the model's parameters, with a constant learning rate. If None, Adam.
+        clip: Largest norm of the gradient. If None, no limit. Default: 1.
+        log: Called with one line per epoch.
+
+    Returns:
+        Loss and activity before and after; ``print`` shows a table.
+
+    Raises:
+        ValueError: If the model has no event layer, there is no data, or arguments do not fit together.
+        RuntimeError: If training diverges, or a budget of MACs cannot be met.
+
+    Example:
+        >>> import torch, egru
+        >>> gru = torch.nn.GRU(4, 32)
+        >>> data = [torch.randn(20, 8, 4) for _ in range(5)]
+        >>> model = egru.convert(gru)
+        >>> loss = lambda model, x: (model(x)[0] - gru(x)[0]).square().mean()
+        >>> result = egru.sparsify(model, data, loss, target=0.3, epochs=4, log=lambda line: None)
+        >>> result.after.events <= 0.3
+        True
+    """
+    budget = target if isinstance(target, Budget) else Budget(activity=target)
+    metric = budget.metric if metric is None else metric
+    _check(model, data, epochs, patience, metric, teacher, distillation)
+    if teacher is not None:
+        distillation = Distillation(model, teacher)
+    start = time.monotonic()
+    before = measure(model, data, loss)
+    reference = None if metric is None else metric(distillation.teacher if distillation is not None else model)
+    log(f"before: {before}" + ("" if reference is None else f", metric {reference:.2f}"))
+    training = _Training(model, data, loss, distillation, rate, lr, ramp, metric, patience, optimiser, clip, log)
+    if budget.limit is not None:
+        after, score = training.run(budget, epochs)
+    else:
+        assert reference is not None
+        assert budget.within is not None
+        after, score = _run_stages(training, before, epochs, reference - budget.within, log)
+    return Sparsification(before, after, reference, score, training.epochs, time.monotonic() - start)
+
+
+def _check(
+    model: nn.Module, data: Any, epochs: int, patience: Any, metric: Any, teacher: Any, distillation: Any
+) -> None:
+    if not any(True for _ in event_layers(model)):
+        raise ValueError(
+            f"sparsify: the model must have an event layer, got {type(model).__name__}; egru.convert(model) adds them"
+        )
+    if not isinstance(data, Sized):
+        raise ValueError(f"sparsify: data must be a list or a loader with a length, got {type(data).__name__}")
+    if not len(data):
+        raise ValueError("sparsify: data must contain at least one batch, got none")
+    if not epochs >= 1:
+        raise ValueError(f"sparsify: epochs must be at least 1, got {epochs!r}")
+    if patience is not None and metric is None:
+        raise ValueError(f"sparsify: patience={patience!r} requires a metric")
+    if teacher is not None and distillation is not None:
+        raise ValueError("sparsify: teacher and distillation exclude each other; the distillation contains its teacher")
+
+
+@dataclasses.dataclass
+class _Training:
+    """The parts of a fine-tuning run that its stages share."""
+
+    model: nn.Module
+    data: Any
+    loss: Loss
+    distillation: Distillation | None
+    rate: float
+    lr: float
+    ramp: float
+    metric: Callable[[nn.Module], float] | None
+    patience: int | None
+    optimiser: torch.optim.Optimizer | None
+    clip: float | None
+    log: Callable[[str], None]
+    epochs: int = 0
+
+    def run(self, budget: Budget, epochs: int) -> tuple[Measurement, float | None]:
+        """Train to a budget and return the measurement and the metric of the parameters that are kept."""
+        steps, metric = epochs * len(self.data), self.metric
+        for _, layer in event_layers(self.model):
+            for parameter in layer.threshold_parameters().values():
+                parameter.requires_grad_(True)
+        optimiser, rates = self._optimiser(steps)
+        best: tuple[float, int, dict[str, Any]] | None = None
+        schedule = ThresholdSchedule(self.model, budget, steps, ramp=self.ramp)
+        for epoch in range(epochs):
+            with schedule:
+                mean = self._epoch(optimiser, rates, schedule, budget)
+            self.epochs += 1
+            activity = f"activity {schedule.measured:.3f} (goal {schedule.goal:.3f})"
+            line = f"epoch {epoch + 1:3}: loss {mean:.4f}, {activity}"
+            if metric is not None:
+                score = metric(self.model)
+                line += f", metric {score:.2f}"
+                met = budget.limit is not None and schedule.measured <= 1.05 * budget.limit
+                if met and (best is None or score > best[0]):
+                    best = (score, epoch, copy.deepcopy(self.model.state_dict()))
+            self.log(line)
+            if best is not None and self.patience is not None and epoch - best[1] >= self.patience:
+                break
+        if best is not None:
+            self.model.load_state_dict(best[2])
+        after = self._settle(budget, schedule)
+        score = None if metric is None else metric(self.model)
+        self.log(f"after: {after}" + ("" if score is None else f", metric {score:.2f}"))
+        return after, score
+
+    def _optimiser(self, steps: int) -> tuple[torch.optim.Optimizer, Any]:
+        if self.optimiser is not None:
+            return self.optimiser, None
+        optimiser = torch.optim.Adam([p for p in self.model.parameters() if p.requires_grad], self.lr)
+        return optimiser, torch.optim.lr_scheduler.OneCycleLR(optimiser, self.lr, total_steps=steps)
+
+    def _epoch(self, optimiser: Any, rates: Any, schedule: ThresholdSchedule, budget: Budget) -> float:
+        total = 0.0
+        self.model.train()
+        for batch in self.data:
+            with contextlib.ExitStack() as contexts:
+                terms: list[Distillation | ActivityLoss] = []
+                if self.rate:
+                    goal = budget.activity or 0.0
+                    activity = ActivityLoss(self.model, rate=self.rate, state=0.0, target=goal)
+                    terms.append(contexts.enter_context(activity))
+                if self.distillation is not None:
+                    terms.append(contexts.enter_context(self.distillation))
+                task = self.loss(self.model, batch)
+                value: Tensor = task + sum(term.value for term in terms)
+            optimiser.zero_grad()
+            value.backward()
+            if self.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            if not torch.isfinite(task):
+                raise RuntimeError(f"sparsify: the loss became {task.item()}; reduce lr")
+            optimiser.step()
+            if rates is not None:
+                rates.step()
+            schedule.step()
+            total += task.item()
+        return total / len(self.data)
+
+    def _settle(self, budget: Budget, schedule: ThresholdSchedule) -> Measurement:
+        """Raise the thresholds until the budget holds in evaluation mode."""
+        assert budget.limit is not None
+        while True:  # ends: a unit whose threshold is above all its values has no events
+            after = measure(self.model, self.data, self.loss)
+            measured = budget.measure(after.activity)
+            if measured <= budget.limit:
+                return after
+            if after.events == 0:
+                raise RuntimeError(
+                    f"sparsify: without any event the model takes {measured:.3f} of the dense MACs, the budget is "
+                    f"{budget.limit}; inputs and other layers count too"
+                )
+            schedule.shift(min(0.1, max(0.005, 0.5 * (measured / budget.limit - 1))))
+
+
+def _run_stages(
+    training: _Training, before: Measurement, epochs: int, lowest: float, log: Callable[[str], None]
+) -> tuple[Measurement, float | None]:
+    """Lower the activity stage by stage while the metric is at least ``lowest``, and keep the last such stage."""
+    assert training.metric is not None
+    activity, kept = min(before.events, 0.8), copy.deepcopy(training.model.state_dict())
+    after, score = before, training.metric(training.model)
+    while activity > 0.01:
+        activity *= STAGE_FACTOR
+        log(f"stage: activity {activity:.3f}")
+        trial, value = training.run(Budget(activity=activity), epochs)
+        assert value is not None
+        if value < lowest:
+            log(f"metric {value:.2f} is below {lowest:.2f}: keep activity {after.events:.3f}")
+            break
+        after, score, kept = trial, value, copy.deepcopy(training.model.state_dict())
+    training.model.load_state_dict(kept)
+    return after, score

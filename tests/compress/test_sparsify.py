@@ -1,0 +1,211 @@
+"""Fine-tuning to a budget: the schedule of thresholds, distillation, and the whole procedure."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import egru
+from egru.compress import Budget, Distillation, ThresholdSchedule
+from egru.types import EVENTS
+
+QUIET = {"log": lambda line: None}
+
+
+class Classifier(nn.Module):
+    def __init__(self, layer_class=nn.GRU):
+        super().__init__()
+        self.rnn = layer_class(2, 16, batch_first=True)
+        self.readout = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.readout(self.rnn(x)[0][:, -1])
+
+
+def data():
+    """Return batches of sequences whose class is the sign of their mean."""
+    x = torch.randn(4, 16, 12, 2) + 0.5 * torch.randn(4, 16, 1, 1).sign()
+    return [(batch, (batch.mean((1, 2)) > 0).long()) for batch in x]
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    model, batches = Classifier(), data()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(20):
+        for batch in batches:
+            optimiser.zero_grad()
+            loss(model, batch).backward()
+            optimiser.step()
+    return model, batches
+
+
+@pytest.mark.parametrize("events", EVENTS)
+def test_schedule_reaches_the_target_and_follows_its_curve(events):
+    layer = egru.convert(nn.GRU(4, 32), events)
+    x = torch.randn(20, 16, 4)
+    goals = []
+    with ThresholdSchedule(layer, 0.2, steps=80, ramp=0.5) as schedule:
+        for _ in range(80):
+            layer(x)
+            schedule.step()
+            goals.append(schedule.goal)
+    assert goals[40:] == pytest.approx([0.2] * 40)
+    assert goals == sorted(goals, reverse=True)
+    assert schedule.measured == pytest.approx(0.2, rel=0.15)
+
+
+def test_schedule_of_macs():
+    layer = egru.convert(nn.GRU(4, 32))
+    with ThresholdSchedule(layer, Budget(macs=0.4), steps=60) as schedule:
+        for _ in range(60):
+            layer(torch.randn(20, 16, 4))
+            schedule.step()
+    assert schedule.measured == pytest.approx(0.4, rel=0.1)
+
+
+def test_schedule_requires_its_context():
+    schedule = ThresholdSchedule(egru.convert(nn.GRU(2, 3)), 0.2, steps=2)
+    with pytest.raises(RuntimeError, match="inside the context"):
+        schedule.step()
+    with schedule, pytest.raises(RuntimeError, match="nothing was counted"):
+        schedule.step()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of activity, macs and within is required, got none"),
+        ({"activity": 0.1, "macs": 0.1}, "exactly one"),
+        ({"activity": 1.5}, r"activity must be in \(0, 1\), got 1.5"),
+        ({"within": 0.5}, "within requires a metric"),
+        ({"within": -1.0, "metric": float}, "within must not be negative"),
+    ],
+)
+def test_wrong_budgets_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Budget(**arguments)
+
+
+@pytest.mark.parametrize("layer_class", [nn.GRU, nn.LSTM])
+@pytest.mark.filterwarnings("ignore:.*Converted.* runs in plain torch")
+def test_distillation_is_zero_for_the_dense_limit_and_has_the_expected_value(layer_class):
+    teacher = Classifier(layer_class)
+    model, x = egru.convert(teacher), torch.randn(3, 7, 2)
+    with Distillation(model, teacher) as distillation:
+        model(x)
+    assert distillation.value.detach().abs() < 1e-20
+    egru.compress.raise_thresholds(model, 0.1)
+    with egru.layers.record(model) as records, Distillation(model, teacher, outputs=0.5, states=2.0) as distillation:
+        output = model(x)
+    h, expected = teacher.rnn(x)[0], teacher(x)
+    states = (records[0].c.transpose(0, 1) - h).square().mean() / h.var(correction=0)
+    p = (expected / 2).softmax(-1)
+    outputs = 4 * (p * ((expected / 2).log_softmax(-1) - (output / 2).log_softmax(-1))).sum() / 3
+    torch.testing.assert_close(distillation.value, 0.5 * outputs + 2.0 * states)
+    assert distillation.value.requires_grad
+    assert not any(parameter.grad is not None for parameter in teacher.parameters())
+    assert teacher.training
+
+
+def test_distillation_of_values_and_wrong_arguments():
+    teacher = nn.GRU(2, 5, 2, bidirectional=True)
+    model, x = egru.convert(teacher), torch.randn(7, 3, 2)
+    egru.compress.raise_thresholds(model, 0.1)
+    with Distillation(model, teacher, compare="values", states=0.0) as distillation:
+        y, _ = model(x)
+    expected = teacher(x)[0]
+    torch.testing.assert_close(distillation.value, (y - expected).square().mean() / expected.var(correction=0))
+    with Distillation(model, teacher, compare="values", outputs=0.0, states=1.0) as distillation:
+        model(x)
+    assert 0 < distillation.value < 1
+    with pytest.raises(ValueError, match="must have a recurrent layer 'rnn'"):
+        Distillation(egru.convert(Classifier()), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="compare must be one of"):
+        Distillation(model, teacher, compare="cosine")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="the model must have an event layer"):
+        Distillation(nn.Linear(2, 2), teacher)
+
+
+def accuracy(batches):
+    def metric(model):
+        with torch.no_grad():
+            return 100 * torch.cat([model(x).argmax(1) == y for x, y in batches]).double().mean().item()
+
+    return metric
+
+
+@pytest.mark.parametrize("target", [0.25, Budget(macs=0.35)])
+def test_sparsify_meets_the_budget_and_keeps_the_accuracy(trained, target):
+    teacher, batches = trained
+    metric, lines = accuracy(batches), []
+    model = egru.convert(teacher)
+    result = egru.sparsify(model, batches, loss, target, teacher=teacher, metric=metric, epochs=20, log=lines.append)
+    measured = result.after.events if target == 0.25 else result.after.macs
+    assert measured <= (0.25 if target == 0.25 else 0.35)
+    assert result.metric_before == metric(teacher)
+    assert result.metric_after == metric(model) >= metric(teacher) - 5
+    assert result.epochs == 20 == len(lines) - 2
+    assert "after" in str(result)
+    assert all(torch.equal(a, b) for a, b in zip(teacher.parameters(), trained[0].parameters(), strict=True))
+
+
+def test_patience_stops_early_and_the_best_epoch_is_kept(trained):
+    teacher, batches = trained
+    scores = iter([90.0] + [50.0] * 40)
+    model, states = egru.convert(teacher), []
+
+    def metric(model):
+        states.append([parameter.detach().clone() for parameter in model.parameters()])
+        return next(scores, 10.0)
+
+    result = egru.sparsify(model, batches, loss, 0.9, metric=metric, epochs=30, ramp=0.1, patience=3, **QUIET)
+    assert result.epochs < 30
+    weights = [parameter for name, parameter in model.named_parameters() if "threshold" not in name]
+    kept = [all(torch.equal(a, b) for a, b in zip(weights, state, strict=False)) for state in states[1:-1]]
+    assert sum(kept[:-1]) <= 1
+
+
+def test_within_keeps_the_sparsest_model_whose_metric_is_accepted(trained):
+    teacher, batches = trained
+    metric = accuracy(batches)
+    model = egru.convert(teacher)
+    budget = Budget(within=5.0, metric=metric)
+    result = egru.sparsify(model, batches, loss, budget, teacher=teacher, epochs=2, **QUIET)
+    assert result.metric_after is not None
+    assert result.metric_after >= metric(teacher) - 5
+    assert metric(model) == result.metric_after
+    assert result.after.events < 0.7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"model": nn.GRU(2, 3)}, ValueError, r"the model must have an event layer, got GRU; egru.convert\(model\)"),
+        ({"data": []}, ValueError, "data must contain at least one batch"),
+        ({"data": iter([1])}, ValueError, "data must be a list or a loader with a length"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"patience": 2}, ValueError, "patience=2 requires a metric"),
+        ({"target": 2.0}, ValueError, r"activity must be in \(0, 1\), got 2.0"),
+        ({"loss": lambda model, batch: model(batch[0]).sum() * math.nan}, ValueError, "the loss must be finite"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, message):
+    arguments = {"model": egru.convert(Classifier()), "data": data(), "loss": loss, "target": 0.2, **QUIET, **arguments}
+    with pytest.raises(error, match=message):
+        egru.sparsify(**arguments)
+
+
+def test_a_budget_below_the_cost_of_the_input_is_reported():
+    model = egru.convert(nn.GRU(30, 4))
+    batches = [torch.randn(5, 2, 30)]
+    with pytest.raises(RuntimeError, match=r"without any event the model takes 0\.8"):
+        egru.sparsify(model, batches, lambda m, x: m(x)[0].square().mean(), Budget(macs=0.1), epochs=1, **QUIET)
