@@ -35,6 +35,9 @@ constexpr Cell cells[] = {
     {"GRU after, delta events", true, false, false, Events::delta},
     {"LSTM", false, true},
     {"LSTM compare output", false, true, true},
+    {"LSTM, signed events", false, true, false, Events::two_sided},
+    {"LSTM compare output, signed events", false, true, true, Events::two_sided},
+    {"LSTM compare output, delta events", false, true, true, Events::delta},
 };
 
 template <class S>
@@ -118,7 +121,8 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
 
     const egru::ForwardTable& forward = call.lstm ? EGRU_PICK(lstm_forward_table) : EGRU_PICK(forward_table);
     if (!lean) call.gates = make.bytes(forward.gates_size(call) * std::int64_t(sizeof(S)));
-    if (call.compare_output) call.cells = make.bytes((H + 31) / 32 * 32 * std::int64_t(T) * B * std::int64_t(sizeof(S)));
+    const std::int64_t padded = (H + 31) / 32 * 32;
+    if (call.compare_output) call.cells = make.bytes(padded * T * B * std::int64_t(sizeof(S)));
     call.workspace = make.bytes(forward.workspace(call));
     forward.begin(call);
     for (call.first = 0; call.first < T; call.first = call.last) {

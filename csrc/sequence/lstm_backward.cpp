@@ -88,7 +88,8 @@ private:
     void cell(int t) {
         const Vector<S> zero = {}, one = zero + 1;
         const Reset reset = call.reset;
-        const bool from_output = call.compare_output;
+        const bool from_output = call.compare_output, positive = call.events == Events::positive;
+        const bool delta = call.events == Events::delta;
         for (int b = first_block; b < last_block; ++b) {
             const S* gate[lstm_gates];
             S* a[lstm_gates];
@@ -96,8 +97,9 @@ private:
             const int64_t state = (int64_t)b * B * block;
             S *dc = space.dc + state, *de = space.de + state;
             S *dy = space.dy[t & 1] + state, *dy_before = space.dy[(t + 1) & 1] + state;
-            uint32_t* needed_rows = needed + (b - first_block) * B;  // before the first step, all units
-            for (int s = 0; s < B; ++s) needed_rows[s] = t == 0 && layer.real(t, s) ? 0xffffffffu : 0;
+            // Before the first step all units, and with delta events always: held outputs pass their gradients on.
+            uint32_t* needed_rows = needed + (b - first_block) * B;
+            for (int s = 0; s < B; ++s) needed_rows[s] = (t == 0 || delta) && layer.real(t, s) ? 0xffffffffu : 0;
             for (int v = layer.units(b); v < block; ++v)  // products read whole blocks
                 for (int s = 0; s < B; ++s)
                     for (S* values : a) values[s * block + v] = 0;
@@ -118,29 +120,33 @@ private:
                     const Vector<S> seen_old = load_part<S>(c_row(t - 1, s) + unit, count);  // c0 before the first step
                     const Vector<S> c = from_output ? load<S>(saved_cells(layer, t, b) + i) : seen;
                     Vector<S> c_old = from_output && t ? load<S>(saved_cells(layer, t - 1, b) + i) : seen_old;
-                    const auto fired = seen > theta;
-                    const auto fired_old =
-                        t ? seen_old > theta : load_part<S>(layer.y_prev.at(-1, s) + unit, count) != zero;
-                    if (t) needed_rows[s] |= bits<S>(fired_old || slope(seen_old, theta) != 0) << v;
-                    if (reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
+                    const Vector<S> y_old =
+                        delta || !t ? load_part<S>(layer.y_prev.at(t - 1, s) + unit, count) : zero;
+                    const Vector<S> compared = layer.compared(seen, y_old), size = layer.magnitude(compared);
+                    const auto fired = size > theta;
+                    const auto fired_old = t ? layer.magnitude(seen_old) > theta : y_old != zero;
+                    if (t) needed_rows[s] |= bits<S>(fired_old || slope(layer.magnitude(seen_old), theta) != 0) << v;
+                    if (reset == Reset::threshold && t) c_old = fired_old ? layer.cleared(c_old, rho * theta) : c_old;
 
                     // From y and the carried state to o * tanh(c) and c.
                     const Vector<S> o = load<S>(gate[Out] + i), tanh_c = hyperbolic_tangent(c), value = o * tanh_c;
-                    const Vector<S> steep = slope(seen, theta), e = fired ? one : zero, from_c = load<S>(dc + i);
+                    const Vector<S> steep = slope(size, theta), e = fired ? one : zero, from_c = load<S>(dc + i);
                     Vector<S> grad = load<S>(dy + i);
                     if (grad_y.base) grad += load_part<S>(grad_y.at(t, s) + unit, count);
-                    Vector<S> through = value * steep;  // the slope of y through the comparison
+                    const Vector<S> jump = layer.compared(value, y_old);  // how much an event changes the output
+                    Vector<S> through = layer.magnitude(jump) * steep;    // the slope of y through the comparison
                     if (call.bounded) through = clamp<S>(e + through, 0, 1) - e;
-                    Vector<S> grad_seen = grad * through, grad_theta = grad * value;
+                    Vector<S> grad_seen = grad * through, grad_theta = grad * jump;
+                    const auto negative = positive ? zero > one : compared < zero;
                     if (reset == Reset::hard) {
                         const Vector<S> from_e = load<S>(de + i);
-                        grad_seen += from_e * steep;
+                        grad_seen += negative ? -from_e * steep : from_e * steep;
                         grad_theta += from_e;
                     }
                     grad_theta *= -steep;
                     if (reset == Reset::threshold) {
                         grad_seen -= from_c * rho * theta * steep;
-                        grad_theta -= from_c * rho * (e - theta * steep);
+                        grad_theta -= (negative ? -from_c : from_c) * rho * (e - theta * steep);
                     }
                     if (grad_c.base) grad_seen += load_part<S>(grad_c.at(t, s) + unit, count);
                     const Vector<S> grad_value = grad * e + (from_output ? grad_seen : zero);
@@ -168,7 +174,9 @@ private:
                     }
                     if (keep.base) grad_old += share * grad_cell;
                     store<S>(dc + i, grad_old);
-                    store<S>(dy_before + i, reset == Reset::output ? -rho * grad_new : zero);
+                    store<S>(dy_before + i, delta                    ? grad * (one - e - through)
+                                            : reset == Reset::output ? -rho * grad_new
+                                                                     : zero);
                 }
                 Base::add_totals(unit, count, total);
             }

@@ -70,8 +70,9 @@ private:
                 const Vector<S> y_old = load_part<S>(y_before + unit, count);
                 Vector<S> c_old = load_part<S>(c_before + v, count);
                 auto fired_old = y_old != zero;
-                if (t && reads_events) fired_old = load_part<S>(layer.c + row - (int64_t)B * H + unit, count) > theta;
-                if (call.reset == Reset::threshold && t) c_old = fired_old ? c_old - rho * theta : c_old;
+                if (t && reads_events) fired_old =
+                    layer.magnitude(load_part<S>(layer.c + row - (int64_t)B * H + unit, count)) > theta;
+                if (call.reset == Reset::threshold && t) c_old = fired_old ? layer.cleared(c_old, rho * theta) : c_old;
                 const Vector<S> memory = call.reset == Reset::hard ? (fired_old ? c_old * (one - rho) : c_old) : c_old;
                 Vector<S> c = load<S>(forget + i) * memory + load<S>(in + i) * load<S>(candidate + i);
                 if (call.reset == Reset::output) c -= rho * y_old;
@@ -81,15 +82,15 @@ private:
                 }
                 const Vector<S> value = load<S>(out + i) * hyperbolic_tangent(c);
                 const Vector<S> seen = call.compare_output ? value : c;
-                const auto fired = seen > theta;
-                const Vector<S> output = fired ? value : zero;
+                const auto fired = layer.magnitude(layer.compared(seen, y_old)) > theta;
+                const Vector<S> output = fired ? value : call.events == Events::delta ? y_old : zero;
                 store_part<S>(layer.y + row + unit, output, count);
                 store_part<S>(layer.c + row + unit, seen, count);
                 if (call.compare_output) store<S>(space.cells + (int64_t)b * B * block + i, c);
                 if (call.cells) store<S>(saved_cells(layer, t, b) + i, c);
                 if (t == (layer.lengths ? layer.lengths[s] : call.T) - 1) {
                     const int64_t at = (int64_t)s * H + unit;
-                    if (call.reset == Reset::threshold) c = fired ? c - rho * theta : c;
+                    if (call.reset == Reset::threshold) c = fired ? layer.cleared(c, rho * theta) : c;
                     store_part<S>(layer.as(call.c_last) + at, c, count);
                     store_part<S>(layer.as(call.y_last) + at, output, count);
                 }

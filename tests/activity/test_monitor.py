@@ -218,13 +218,18 @@ def test_invalid_arguments_raise():
         egru.ActivityMonitor(nn.GRU(1, 1), tolerance=-1)
 
 
-def test_event_lstm_is_counted():
-    layer = egru.ELSTM(3, 6, threshold=egru.Threshold(mean=-3.0))
+@pytest.mark.parametrize("events", ["positive", "signed"])
+@pytest.mark.parametrize("compare", ["cell", "output"])
+def test_event_lstm_is_counted(compare, events):
+    layer = egru.ELSTM(3, 6, compare=compare, events=events, threshold=egru.Threshold("abs", mean=0.05, std=0.0))
+    x = torch.randn(9, 4, 3).relu()
     with egru.ActivityMonitor(layer) as activity:
-        layer(torch.randn(9, 4, 3))
+        y, _ = layer(x)
     (row,) = activity.summary().layers
-    assert row.cost.gates == 4
+    assert list(row.active) == (y != 0).sum((0, 1)).tolist()
     assert 0 < row.cost.activity < 1
+    density = (x != 0).double().mean().item()
+    assert row.cost.forward == pytest.approx(24 * (3 * density + 6 * row.cost.activity) + 24)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from egru.events import Surrogate, has_event
 from egru.kernels import Problem, get
-from egru.types import RESET_GATES, RESETS, Compare, Events, Reset, ResetGate, SequenceCell
+from egru.types import RESETS, Compare, Events, Reset, ResetGate, SequenceCell
 
 
 class Case(NamedTuple):
@@ -104,10 +104,10 @@ EVENT_OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def event_cases() -> Iterator[Any]:
-    for gate, reset, (name, options) in itertools.product(RESET_GATES, RESETS, EVENT_OPTIONS.items()):
-        yield pytest.param(Case(events="signed", reset=reset, reset_gate=gate, **options), id=f"{gate}-{reset}-{name}")
-    for name, options in EVENT_OPTIONS.items():
-        yield pytest.param(Case(events="delta", reset="none", **options), id=f"delta-{name}")
+    for form, reset, (name, options) in itertools.product(FORMS, RESETS, EVENT_OPTIONS.items()):
+        yield pytest.param(Case(events="signed", reset=reset, **FORMS[form], **options), id=f"{form}-{reset}-{name}")
+    for form, (name, options) in itertools.product(("after", "lstm-output"), EVENT_OPTIONS.items()):
+        yield pytest.param(Case(events="delta", reset="none", **FORMS[form], **options), id=f"{form}-delta-{name}")
 
 
 def cases() -> Iterator[Any]:

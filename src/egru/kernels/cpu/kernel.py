@@ -73,8 +73,6 @@ class CPUKernel:
             return "it requires input, state, weights and thresholds of one type"
         if problem.surrogate.shape != "triangle":
             return f"it supports the triangle surrogate only, got {problem.surrogate.shape!r}"
-        if problem.cell == "lstm" and problem.events != "positive":
-            return f"it does not support events={problem.events!r} of an LSTM"
         if 0 in problem.input.shape:
             return f"it requires at least one step, row and feature, got an input of shape {tuple(problem.input.shape)}"
         return None
