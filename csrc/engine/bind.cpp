@@ -67,15 +67,15 @@ private:
 // The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
 class EngineCore {
 public:
-    // inputs, hidden, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, reset, reset gate after, zoneout,
-    // LSTM, compare the output
+    // inputs, hidden, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, events, reset,
+    // reset gate after, zoneout, LSTM, compare the output
     using LayerTuple = std::tuple<int, int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
-                                  std::string, bool, float, bool, bool>;
+                                  std::string, std::string, bool, float, bool, bool>;
 
     // `trace` is the decay per step, or negative if there is no trace.
     EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams,
-               double trace, bool mean, size_t token_table_bytes)
-        : engine_(sources(layers), options(weights, threads, streams, trace, mean, token_table_bytes)) {}
+               double trace, bool mean, int refresh, size_t token_table_bytes)
+        : engine_(sources(layers), options(weights, threads, streams, trace, mean, refresh, token_table_bytes)) {}
 
     const Engine& engine() const { return engine_; }
     // The last tensor that a step wrote to. Its less common properties are checked once, because they cost as much as
@@ -155,15 +155,15 @@ private:
 
     static std::vector<engine::LayerSource> sources(const std::vector<LayerTuple>& layers) {
         std::vector<engine::LayerSource> result;
-        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, reset, after, keep, lstm, compare_output] : layers)
+        for (const auto& [inputs, hidden, w, v, b_w, b_v, theta, rho, events, reset, after, keep, lstm, output] : layers)
             result.push_back({inputs, hidden, input<float>(w), input<float>(v), input<float>(b_w), input<float>(b_v),
-                              input<float>(theta), input<float>(rho), egru::parse_reset(reset.c_str()), after, keep,
-                              lstm, compare_output});
+                              input<float>(theta), input<float>(rho), egru::parse_events(events.c_str()),
+                              egru::parse_reset(reset.c_str()), after, keep, lstm, output});
         return result;
     }
 
     static engine::EngineOptions options(const std::string& weights, int threads, int streams, double trace, bool mean,
-                                         size_t bytes) {
+                                         int refresh, size_t bytes) {
         engine::EngineOptions result;
         result.weights = engine::parse_weight_format(weights.c_str());
         result.threads = threads;
@@ -171,6 +171,7 @@ private:
         result.has_trace = trace >= 0;
         result.trace = trace;
         result.mean = mean;
+        result.refresh = refresh;
         result.token_table_bytes = bytes;
         return result;
     }
@@ -230,10 +231,12 @@ void bind_engine(nb::module_& m) {
         .def("record", &engine::TeamSize::record,
              nb::sig("def record(self, work: float, steps: int, seconds: float, /) -> None"));
     nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
-        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, size_t>(),
+        .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, int,
+                      size_t>(),
              nb::sig("def __init__(self, "
-                     "layers: list[tuple[int, int, int, int, int, int, int, int, str, bool, float, bool, bool]], weights: str, "
-                     "threads: int, streams: int, trace: float, mean: bool, token_table_bytes: int, /) -> None"))
+                     "layers: list[tuple[int, int, int, int, int, int, int, int, str, str, bool, float, bool, bool]], "
+                     "weights: str, threads: int, streams: int, trace: float, mean: bool, refresh: int, "
+                     "token_table_bytes: int, /) -> None"))
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
                  core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });

@@ -36,6 +36,7 @@ struct Problem {
     Reset reset;
     bool after;
     bool lstm = false, compare_output = false;  // the lower layer; the upper one is always a GRU
+    Events events = Events::positive;
 
     size_t rows() const { return static_cast<size_t>((lstm ? 4 : 3) * hidden); }
 };
@@ -59,7 +60,8 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
     const Parameters upper = draw(random, problem.hidden, problem.hidden, 3 * static_cast<size_t>(problem.hidden));
     const auto source = [&](int inputs, const Parameters& p, bool lstm) {
         return LayerSource{inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(), p.theta.data(),
-                           p.rho.data(), problem.reset, problem.after && !lstm, 0.1f, lstm, lstm && problem.compare_output};
+                           p.rho.data(), problem.events, problem.reset, problem.after && !lstm, 0.1f, lstm,
+                           lstm && problem.compare_output};
     };
     const auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
     const auto embedding = random.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);
@@ -70,6 +72,7 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
     options.has_trace = problem.after;
     options.mean = problem.inputs == 5;
     options.trace = options.mean ? 1.0 : 0.5;
+    options.refresh = 7;
     options.token_table_bytes = 1 << 20;
     auto x = random.take(static_cast<size_t>(steps * streams * problem.inputs), 1.0f);
     for (size_t i = 0; i < x.size() / 2; ++i)
@@ -119,7 +122,11 @@ int main() {
             for (const Problem& problem : {Problem{1, 1, Reset::output, false}, Problem{17, 31, Reset::threshold, true},
                                            Problem{33, 65, Reset::hard, false}, Problem{5, 130, Reset::none, true},
                                            Problem{17, 31, Reset::threshold, true, true},
-                                           Problem{33, 65, Reset::hard, false, true, true}}) {
+                                           Problem{33, 65, Reset::hard, false, true, true},
+                                           Problem{17, 31, Reset::threshold, true, false, false, Events::two_sided},
+                                           Problem{33, 65, Reset::hard, false, false, false, Events::two_sided},
+                                           Problem{33, 65, Reset::none, true, false, false, Events::delta},
+                                           Problem{5, 130, Reset::none, true, true, true, Events::delta}}) {
                 const std::vector<float> plain = compute(problem, weights, 1, 1, false);
                 for (const float value : plain) failures += !std::isfinite(value);
                 for (const int threads : {1, 2, 4})

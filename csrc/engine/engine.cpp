@@ -52,11 +52,17 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         add_blocks(source.bias_ih, layer.gates, H, U, layer.bias.data());
         add_blocks(source.bias_hh, source.after ? 2 : layer.gates, H, U, layer.bias.data());
         if (source.after && source.bias_hh != nullptr) std::copy_n(source.bias_hh + 2 * H, H, layer.bias_q.data());
-        layer.cell = Cell{source.reset, source.after, source.lstm, source.compare_output, source.keep,
+        layer.cell = Cell{source.events, source.reset, source.after, source.lstm, source.compare_output, source.keep,
                            layer.theta.data(), layer.rho.data()};
         layer.c = Buffer<float>(streams * units);
         for (Buffer<float>& y : layer.y) y = Buffer<float>(streams * units);
         layer.gated = Buffer<float>(streams * units);
+        if (layer.delta()) {
+            for (Buffer<float>& sent : layer.sent) sent = Buffer<float>(streams * units);
+            layer.chunk_sent = Buffer<float>(static_cast<size_t>(chunk_steps_) * streams * units);
+            layer.recurrent = Buffer<float>(streams * layer.sums());
+        }
+        if (!layers_.empty() && layers_.back().delta()) layer.received = Buffer<float>(streams * layer.sums());
         layer.chunk_y = Buffer<float>(static_cast<size_t>(chunk_steps_) * streams * units);
         units_max = std::max(units_max, U);
         inputs_max = std::max({inputs_max, source.inputs, U});
@@ -90,6 +96,8 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
     }
     if (options.has_trace) trace_ = Buffer<double>(streams * static_cast<size_t>(layers_.back().units));
     trace_steps_.assign(streams, 0);
+    age_.assign(streams, 0);
+    readout_stale_.assign(streams, 0);
     reset_counters();
 }
 
@@ -120,6 +128,7 @@ void Engine::set_readout(const ReadoutSource& source) {
         if (s.projected.size() < items * columns) s.projected = Buffer<float>(items * columns);
     }
     if (options_.has_trace) trace_ = Buffer<double>(static_cast<size_t>(options_.streams) * columns);
+    if (layers_.back().delta()) readout_sum_ = Buffer<float>(static_cast<size_t>(options_.streams) * columns);
 }
 
 size_t Engine::weight_bytes() const {
@@ -149,6 +158,7 @@ void Engine::reset(const uint8_t* mask) {
             clear(layer.c, s);
             for (Buffer<float>& y : layer.y) clear(y, s);
         }
+        age_[s] = 0;
         clear(trace_, s);
         trace_steps_[s] = 0;
     }
@@ -159,7 +169,8 @@ void Engine::reset_counters() {
     counters_.events.assign(layers_.size(), 0);
 }
 
-void Engine::get_state(int index, float* c, float* y) const {
+void Engine::get_state(int index, float* c, float* y) {
+    std::fill(age_.begin(), age_.end(), 0);
     const Layer& layer = layers_[static_cast<size_t>(index)];
     for (int s = 0; s < options_.streams; ++s) {
         const size_t from = static_cast<size_t>(s) * layer.units, to = static_cast<size_t>(s) * layer.hidden;
@@ -169,6 +180,7 @@ void Engine::get_state(int index, float* c, float* y) const {
 }
 
 void Engine::set_state(int index, const float* c, const float* y) {
+    std::fill(age_.begin(), age_.end(), 0);
     Layer& layer = layers_[static_cast<size_t>(index)];
     for (int s = 0; s < options_.streams; ++s) {
         const size_t to = static_cast<size_t>(s) * layer.units, from = static_cast<size_t>(s) * layer.hidden;

@@ -1,6 +1,9 @@
 // The streaming engine: runs a trained stack of event-based GRU or LSTM layers one step at a time, reading only the weights of
 // active inputs and units.
 //
+// The receivers of a layer with delta events accumulate its changes: the layer itself, the layer above or the readout.
+// Every `refresh` steps they compute their sums from the output instead, so that rounding errors do not accumulate.
+//
 // For a given dispatch level, the number of threads, the number of streams and the chunk size do not change the result.
 //
 // engine.cpp constructs the engine and handles its state; run.cpp computes.
@@ -28,6 +31,7 @@ struct LayerSource {
     const float* bias_hh;    // (gates * hidden) or null
     const float* theta;      // (hidden)
     const float* rho;        // (hidden), reset_scale
+    Events events;
     Reset reset;
     bool after;              // GRU: the reset gate acts after the recurrent product
     float keep;              // zoneout: fraction of the old state that is kept
@@ -49,6 +53,7 @@ struct EngineOptions {
     bool has_trace = false;
     double trace = 0;              // decay per step
     bool mean = false;             // divide the trace by the number of steps
+    int refresh = 1024;            // steps between two computations of accumulated sums
     size_t token_table_bytes = 0;  // cache x W per token if the complete table is not larger than this
 };
 
@@ -89,7 +94,9 @@ public:
     // Compute one step of one stream from its active inputs, in ascending order.
     bool step_sparse(const int32_t* index, const float* value, int count, float* out);
 
-    void get_state(int layer, float* c, float* y) const;  // (streams, hidden)
+    // (streams, hidden). Accumulated sums are not part of the state: both functions make the next step compute them, so
+    // that an engine and a copy of it continue with the same bits.
+    void get_state(int layer, float* c, float* y);
     void set_state(int layer, const float* c, const float* y);
     // The trace, (streams, outputs), and the number of steps that it covers, (streams).
     void get_trace(double* trace, int64_t* steps) const;
@@ -113,6 +120,14 @@ private:
         Buffer<float> gated;   // (streams, units): r * y of the active units, in the order of their sparse vector
         Buffer<float> chunk_y; // (steps, streams, units): y of a chunk, the input of the next layer or the readout
         int current = 0;       // which y is the current one
+        // Delta events only. The changes of y at the last step alternate like y; chunk_sent is to them what chunk_y is
+        // to y. The product of y and v, one block per gate: (streams, gates * units).
+        Buffer<float> sent[2], chunk_sent, recurrent;
+        // The product of input and w plus bias, if the layer below has delta events: (streams, gates * units).
+        Buffer<float> received;
+
+        bool delta() const { return cell.events == Events::delta; }
+        size_t sums() const { return static_cast<size_t>(gates) * static_cast<size_t>(units); }
     };
     struct Readout {
         int outputs = 0, columns = 0;
@@ -158,6 +173,7 @@ private:
         size_t stride = 0;
         const int64_t* ids = nullptr;
         const SparseVector* sparse = nullptr;
+        const float* changes = nullptr;  // of x since the previous step, if it is the output of delta events
     };
 
     // Floats between rows of projected inputs: an odd number of cache lines, as in PackedRows.
@@ -169,10 +185,16 @@ private:
     double trace_scale(int stream, int step) const {
         return options_.mean ? 1.0 / static_cast<double>(trace_steps_[static_cast<size_t>(stream)] + step + 1) : 1.0;
     }
+    // Whether accumulated sums of a stream are computed from scratch at a step of the current chunk.
+    bool refreshes(int stream, int step) const {
+        return (age_[static_cast<size_t>(stream)] + step) % options_.refresh == 0;
+    }
     bool launch(const Input& input, int steps, bool last, float* out, const uint8_t* mask);
     void run_chunk(const Share& share, Input input, int steps, bool last, float* out);
-    const float* const* project(const Share& share, const Layer& layer, const Input& input, int steps);
+    const float* const* project(const Share& share, Layer& layer, const Input& input, int steps);
+    const float* const* project_changes(const Share& share, Layer& layer, const Input& input, int steps);
     void advance(const Share& share, Layer& layer, int step, const float* const* projected);
+    void add_changes(const Share& share, Layer& layer, int stream, const SparseVector& active, bool refresh, float* sum);
     void write_events(const Share& share, const Layer& layer, int steps, bool last, float* out);
     void write_readout(const Share& share, const Layer& layer, int steps, bool last, float* out);
     void add_product(const Rows& rows, int first, int columns, const SparseVector& x, Scratch& scratch,
@@ -188,6 +210,11 @@ private:
     // would lose small terms in float32.
     Buffer<double> trace_;
     std::vector<int64_t> trace_steps_;  // (streams)
+    // Delta events: steps since accumulated sums were computed; the readout of the last layer, (streams, columns); and
+    // whether steps were skipped in it.
+    std::vector<int64_t> age_;
+    Buffer<float> readout_sum_;
+    std::vector<char> readout_stale_;
     Buffer<float> embedding_;    // (tokens, inputs)
     Buffer<float> token_table_;  // (tokens, gates * units), filled when a token first occurs
     std::vector<char> token_filled_;

@@ -2,6 +2,7 @@
 #include "engine/kernels.hpp"
 
 #include "common/floats.hpp"
+#include "engine/emit.hpp"
 #include "engine/float_products.hpp"
 #include "engine/int8_products.hpp"
 #include "engine/lstm_update.hpp"
@@ -51,13 +52,13 @@ void apply_reset_gate(const SparseVector& y, int from, int to, const float* a, f
     }
 }
 
-template <Reset reset, bool after>
-int update(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-           float* y_new) {
+template <Events events, Reset reset, bool after>
+int update(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old, float* y_new,
+           float* sent) {
     const float *q = sum, *r = sum + units, *u = sum + 2 * units, *z = sum + 3 * units;
     const Floats keep = all(cell.keep);
     Ints nonfinite{};
-    int events = 0;
+    int count = 0;
     for (int j = from; j < to; j += width) {
         Floats a = loadf(z + j);
         if (after) a = simd::fma(simd::sigmoid(loadf(r + j)), loadf(q + j), a);
@@ -72,32 +73,34 @@ int update(const Cell& cell, int from, int to, int units, const float* sum, floa
         Floats next = simd::fma(update, candidate - memory, memory);
         if (reset == Reset::output) next = simd::fma(-rho, y, next);
         if (cell.keep != 0.0f) next = simd::fma(keep, c_old - next, next);
-        const Ints event = next > theta;
-        events += __builtin_popcount(simd::bits(event));
-        nonfinite |= (Ints)(next - next != 0.0f);
-        store(y_new + j, event ? next : all(0.0f));
-        if (reset == Reset::threshold) next = simd::fma(-rho, event ? theta : all(0.0f), next);
+        count += emit<events, reset>(next, next, y, theta, rho, j, y_new, sent, next, nonfinite);
         store(c + j, next);
     }
-    return simd::bits(nonfinite) == 0 ? events : -1;
+    return simd::bits(nonfinite) == 0 ? count : -1;
 }
 
-template <bool after>
+template <Events events, bool after>
 int update_with(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                float* y_new) {
+                float* y_new, float* sent) {
     switch (cell.reset) {
-        case Reset::output: return update<Reset::output, after>(cell, from, to, units, sum, c, y_old, y_new);
-        case Reset::threshold: return update<Reset::threshold, after>(cell, from, to, units, sum, c, y_old, y_new);
-        case Reset::hard: return update<Reset::hard, after>(cell, from, to, units, sum, c, y_old, y_new);
+        case Reset::output:
+            return update<events, Reset::output, after>(cell, from, to, units, sum, c, y_old, y_new, sent);
+        case Reset::threshold:
+            return update<events, Reset::threshold, after>(cell, from, to, units, sum, c, y_old, y_new, sent);
+        case Reset::hard:
+            return update<events, Reset::hard, after>(cell, from, to, units, sum, c, y_old, y_new, sent);
         case Reset::none: break;
     }
-    return update<Reset::none, after>(cell, from, to, units, sum, c, y_old, y_new);
+    return update<events, Reset::none, after>(cell, from, to, units, sum, c, y_old, y_new, sent);
 }
 
 int update_units(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                 float* y_new) {
-    return cell.after ? update_with<true>(cell, from, to, units, sum, c, y_old, y_new)
-                      : update_with<false>(cell, from, to, units, sum, c, y_old, y_new);
+                 float* y_new, float* sent) {
+    const auto run = [&](auto function) { return function(cell, from, to, units, sum, c, y_old, y_new, sent); };
+    if (cell.events == Events::delta) return run(update<Events::delta, Reset::none, true>);
+    if (cell.events == Events::two_sided)
+        return run(cell.after ? update_with<Events::two_sided, true> : update_with<Events::two_sided, false>);
+    return run(cell.after ? update_with<Events::positive, true> : update_with<Events::positive, false>);
 }
 
 }  // namespace

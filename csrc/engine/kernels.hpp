@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/events.hpp"
 #include "common/levels.hpp"
 #include "common/reset.hpp"
 
@@ -55,6 +56,7 @@ struct QuantisedVector {
 
 // Parameters of a layer's element-wise update.
 struct Cell {
+    Events events;
     Reset reset;
     bool after;         // GRU: the reset gate acts after the recurrent product
     bool lstm;
@@ -92,13 +94,13 @@ struct EngineTable {
     void (*apply_reset_gate)(const SparseVector& y, int from, int to, const float* a, float* gated);
 
     // Update units [from, to), both multiples of 16: c in place, y_new from y_old. `sum` has the blocks q, r, u, z,
-    // each `units` wide; q is read only if the reset gate acts after the product. Returns the number of events, or -1
-    // if a state is not finite.
+    // each `units` wide; q is read only if the reset gate acts after the product. With delta events, `sent` receives the
+    // changes of y. Returns the number of events, or -1 if a state is not finite.
     int (*update_units)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                        float* y_new);
+                        float* y_new, float* sent);
     // The same for an LSTM. `sum` has the blocks i, f, g, o.
     int (*update_lstm)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                       float* y_new);
+                       float* y_new, float* sent);
 };
 
 }  // namespace egru::engine

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/floats.hpp"
+#include "engine/emit.hpp"
 #include "engine/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -11,14 +12,14 @@ namespace {
 
 using namespace egru::engine;
 
-template <Reset reset>
-int update_lstm_with(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                     float* y_new) {
+template <Events events, Reset reset>
+int update_lstm_cell(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
+                     float* y_new, float* sent) {
     using simd::all, simd::Floats, simd::Ints, simd::loadf, simd::store;
     const float *in = sum, *forget = sum + units, *candidate = sum + 2 * units, *out = sum + 3 * units;
     const Floats keep = all(cell.keep);
     Ints nonfinite{};
-    int events = 0;
+    int count = 0;
     for (int j = from; j < to; j += simd::width) {
         const Floats theta = loadf(cell.theta + j), rho = loadf(cell.rho + j);
         const Floats c_old = loadf(c + j), y = loadf(y_old + j);
@@ -29,25 +30,32 @@ int update_lstm_with(const Cell& cell, int from, int to, int units, const float*
         if (reset == Reset::output) next = simd::fma(-rho, y, next);
         if (cell.keep != 0.0f) next = simd::fma(keep, c_old - next, next);
         const Floats value = simd::sigmoid(loadf(out + j)) * simd::tanh(next);
-        const Ints event = (cell.compare_output ? value : next) > theta;
-        events += __builtin_popcount(simd::bits(event));
-        nonfinite |= (Ints)(next - next != 0.0f);
-        store(y_new + j, event ? value : all(0.0f));
-        if (reset == Reset::threshold) next = simd::fma(-rho, event ? theta : all(0.0f), next);
+        count += emit<events, reset>(value, cell.compare_output ? value : next, y, theta, rho, j, y_new, sent, next,
+                                     nonfinite);
         store(c + j, next);
     }
-    return simd::bits(nonfinite) == 0 ? events : -1;
+    return simd::bits(nonfinite) == 0 ? count : -1;
+}
+
+template <Events events>
+int update_lstm_with(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
+                     float* y_new, float* sent) {
+    const auto run = [&](auto function) { return function(cell, from, to, units, sum, c, y_old, y_new, sent); };
+    switch (cell.reset) {
+        case Reset::output: return run(update_lstm_cell<events, Reset::output>);
+        case Reset::threshold: return run(update_lstm_cell<events, Reset::threshold>);
+        case Reset::hard: return run(update_lstm_cell<events, Reset::hard>);
+        case Reset::none: break;
+    }
+    return run(update_lstm_cell<events, Reset::none>);
 }
 
 int update_lstm(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
-                float* y_new) {
-    switch (cell.reset) {
-        case Reset::output: return update_lstm_with<Reset::output>(cell, from, to, units, sum, c, y_old, y_new);
-        case Reset::threshold: return update_lstm_with<Reset::threshold>(cell, from, to, units, sum, c, y_old, y_new);
-        case Reset::hard: return update_lstm_with<Reset::hard>(cell, from, to, units, sum, c, y_old, y_new);
-        case Reset::none: break;
-    }
-    return update_lstm_with<Reset::none>(cell, from, to, units, sum, c, y_old, y_new);
+                float* y_new, float* sent) {
+    const auto run = [&](auto function) { return function(cell, from, to, units, sum, c, y_old, y_new, sent); };
+    if (cell.events == Events::delta) return run(update_lstm_cell<Events::delta, Reset::none>);
+    return run(cell.events == Events::two_sided ? update_lstm_with<Events::two_sided>
+                                                : update_lstm_with<Events::positive>);
 }
 
 }  // namespace

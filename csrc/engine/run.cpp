@@ -66,8 +66,12 @@ bool Engine::launch(const Input& input, int steps, bool last, float* out, const 
         return static_cast<double>(counters_.macs - macs) + element_work_ * static_cast<double>(active * steps);
     });
     for (Layer& layer : layers_) layer.current = (layer.current + steps) % 2;
-    for (int s = 0; s < streams; ++s)
-        if (mask == nullptr || mask[s] != 0) trace_steps_[static_cast<size_t>(s)] += steps;
+    for (int s = 0; s < streams; ++s) {
+        if (mask != nullptr && mask[s] == 0) continue;
+        trace_steps_[static_cast<size_t>(s)] += steps;
+        age_[static_cast<size_t>(s)] += steps;
+        readout_stale_[static_cast<size_t>(s)] = last && !options_.has_trace;
+    }
     counters_.steps += active * steps;
     return finite;
 }
@@ -80,6 +84,7 @@ void Engine::run_chunk(const Share& share, Input input, int steps, bool last, fl
         input = Input{};
         input.x = layer.chunk_y.data();
         input.stride = static_cast<size_t>(layer.units);
+        input.changes = layer.delta() ? layer.chunk_sent.data() : nullptr;
     }
     if (readout_.outputs != 0)
         write_readout(share, layers_.back(), steps, last, out);
@@ -101,7 +106,8 @@ void Engine::add_product(const Rows& rows, int first, int columns, const SparseV
 
 // Compute x W + b for every item of the chunk, for the units of this share. Returns one address per item, ordered by
 // step, then stream.
-const float* const* Engine::project(const Share& share, const Layer& layer, const Input& input, int steps) {
+const float* const* Engine::project(const Share& share, Layer& layer, const Input& input, int steps) {
+    if (input.changes != nullptr) return project_changes(share, layer, input, steps);
     Scratch& scratch = share.scratch;
     const int U = layer.units, from = share.begin(U), to = share.end(U), items = steps * share.streams();
     const int gates = layer.gates;
@@ -159,6 +165,60 @@ const float* const* Engine::project(const Share& share, const Layer& layer, cons
     return addresses.data();
 }
 
+// The same for the output of a layer with delta events: add the product of its changes to that of the previous step.
+const float* const* Engine::project_changes(const Share& share, Layer& layer, const Input& input, int steps) {
+    Scratch& scratch = share.scratch;
+    const int U = layer.units, from = share.begin(U), to = share.end(U), items = steps * share.streams();
+    const int gates = layer.gates, blocks = to - from == U ? 1 : gates, width = blocks == 1 ? gates * U : to - from;
+    const size_t row = projected_stride(gates * U);
+    const Rows rows = layer.w.view();
+    float* out = items == 1 ? scratch.sum.data() + layer.first_sum * U : scratch.projected.data();
+    for (int i = 0; i < items; ++i) {
+        const int t = i / share.streams(), s = share.first_stream + i % share.streams();
+        scratch.rows[i] = out + i * row;
+        if (!share.runs(s)) continue;
+        const size_t place = (static_cast<size_t>(t) * options_.streams + s) * input.stride;
+        const bool refresh = refreshes(s, t);
+        SparseVector& active = scratch.active_inputs[i];
+        active.count = table_->find_nonzero((refresh ? input.x : input.changes) + place, layer.inputs, active.index,
+                                            active.value);
+        float* total = layer.received.data() + static_cast<size_t>(s) * layer.sums();
+        for (int b = 0; b < blocks; ++b) {
+            const int first = b * U + from;
+            if (refresh) std::copy_n(layer.bias.data() + first, width, total + first);
+            add_product(rows, first, width, active, scratch, total + first);
+            std::copy_n(total + first, width, out + i * row + first);
+        }
+        if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * gates * layer.hidden;
+    }
+    return scratch.rows.data();
+}
+
+// Add the recurrent product of a layer with delta events to `sum`, which holds the input product. `active` are the
+// changes of its output, or if `refresh` the output.
+void Engine::add_changes(const Share& share, Layer& layer, int stream, const SparseVector& active, bool refresh,
+                         float* sum) {
+    const int U = layer.units, from = share.begin(U), to = share.end(U), width = to - from;
+    const Rows v = layer.v.view();
+    float* total = layer.recurrent.data() + static_cast<size_t>(stream) * layer.sums();
+    for (int b = 0; refresh && b < layer.gates; ++b) {
+        if (b < layer.first_sum)  // q
+            std::copy_n(layer.bias_q.data() + from, width, total + from);
+        else
+            std::fill_n(total + b * U + from, width, 0.0f);
+    }
+    if (width == U)
+        add_product(v, 0, layer.gates * U, active, share.scratch, total);
+    else
+        for (int b = 0; b < layer.gates; ++b)
+            add_product(v, b * U + from, width, active, share.scratch, total + b * U + from);
+    for (int b = 0; b < layer.gates; ++b) {
+        float* to_sum = sum + b * U;
+        const float* product = total + b * U;
+        for (int j = from; j < to; ++j) to_sum[j] = b < layer.first_sum ? product[j] : to_sum[j] + product[j];
+    }
+}
+
 // Compute one step of one layer from its projected inputs.
 void Engine::advance(const Share& share, Layer& layer, int step, const float* const* projected) {
     Scratch& scratch = share.scratch;
@@ -177,12 +237,16 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
             float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
             const float* input = projected[s0 + i - share.first_stream];
             SparseVector& active = scratch.active_units[i];
-            active.count = table_->find_nonzero(layer.y[current].data() + at, U, active.index, active.value);
+            const bool refresh = layer.delta() && refreshes(s0 + i, step);
+            const Buffer<float>& source = layer.delta() && !refresh ? layer.sent[current] : layer.y[current];
+            active.count = table_->find_nonzero(source.data() + at, U, active.index, active.value);
             if (input != sum + first_sum * U)
                 for (int b = 0; b < gates; ++b)
                     std::copy_n(input + b * U + from, width, sum + (b + first_sum) * U + from);
             if (after) std::copy_n(layer.bias_q.data() + from, width, sum + from);
-            if (whole) {
+            if (layer.delta()) {
+                add_changes(share, layer, s0 + i, active, refresh, sum);
+            } else if (whole) {
                 const int first = before ? U : 0;
                 add_product(v, first, gates * U - first, active, scratch, sum + first);
             } else {
@@ -214,16 +278,20 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
             const float* sum = scratch.sum.data() + static_cast<size_t>(i) * 4 * U;
             float* y = layer.y[1 - current].data() + at;
             const float* y_old = layer.y[current].data() + at;
+            float* sent = layer.delta() ? layer.sent[1 - current].data() + at : nullptr;
             if (!share.runs(s0 + i)) {
                 std::copy(y_old + from, y_old + to, y + from);
+                if (sent != nullptr)  // the changes of the last step have not been added yet
+                    std::copy_n(layer.sent[current].data() + at + from, width, sent + from);
                 continue;
             }
             const auto update = layer.cell.lstm ? table_->update_lstm : table_->update_units;
-            const int events = update(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y);
+            const int events = update(layer.cell, from, to, U, sum, layer.c.data() + at, y_old, y, sent);
             scratch.finite = scratch.finite && events >= 0;
             scratch.events[static_cast<size_t>(&layer - layers_.data())] += std::max(events, 0);
-            float* row = layer.chunk_y.data() + (static_cast<size_t>(step) * options_.streams + s0 + i) * U;
-            std::copy_n(y + from, width, row + from);
+            const size_t row = (static_cast<size_t>(step) * options_.streams + s0 + i) * U + from;
+            std::copy_n(y + from, width, layer.chunk_y.data() + row);
+            if (sent != nullptr) std::copy_n(sent + from, width, layer.chunk_sent.data() + row);
         }
     }
     share.meet();
@@ -261,16 +329,20 @@ void Engine::write_readout(const Share& share, const Layer& layer, int steps, bo
     const float* bias = readout_.bias.data();
     float* sum = scratch.sum.data();
     const int first_step = last && !options_.has_trace ? steps - 1 : 0;
+    const bool accumulate = layer.delta() && !(last && !options_.has_trace);
     for (int t = first_step; t < steps; ++t)
         for (int s = share.first_stream; s < share.last_stream; ++s) {
             if (!share.runs(s)) continue;
             const size_t place = static_cast<size_t>(t) * options_.streams + s;
+            const bool changes = accumulate && !refreshes(s, t) && !(t == 0 && readout_stale_[static_cast<size_t>(s)]);
+            if (accumulate) sum = readout_sum_.data() + static_cast<size_t>(s) * columns;
             SparseVector& active = scratch.active_units[0];
-            active.count = table_->find_nonzero(layer.chunk_y.data() + place * U, U, active.index, active.value);
+            const Buffer<float>& source = changes ? layer.chunk_sent : layer.chunk_y;
+            active.count = table_->find_nonzero(source.data() + place * U, U, active.index, active.value);
             if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * outputs;
-            if (options_.has_trace)
+            if (!changes && options_.has_trace)
                 std::fill(sum + from, sum + to, 0.0f);
-            else
+            else if (!changes)
                 std::copy(bias + from, bias + to, sum + from);
             add_product(rows, from, to - from, active, scratch, sum + from);
             const bool written = !last || t == steps - 1;

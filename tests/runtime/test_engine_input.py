@@ -148,8 +148,6 @@ def test_unsupported_modules_raise(runner: str) -> None:
         (nn.GRU(5, 8), TypeError, "has parameters or buffers outside its children"),
         (egru.models.SequenceClassifier(5, 8, 3), TypeError, r"EventEngine\(\*\*model.streaming\(\)\)"),
         (egru.ERNN(5, 8), TypeError, "accepted: egru.EGRU"),
-        (EGRU(5, 8, events="signed"), ValueError, "events='positive' is required, got events='signed'"),
-        (egru.ELSTM(5, 8, events="signed"), ValueError, "events='positive' is required, got events='signed'"),
         (with_parameter, TypeError, r"parameters or buffers outside its children \(scale\)"),
         (Parts(nn.Linear(4, 5), layer()), TypeError, "part0, a Linear, is not supported in this position"),
         (

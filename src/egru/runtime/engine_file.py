@@ -27,7 +27,7 @@ from egru.types import WeightFormat
 
 FORMAT, VERSION = "egru.EventEngine", "2"
 _LAYER_TENSORS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "reset_scale")
-_LAYER_OPTIONS = ("reset", "reset_gate", "keep", "cell", "compare")
+_LAYER_OPTIONS = ("reset", "reset_gate", "keep", "cell", "compare", "events")
 _NETWORK_TENSORS = ("embedding", "readout", "readout_bias")
 _LARGEST = ".largest"
 

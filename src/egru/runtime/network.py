@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from egru.events import check_events
 from egru.layers import EGRU, ELSTM, EGRUCell, checks
-from egru.types import COMPARES, RESET_GATES, RESETS, SEQUENCE_CELLS, Compare, Reset, ResetGate, SequenceCell
+from egru.types import COMPARES, RESET_GATES, RESETS, SEQUENCE_CELLS, Compare, Events, Reset, ResetGate, SequenceCell
 
 Trace: TypeAlias = float | Literal["mean"]
 """Summary of the outputs over time: a decay per step, or their mean."""
@@ -39,6 +40,7 @@ class Layer:
         keep: Zoneout probability: the fraction of the old state that is kept.
         cell: The recurrent cell.
         compare: What an LSTM compares with the threshold.
+        events: When a unit emits an event, and what the output is.
     """
 
     weight_ih: Tensor
@@ -52,6 +54,7 @@ class Layer:
     keep: float
     cell: SequenceCell = "gru"
     compare: Compare = "cell"
+    events: Events = "positive"
 
     @property
     def gates(self) -> int:
@@ -165,6 +168,11 @@ def check_network(network: Network) -> None:
         checks.choice("EventEngine", "reset_gate", layer.reset_gate, RESET_GATES)
         checks.choice("EventEngine", "cell", layer.cell, SEQUENCE_CELLS)
         checks.choice("EventEngine", "compare", layer.compare, COMPARES)
+        check_events(layer.events, layer.reset, layer.reset_gate, "EventEngine")
+        if layer.events != "positive" and layer.theta.min() < 0:
+            raise ValueError(
+                f"EventEngine: events={layer.events!r} requires thresholds of at least 0, got {layer.theta.min():g}"
+            )
         checks.probability("EventEngine", "zoneout", layer.keep)
     hidden = [group.hidden for group in network.groups for _ in range(group.layers)]
     if not hidden or hidden != [layer.hidden for layer in network.layers]:
@@ -236,8 +244,6 @@ def _argument_or_child(name: str, argument: Any, child: nn.Module | None, expect
 def _extract_layers(module: EventModule) -> list[Layer]:
     if module.bidirectional:
         raise ValueError("EventEngine: bidirectional layers are not supported: they need the complete sequence")
-    if module.events != "positive":
-        raise ValueError(f"EventEngine: events='positive' is required, got events={module.events!r}")
     layers: list[Layer] = []
     for direction in module.directions():
         weights, suffix = module.weights(direction), direction.suffix
@@ -255,6 +261,7 @@ def _extract_layers(module: EventModule) -> list[Layer]:
                 module.zoneout,
                 "lstm" if isinstance(module, ELSTM) else "gru",
                 module.compare if isinstance(module, ELSTM) else "cell",
+                module.events,
             )
         )
     return layers

@@ -17,6 +17,11 @@ MAX_FLOAT32_INPUTS = 16
 """Input weights of a layer with at most this many inputs stay float32: quantising them gains nothing."""
 
 
+REFRESH_STEPS: dict[WeightFormat, int] = {"float32": 1024, "bfloat16": 1024, "int8": 64}
+"""Steps after which the sums that receivers of delta events accumulate are computed from the outputs again. Rounding
+errors then do not accumulate; with int8 weights, every change that is added is rounded to eight bits."""
+
+
 class ReferenceRunner:
     """Runs the network in plain torch: dense, slow, and in any floating-point dtype.
 
@@ -37,6 +42,10 @@ class ReferenceRunner:
         ]
         self._trace = torch.zeros(streams, network.outputs, dtype=torch.float64, device="cpu")
         self._trace_steps = torch.zeros(streams, dtype=torch.int64, device="cpu")
+        # Delta events: the last changes of each layer, the sums of their receivers, and the age of these sums in steps.
+        self._sent = [torch.zeros_like(state.y) for state in self._states]
+        self._sums: dict[str, Tensor] = {}
+        self._age = torch.zeros(streams, dtype=torch.int64, device="cpu")
         self.reset_counters()
 
     def _stays_float32(self, weight: Tensor, input: bool) -> bool:
@@ -59,20 +68,32 @@ class ReferenceRunner:
         q = (x.abs() * torch.where(largest > 0, 255 / largest, 0.0) + 0.5).floor()
         return x.sign() * q * largest / 255
 
+    def _product(self, name: str, x: Tensor, changes: Tensor | None, weight: Tensor, input: bool = False) -> Tensor:
+        """Return ``x W^T``. If ``changes`` of ``x`` are given, add their product to that of the previous step."""
+        if changes is None:
+            self._macs += int((x != 0).sum()) * len(weight)
+            return F.linear(self._round_vector(x, weight, input), weight)
+        refresh = (self._age % REFRESH_STEPS[self._weights] == 0)[:, None]
+        x = torch.where(refresh, x, changes)
+        self._macs += int((x != 0).sum()) * len(weight)
+        product = F.linear(self._round_vector(x, weight, input), weight)
+        self._sums[name] = torch.where(refresh, 0, self._sums.get(name, torch.zeros_like(product))) + product
+        return self._sums[name]
+
     def _cell(self, index: int, layer: Layer) -> Callable[[Tensor, Tensor, Tensor], functional.CellUpdate]:
-        """Return the update of a layer as a function of projected input, last events and state."""
-        v, H = self._v[index], layer.hidden
+        """Return the update of a layer as a function of projected input, last output and state."""
+        v, H, changes = self._v[index], layer.hidden, self._sent[index] if layer.events == "delta" else None
+        rows = layer.gates * H
+        bias = torch.zeros(rows, dtype=self._dtype) if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
 
         def update(p: Tensor, y: Tensor, memory: Tensor) -> functional.CellUpdate:
+            product = self._product(f"recurrent {index}", y, changes, v) + bias
             if layer.cell == "lstm":
-                bias = None if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
-                return functional.lstm_update(p, self._round_vector(y, v), memory, v, bias, layer.compare)
-            if self._weights != "int8":
-                bias = None if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
-                return functional.gru_update(p, y, memory, v, bias, layer.reset_gate)
+                i, f, g, o = (p + product).chunk(4, -1)
+                c = torch.sigmoid(f) * memory + torch.sigmoid(i) * torch.tanh(g)
+                return functional.CellUpdate(c, torch.sigmoid(o), (), layer.compare == "output")
             p_r, p_u, p_z = p.split(H, -1)
-            bias = torch.zeros(3 * H, dtype=self._dtype) if layer.bias_hh is None else layer.bias_hh.to(self._dtype)
-            v_r, v_u, q = F.linear(self._round_vector(y, v), v, bias).split(H, -1)
+            v_r, v_u, q = product.split(H, -1)
             u, r = torch.sigmoid(-(p_u + v_u)), torch.sigmoid(p_r + v_r)
             if layer.reset_gate == "after":
                 z = torch.tanh(p_z + r * q)
@@ -83,24 +104,31 @@ class ReferenceRunner:
         return update
 
     def _advance(self, index: int, layer: Layer, x: Tensor) -> Tensor:
-        """Compute one step of one layer and return its events."""
+        """Compute one step of one layer and return its output."""
         w, state = self._w[index], self._states[index]
-        bias = None if layer.bias_ih is None else layer.bias_ih.to(self._dtype)
-        self._macs += layer.gates * layer.hidden * int((x != 0).sum() + (state.y != 0).sum() + len(x))
+        changes = self._changes(index - 1)
+        self._macs += layer.gates * layer.hidden * len(x)
+        p = self._product(f"input {index}", x, changes, w, True)
         step = functional.event_step(
             self._cell(index, layer),
-            F.linear(self._round_vector(x, w, True), w, bias),
+            p if layer.bias_ih is None else p + layer.bias_ih.to(self._dtype),
             state,
             None,
             layer.theta.to(self._dtype),
+            events=layer.events,
             reset=layer.reset,
             surrogate=Surrogate(),
             reset_scale=layer.reset_scale.to(self._dtype),
             keep=torch.tensor(layer.keep, dtype=self._dtype) if layer.keep else None,
         )
         self._states[index] = step.state
+        self._sent[index] = step.state.y - state.y
         self._events[index] += int(step.e.sum())
         return step.state.y
+
+    def _changes(self, index: int) -> Tensor | None:
+        """Return the changes that a layer with delta events has sent at this step; None for other inputs."""
+        return self._sent[index] if index >= 0 and self._network.layers[index].events == "delta" else None
 
     def _step(self, x: Tensor) -> Tensor:
         """Compute one step of the network."""
@@ -108,8 +136,8 @@ class ReferenceRunner:
             x = self._advance(index, layer, x)
         self._steps += len(x)
         if self._readout is not None:
-            self._macs += int((x != 0).sum()) * len(self._readout)
-            x = F.linear(self._round_vector(x, self._readout), self._readout)
+            x = self._product("readout", x, self._changes(len(self._network.layers) - 1), self._readout)
+        self._age += 1
         if self._network.decay is not None:
             self._trace = self._network.decay * self._trace + x
             self._trace_steps += 1
@@ -151,9 +179,12 @@ class ReferenceRunner:
         if not mask.any():
             return
         states, trace, steps = self._states, self._trace, self._trace_steps
+        sent, sums, age = self._sent, self._sums, self._age
         rows = torch.as_tensor(mask)
         self._states = [EventState(state.c[rows], state.y[rows]) for state in states]
         self._trace, self._trace_steps = trace[rows], steps[rows]
+        self._sent, self._age = [part[rows] for part in sent], age[rows]
+        self._sums = {name: part[rows] for name, part in sums.items()}
         part = np.empty((1, int(mask.sum()), self._network.outputs), out.dtype)
         try:
             self.run(None if x is None else x[:, mask], None if ids is None else ids[:, mask], False, part)
@@ -162,13 +193,20 @@ class ReferenceRunner:
             for old, new in zip(states, self._states, strict=True):
                 old.c[rows], old.y[rows] = new
             trace[rows], steps[rows] = self._trace, self._trace_steps
+            for old, new in zip(sent, self._sent, strict=True):
+                old[rows] = new
+            for name, new in self._sums.items():
+                sums.setdefault(name, new.new_zeros(len(rows), new.shape[1]))[rows] = new
+            age[rows] = self._age
             self._states, self._trace, self._trace_steps = states, trace, steps
+            self._sent, self._sums, self._age = sent, sums, age
 
     def reset(self, mask: Array | None = None) -> None:
         rows = slice(None) if mask is None else torch.as_tensor(mask)
         for state in self._states:
             state.c[rows], state.y[rows] = 0, 0
         self._trace[rows], self._trace_steps[rows] = 0, 0
+        self._age[rows] = 0
 
     def reset_counters(self) -> None:
         self._steps, self._macs, self._events = 0, 0, [0] * len(self._network.layers)
@@ -177,9 +215,11 @@ class ReferenceRunner:
         return self._steps, self._macs, list(self._events)
 
     def get_state(self, layer: int) -> EventState:
+        self._age.zero_()  # as in the compiled core: an engine and a copy of it continue with the same sums
         return EventState(*(half.to(torch.float32, copy=True) for half in self._states[layer]))
 
     def set_state(self, layer: int, c: Tensor, y: Tensor) -> None:
+        self._age.zero_()
         self._states[layer] = EventState(c.to(self._dtype, copy=True), y.to(self._dtype, copy=True))
 
     def get_trace(self) -> tuple[Tensor, Tensor]:

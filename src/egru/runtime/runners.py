@@ -10,6 +10,7 @@ from egru.events import EventState
 from egru.runtime.inputs import Array
 from egru.runtime.network import Network
 from egru.runtime.options import Options
+from egru.runtime.reference import REFRESH_STEPS
 
 
 class Runner(Protocol):
@@ -62,6 +63,7 @@ class CompiledRunner:
                     address(layer.bias_hh),
                     address(layer.theta),
                     address(layer.reset_scale),
+                    layer.events,
                     layer.reset,
                     layer.cell == "gru" and layer.reset_gate == "after",
                     layer.keep,
@@ -75,6 +77,7 @@ class CompiledRunner:
             options.streams,
             -1.0 if network.decay is None else network.decay,
             network.trace == "mean",
+            REFRESH_STEPS[options.weights],
             options.token_table,
         )
         if network.embedding is not None:

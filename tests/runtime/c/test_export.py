@@ -191,6 +191,8 @@ def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
         export_c(nn.GRU(2, 4), out)
     with pytest.raises(ValueError, match="C code supports cell='gru' only; layer 0 has 'lstm'"):
         export_c(egru.ELSTM(2, 4), out)
+    with pytest.raises(ValueError, match="C code supports events='positive' only; layer 0 has 'signed'"):
+        export_c(EGRU(2, 4, events="signed"), out)
     with pytest.raises(ValueError, match="up to 65,535 inputs; layer 0 has 65,536"):
         export_c(EGRU(65_536, 1), out)
     engine = EventEngine(EGRU(1, 1))
