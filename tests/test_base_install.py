@@ -127,7 +127,7 @@ def test_warning_and_doctor_name_the_command_that_builds_the_core() -> None:
         [sys.executable, "-c", WITHOUT_CORE], env=environment, capture_output=True, text=True, check=True
     )
     warning, *doctor = completed.stdout.splitlines()
-    remedy = "install a C++17 compiler, then run `pip install --force-reinstall --no-cache-dir --no-deps egru`"
+    remedy = "install a C++17 compiler, then run `pip cache remove egru; pip install --force-reinstall --no-deps egru`"
     assert warning.count("egru runs in plain torch, which is slow: ") == 1
     assert remedy in warning
     (line,) = [line for line in doctor if line.startswith("kernel cpu:")]

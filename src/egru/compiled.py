@@ -5,8 +5,8 @@ from egru._warn import warn_user
 missing: str = ""
 """Why :data:`core` is None."""
 
-REINSTALL = "pip install --force-reinstall --no-cache-dir --no-deps egru"
-"""Builds the core after a compiler was installed. Without --no-cache-dir, pip reuses its wheel without the core."""
+REINSTALL = "pip cache remove egru; pip install --force-reinstall --no-deps egru"
+"""Builds the core after a compiler was installed. pip would reuse a wheel without the core that is in its cache."""
 
 try:
     import egru._core as core
@@ -16,7 +16,7 @@ except ImportError as error:
         "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
         else f"the compiled core cannot be loaded ({error}); to build it again,"
-    ) + f" run `{REINSTALL}` (in a clone: `.` instead of `egru`)"
+    ) + f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
 
 
 def require():

@@ -134,5 +134,5 @@ def test_missing_format_and_missing_or_unknown_fields_are_refused():
 
 
 def test_layer_without_steps_is_refused():
-    with pytest.raises(ValueError, match="LayerActivity 'a': steps and active must not be empty, got 0 steps"):
+    with pytest.raises(ValueError, match="LayerActivity 'a': requires at least one step and one unit, got 0 and 1"):
         LayerActivity("a", "GRU", 1, 1, 3, None, 0, (0,), 0, None, None, 0.0)

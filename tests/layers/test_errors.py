@@ -43,7 +43,7 @@ import egru
         ({"threshold": 0.5}, TypeError, "threshold must be an egru.Threshold, got float 0.5"),
         ({"surrogate": "triangle"}, TypeError, "surrogate must be an egru.Surrogate, got str 'triangle'"),
         ({"reset_scale": -1.0}, ValueError, "reset_scale must be finite and not negative, got -1.0"),
-        ({"reset_scale": torch.ones(2)}, TypeError, "reset_scale must be one number"),
+        ({"reset_scale": torch.ones(2)}, TypeError, "reset_scale must be a number"),
         ({"dtype": torch.int64}, TypeError, "dtype must be a floating type, got torch.int64"),
     ],
 )

@@ -129,7 +129,7 @@ def test_run_without_a_result_shows_its_validation_scores(runs):
 def test_folder_without_epochs_is_refused(runs):
     (runs / "digits" / "result.json").unlink()
     (runs / "digits" / "metrics.jsonl").unlink()
-    with pytest.raises(RunError, match="digits has no epoch yet: `egru train --resume"):
+    with pytest.raises(RunError, match="digits has no finished epoch yet; continue it with `egru train --resume"):
         report([runs / "digits"])
     with pytest.raises(RunError, match="is not a run"):
         report([runs])

@@ -44,7 +44,10 @@ class LayerActivity:
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.active:
-            raise ValueError(f"LayerActivity {self.name!r}: steps and active must not be empty, got {self.steps} steps")
+            raise ValueError(
+                f"LayerActivity {self.name!r}: requires at least one step and one unit, got {self.steps} and "
+                f"{len(self.active)}"
+            )
 
     @functools.cached_property
     def unit_activity(self) -> tuple[float, ...]:

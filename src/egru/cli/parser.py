@@ -102,7 +102,7 @@ def _add_evaluate(subparsers: Any) -> None:
         commands.evaluate,
         "score a run or a pretrained model",
         "Score the best epoch of a run, or a pretrained model, and print its activity. Requires the data set that it "
-        "was trained on, under EGRU_DATA.",
+        "was trained on; `egru doctor` shows which ones are present.",
     )
     command.add_argument("source", metavar="RUN", help=_RUN_OR_NAME)
     command.add_argument(
@@ -150,7 +150,8 @@ def _add_export(subparsers: Any) -> None:
     command.add_argument(
         "--weights",
         choices=tuple(dict.fromkeys((*WEIGHT_FORMATS, *C_WEIGHT_FORMATS))),
-        help=f"number format of the weights (default: bfloat16; for C float32, of {', '.join(C_WEIGHT_FORMATS)})",
+        help=f"number format of the weights: {', '.join(WEIGHT_FORMATS)} (default: bfloat16); for C: "
+        f"{', '.join(C_WEIGHT_FORMATS)} (default: float32)",
     )
     command.add_argument("--part", type=positive_float, metavar="MIB", help="maximum file size in MiB (default: 16)")
     command.add_argument("--name", help="prefix of the C files, functions and types (default: model)")

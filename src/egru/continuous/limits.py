@@ -52,6 +52,6 @@ def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
 
 
 def panel_bound(problem: Problem) -> float:
-    """Return a bound on the panels of one unit between two events, except for those that follow its activations."""
+    """Return a bound on the panels of one unit between two events, without those added where activations are fast."""
     tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
     return min(problem.horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel

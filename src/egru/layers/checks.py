@@ -54,7 +54,7 @@ def scale(owner: str, name: str, value: Any) -> float:
     if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{owner}: {name} must be one number or a floating tensor of one element, got {value!r}")
+        raise TypeError(f"{owner}: {name} must be a number or a floating-point tensor with one element, got {value!r}")
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{owner}: {name} must be finite and not negative, got {value!r}")
     return float(value)

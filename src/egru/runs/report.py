@@ -143,7 +143,7 @@ def _score_on_validation(run: Run, config: Config) -> Result:
     """Score the best epoch of a run without a result on the validation split. The test split is not read."""
     metrics = run.metrics()
     if not metrics:
-        raise RunError(f"{run.folder} has no epoch yet: `egru train --resume {run.folder}`")
+        raise RunError(f"{run.folder} has no finished epoch yet; continue it with `egru train --resume {run.folder}`")
     on_gpu = config.device.startswith("cuda") and torch.cuda.is_available()
     trained = load(run.folder, None if on_gpu else "cpu", run.log)
     run.log(f"{run.folder} has no result: scoring epoch {trained.epoch} on the validation split")

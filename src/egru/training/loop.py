@@ -57,9 +57,10 @@ def train(
         RunError: If the loss or a gradient is not finite, a checkpoint does not fit, or the disk is full.
 
     Example:
-        >>> training = ClassifierTraining(epochs=20)
+        >>> data, training = egru.data.digits(), ClassifierTraining(epochs=20)
+        >>> model = egru.models.SequenceClassifier(1, 64, data.classes)
         >>> result = train(model, ClassifierTask(data, training), training, Run.create("runs/first", {}))
-        >>> result.test.accuracy
+        >>> print(f"test accuracy {result.test.accuracy:.1%}")
     """
     check_minutes(minutes)
     start, progress = time.monotonic(), progress or NoProgress()

@@ -204,7 +204,10 @@ class LanguageTask:
         }
         for name, text in self.data.items():
             if len(text) < 2:
-                raise ValueError(f"LanguageTask: the {name} split is too short for a batch of {text.shape[1]}")
+                raise ValueError(
+                    f"LanguageTask: the {name} split has too few words for a batch of {text.shape[1]}, which needs at "
+                    f"least {2 * text.shape[1]}; use a smaller batch"
+                )
             self.data[name] = text.tensor_split(distributed.world_size(), dim=1)[distributed.rank()].contiguous()
 
     def batches(self) -> Iterator[Batch]:
