@@ -3,6 +3,7 @@
 import copy
 import io
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -240,7 +241,8 @@ def test_a_sparse_layer_continues_its_sequence_exactly(events):
     x = torch.randn(12, 4, 3)
     expected, last = layer(x)
     assert (last.c != last).any()
-    h, outputs = None, []
+    h: Any = None
+    outputs = []
     for row in x.split(1):
         output, h = layer(row, h)
         outputs.append(output)
@@ -318,7 +320,7 @@ def with_old_weight_norm():
 
 
 def replaced_forward():
-    gru = nn.GRU(3, 4)
+    gru: Any = nn.GRU(3, 4)
     gru.forward = lambda input, hx=None: (input, hx)
     return gru
 
@@ -360,8 +362,8 @@ def test_pruned_weights_are_refused_until_they_are_permanent():
 
 
 def test_a_model_that_cannot_be_copied_is_refused():
-    gru = nn.GRU(3, 4)
-    gru.cached = (gru.weight_hh_l0 * 2,)  # pyright: ignore[reportAttributeAccessIssue]
+    gru: Any = nn.GRU(3, 4)
+    gru.cached = (gru.weight_hh_l0 * 2,)
     with pytest.raises(TypeError, match="convert: GRU cannot be copied"):
         egru.convert(gru, "positive")
 

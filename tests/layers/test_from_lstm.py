@@ -1,5 +1,7 @@
 """ELSTM.from_lstm computes the function of nn.LSTM, at any depth of memory, and says when options change it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def test_computes_the_function_of_the_lstm(mode, bidirectional, batch_first):
 
 def test_memory_cells_below_the_threshold_still_emit():
     """Memory cells fall by up to one per step, without a bound; outputs, which are compared, stay in [-1, 1]."""
-    lstm = nn.LSTM(1, 2)
+    lstm: Any = nn.LSTM(1, 2)
     with torch.no_grad():
         for parameter in lstm.parameters():
             parameter.zero_()

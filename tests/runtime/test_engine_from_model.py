@@ -41,8 +41,8 @@ class Model(nn.Module):
         for norm in (self.input_norm, self.norm):
             nn.init.uniform_(norm.weight, 0.5, 2)
             nn.init.normal_(norm.bias)
-            norm.running_mean.normal_()
-            norm.running_var.uniform_(0.5, 2)
+            nn.init.normal_(norm.get_buffer("running_mean"))
+            nn.init.uniform_(norm.get_buffer("running_var"), 0.5, 2)
 
     def forward(self, x: Tensor, state: Any = None) -> Any:
         if state is not None:
@@ -226,7 +226,7 @@ class Dense(nn.Module):
 
 def test_converted_model_runs_in_the_engine():
     model = Dense()
-    model.norm.running_mean.normal_()
+    nn.init.normal_(model.norm.get_buffer("running_mean"))
     x = torch.randn(4, 12, 3)
     engine = EventEngine.from_model(egru.convert(model, "positive"))
     expected = model.eval()(x)

@@ -44,7 +44,7 @@ def build(inputs: int, hidden: int, seed: int = 0, **options: Any) -> ELSTM:
     return ELSTM(inputs, hidden, **options).eval()
 
 
-def in_float64(layer: nn.Module, x: Tensor) -> tuple[Tensor, EventState, float]:
+def in_float64(layer: ELSTM, x: Tensor) -> tuple[Tensor, EventState, float]:
     double = copy.deepcopy(layer).double()
     double.backend = "reference"
     margins: list[float] = []
