@@ -58,6 +58,26 @@ static void add_rows(float *restrict sum, int columns, const float *rows, size_t
                      const float *value, int count)
 {
     int k = 0, j;
+    for (; k + 8 <= count; k += 8) {
+        const float *row[8];
+        float v[8];
+        for (j = 0; j < 8; ++j) {
+            row[j] = rows + index[k + j] * stride;
+            v[j] = value[k + j];
+        }
+        for (j = 0; j < columns; ++j) {
+            float s = sum[j];
+            s = v[0] * row[0][j] + s;
+            s = v[1] * row[1][j] + s;
+            s = v[2] * row[2][j] + s;
+            s = v[3] * row[3][j] + s;
+            s = v[4] * row[4][j] + s;
+            s = v[5] * row[5][j] + s;
+            s = v[6] * row[6][j] + s;
+            s = v[7] * row[7][j] + s;
+            sum[j] = s;
+        }
+    }
     for (; k + 4 <= count; k += 4) {
         const float *a = rows + index[k] * stride, *b = rows + index[k + 1] * stride;
         const float *c = rows + index[k + 2] * stride, *d = rows + index[k + 3] * stride;
