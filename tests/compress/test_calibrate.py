@@ -1,5 +1,7 @@
 """Choice of thresholds without training."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ def smooth(*shape):
     return torch.randn(shape).cumsum(0) / 5
 
 
-def model(events="delta", layers=1):
+def model(events: Any = "delta", layers: int = 1) -> Any:
     return egru.convert(nn.GRU(4, 24, layers), events)
 
 
@@ -88,16 +90,17 @@ def test_layers_get_different_levels():
 
 def test_search_finds_the_highest_accepted_levels():
     class Trial:
-        def __init__(self, levels):
+        def __init__(self, levels: Any) -> None:
             self.loss = 0.01 * levels[0] + 0.001 * levels[1]
             self.activity = self
             self.forward_macs = 1000 - sum(levels)
 
-    common = search(Trial, 2, 0.2)
+    measure: Any = Trial
+    common = search(measure, 2, 0.2)
     assert common is not None
     assert common[0] <= common[1]
     assert Trial((common[0], common[1] + 1)).loss > 0.2 or common[1] + 1 == len(LEVELS)
-    assert search(Trial, 2, -1.0) is None
+    assert search(measure, 2, -1.0) is None
 
 
 def test_packed_sequences_ignore_padding():

@@ -32,7 +32,8 @@ class ReferenceRunner:
     def __init__(
         self, network: Network, weights: WeightFormat, streams: int, *, dtype: torch.dtype = torch.float32
     ) -> None:
-        self._network, self._weights, self._dtype = network, weights, dtype
+        self._network, self._dtype = network, dtype
+        self._weights: WeightFormat = weights
         self._w = [self._round_weights(layer.weight_ih, input=True) for layer in network.layers]
         self._v = [self._round_weights(layer.weight_hh) for layer in network.layers]
         self._readout = None if network.readout is None else self._round_weights(network.readout)
