@@ -1,36 +1,62 @@
-"""Train an event-based GRU in continuous time, with exact gradients, on one CPU core in about a minute.
+"""Train an event-based GRU in continuous time, with exact gradients, on one CPU core in a few minutes.
 
-    python examples/continuous.py timing                    # in which order did three events arrive?
-    EGRU_DATA=... python examples/continuous.py poker       # card suits from an event camera (POKER-DVS)
-    python examples/continuous.py timing --freeze           # control: train only the readout
+    python examples/continuous.py yinyang                    # the class is the output unit that emits first
+    python examples/continuous.py yinyang --output membrane  # the class is the output unit with the largest state
+    python examples/continuous.py order                      # in which order did three events arrive?
+    python examples/continuous.py intervals                  # which of two intervals was longer?
+    python examples/continuous.py yinyang --freeze           # control: train only the output units
 
-In the timing task every sample has one event on each of three channels; the class is their order, so only the event
-times carry information. In the poker task, events with microsecond timestamps from 35 x 35 pixels are pooled to 7 x 7
-cells with two polarities. The validation set selects the epoch, and the test set is used once, at the end. The results
-and a raster plot of one test sample are written to --output.
+All data are generated. The validation set selects the epoch, and the test set is used once, at the end. The results and
+a raster plot of one test sample are written to --folder.
 
-Read it from top to bottom: the two tasks, the model, the training loop, the plot.
+Read it from top to bottom: the tasks, the model, the training loop, the plot.
 """
 
 import argparse
 import copy
 import dataclasses
-import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-import egru
-from egru.continuous import ContinuousEGRU, ContinuousOutput, ContinuousStack, InputEvents
-from egru.continuous.options import EngineName
-from egru.data.pokerdvs import PIXELS, SUITS, Recording
+from egru import Threshold
+from egru.continuous import (
+    ContinuousEGRU,
+    ContinuousOutput,
+    ContinuousStack,
+    InputEvents,
+    first_time_loss,
+    membrane_loss,
+    silence_penalty,
+)
+from egru.data import EventSamples, event_order, interval_comparison, yin_yang
 from egru.report.theme import LIGHT
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task: its data, its duration, and how large the network and the training are."""
+
+    draw: Callable[[int, int], EventSamples]
+    classes: tuple[str, ...]
+    channels: int
+    horizon: float
+    hidden: int
+    samples: int
+    epochs: int
+
+
+TASKS = {
+    "yinyang": Task(yin_yang, ("yin", "yang", "dot"), 5, 4.0, hidden=60, samples=5000, epochs=30),
+    "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, hidden=12, samples=1000, epochs=20),
+    "intervals": Task(interval_comparison, ("shorter", "longer"), 3, 6.5, hidden=32, samples=5000, epochs=30),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,259 +64,103 @@ class Config:
     """Settings of a run. Every field is a command-line option.
 
     Attributes:
-        hidden: The number of recurrent units.
-        listeners: The number of units in the second layer, whose states are read out.
-        learning_rate: The peak learning rate of the recurrent layer.
-        readout_rate: The peak learning rate of the listeners and of the linear readout.
+        output: What the output units are judged by: their first event ("first") or their final state ("membrane").
+        epochs: The number of epochs. If 0, that of the task.
+        learning_rate: The peak learning rate of the recurrent layer; that of the output units is twice as large.
         clip: The maximum norm of the gradient.
-        tau_s: Time constant of the activations.
-        tau_m: Time constant of the states of the recurrent layer.
-        tau_listen: Time constant of the states of the listeners.
+        silence: The weight of the penalty on output units without events.
         recurrent: A factor on the initial recurrent weights.
-        freeze: Train only the listeners and the readout.
-        tune: Stop before the test set is used.
-        data: The folder that contains pokerdvs. If empty, EGRU_DATA.
+        freeze: Train only the output units.
+        folder: Where the results are written.
     """
 
-    hidden: int = 12
-    listeners: int = 12
-    epochs: int = 16
+    output: str = "first"
+    epochs: int = 0
     batch: int = 50
-    learning_rate: float = 3e-3
-    readout_rate: float = 1e-2
+    learning_rate: float = 5e-3
     clip: float = 1.0
-    tau_s: float = 1.0
-    tau_m: float = 1.0
-    tau_listen: float = 2.0
+    silence: float = 20.0
     recurrent: float = 0.3
-    engine: EngineName = "auto"
     seed: int = 0
     freeze: bool = False
-    tune: bool = False
-    data: str = ""
-    output: str = "report/continuous"
-
-
-POKER = Config(hidden=48, epochs=40, batch=12, tau_s=2.0, tau_m=2.0, tau_listen=15.0)
-
-
-# Tasks: a sample is a list of events (time, channel) and a label
-
-
-@dataclasses.dataclass
-class Sample:
-    times: Tensor
-    channels: Tensor
-    label: int
-
-
-@dataclasses.dataclass
-class Task:
-    """The samples of a task. ``value`` is the value of every input event, ``horizon`` the duration of a sample.
-
-    ``recordings`` are the raw training data; if present, they are augmented in every epoch.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    channels: int
-    horizon: float
-    time_unit: str
-    value: float
-    train: list[Sample]
-    validation: list[Sample]
-    test: list[Sample]
-    recordings: list[Recording] | None = None
-
-
-def make_timing_task(config: Config) -> Task:
-    """One event on each of three channels, at least 0.3 apart. The class is their order."""
-    orders = list(itertools.permutations(range(3)))
-
-    def draw_samples(count: int, seed: int) -> list[Sample]:
-        generator = torch.Generator().manual_seed(seed + config.seed)
-        samples: list[Sample] = []
-        while len(samples) < count:
-            times = torch.rand(3, generator=generator) * 4
-            order = times.argsort()
-            if times[order].diff().min() > 0.3:
-                samples.append(Sample(times[order], order, orders.index(tuple(order.tolist()))))
-        return samples
-
-    return Task(
-        name="timing",
-        classes=tuple(" ".join("ABC"[c] for c in order) for order in orders),
-        channels=3,
-        horizon=5.0,
-        time_unit="",
-        value=2.0,
-        train=draw_samples(900, 1000),
-        validation=draw_samples(300, 2000),
-        test=draw_samples(1000, 3000),
-    )
-
-
-CELL_SIZE = 5  # pixels
-EVENTS_PER_POOLED_EVENT = 6
-
-
-def pool_events(recording: Recording, shift: tuple[int, int] = (0, 0)) -> Sample:
-    """Pool a recording: every sixth event of a cell of 5 x 5 pixels becomes an input event, at its exact time in ms."""
-    x, y = recording.x + shift[0], recording.y + shift[1]
-    inside = (x >= 0) & (x < PIXELS) & (y >= 0) & (y < PIXELS)
-    side = PIXELS // CELL_SIZE
-    cell = ((recording.polarity * side + y // CELL_SIZE) * side + x // CELL_SIZE)[inside]
-    times = recording.times[inside].float() / 1000
-    # The rank of each event within its cell: after sorting by cell, its position minus that of the cell's first event.
-    order = cell.argsort(stable=True)
-    sorted_rank = torch.arange(len(cell)) - torch.searchsorted(cell[order].contiguous(), cell[order].contiguous())
-    rank = torch.empty_like(sorted_rank)
-    rank[order] = sorted_rank
-    keep = rank % EVENTS_PER_POOLED_EVENT == EVENTS_PER_POOLED_EVENT - 1
-    return Sample(times[keep], cell[keep], recording.suit)
-
-
-def make_poker_task(config: Config) -> Task:
-    """Four card suits. Three training recordings of each suit are held out for validation."""
-    data = egru.data.pokerdvs(config.data or None)
-    generator = torch.Generator().manual_seed(1000 + config.seed)
-    train, validation = [], []
-    for suit in range(len(SUITS)):
-        recordings = [r for r in data.train if r.suit == suit]
-        order = torch.randperm(len(recordings), generator=generator).tolist()
-        validation += [recordings[i] for i in order[:3]]
-        train += [recordings[i] for i in order[3:]]
-    return Task(
-        name="poker",
-        classes=SUITS,
-        channels=2 * (PIXELS // CELL_SIZE) ** 2,
-        horizon=30.0,
-        time_unit="ms",
-        value=1.0,
-        train=[pool_events(r) for r in train],
-        validation=[pool_events(r) for r in validation],
-        test=[pool_events(r) for r in data.test],
-        recordings=train,
-    )
-
-
-TASKS = {"timing": make_timing_task, "poker": make_poker_task}
-
-
-# Model
+    folder: str = "report/continuous"
 
 
 class Classifier(nn.Module):
-    """A recurrent layer that emits events, a layer of listeners that only integrates them, and a linear readout.
+    """A recurrent layer that emits events, and one output unit per class.
 
-    The exact gradient does not account for events that appear or vanish, so the loss should hardly change when they
-    do. Two choices take care of that. The biases of the recurrent layer let its units emit events all the time, so
-    events appear and vanish only at the end of a run. The thresholds of the listeners are out of reach, and their
-    states hardly respond to an event that has just arrived.
+    The exact gradient does not account for events that appear or vanish. Two choices help. The biases of the recurrent
+    layer let its units emit events also without input. Output units either have thresholds out of reach, so that their
+    states are continuous ("membrane"), or are kept from falling silent by a penalty ("first").
     """
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__()
-        self.horizon, self.value = task.horizon, task.value
-        self.layer = ContinuousEGRU(
-            task.channels,
-            config.hidden,
-            config.tau_s,
-            config.tau_m,
-            threshold=egru.Threshold(mean=-1.0, std=0.25),
-            engine=config.engine,
-        )
-        listeners = ContinuousEGRU(
-            config.hidden,
-            config.listeners,
-            config.tau_s,
-            config.tau_listen,
-            threshold=egru.Threshold.constant(1.5),  # |c| < 1, so a listener never emits an event
-            engine=config.engine,
-        )
+        self.horizon, self.config = task.horizon, config
+        self.layer = ContinuousEGRU(task.channels, task.hidden, threshold=Threshold(mean=-1.0, std=0.25))
+        classes = len(task.classes)
+        reach = Threshold.constant(1.5) if config.output == "membrane" else Threshold(mean=-1.0, std=0.0)
+        unconnected = torch.zeros(classes, classes, dtype=torch.bool)
+        self.output = ContinuousEGRU(task.hidden, classes, mask=unconnected, threshold=reach)
         with torch.no_grad():
             self.layer.V.mul_(config.recurrent)
-            self.layer.b[0], self.layer.b[2] = 0.5, 0.8  # gates u and z: c rises to tanh(0.8) = 0.66, above threshold
-            listeners.U.mul_(1.5)
+            self.layer.b[0], self.layer.b[2] = 0.5, 0.3  # gates u and z
+            self.output.U.mul_(0.5)
+            self.output.b[0], self.output.b[2] = 0.5, 0.2 if config.output == "first" else 0.0
         self.layer.requires_grad_(not config.freeze)
-        self.stack = ContinuousStack(self.layer, listeners)
-        self.readout_times = [0.8 * task.horizon, task.horizon]
-        self.readout = nn.Linear(len(self.readout_times) * config.listeners, len(task.classes))
+        self.stack = ContinuousStack(self.layer, self.output)
 
-    def run_layers(self, samples: list[Sample]) -> tuple[ContinuousOutput, ...]:
-        """Return the output of the recurrent layer and that of the listeners."""
-        events = InputEvents.from_lists(
-            times=[s.times for s in samples],
-            channels=[s.channels for s in samples],
-            values=[torch.full_like(s.times, self.value) for s in samples],
-        )
-        return self.stack(events, self.horizon, self.readout_times)
+    def forward(self, samples: EventSamples) -> tuple[ContinuousOutput, ContinuousOutput]:
+        """Return the outputs of the recurrent layer and of the output units."""
+        values = torch.full_like(samples.times, 3.0)
+        events = InputEvents.from_padded(samples.times, samples.channels, values)
+        first, last = self.stack(events, self.horizon, [0.75 * self.horizon])
+        return first, last
 
-    def forward(self, samples: list[Sample]) -> tuple[Tensor, ContinuousOutput]:
-        """Return the class scores and the output of the recurrent layer."""
-        layer, listeners = self.run_layers(samples)
-        return self.readout(3 * listeners.c.flatten(1)), layer
+    def loss(self, output: ContinuousOutput, labels: Tensor) -> Tensor:
+        if self.config.output == "membrane":
+            return membrane_loss(output, labels)
+        return first_time_loss(output, labels) + self.config.silence * silence_penalty(output, self.output.thresholds())
 
-
-def labels_of(samples: list[Sample]) -> Tensor:
-    return torch.tensor([s.label for s in samples])
-
-
-# Training
+    def predict(self, output: ContinuousOutput) -> Tensor:
+        return output.state.c.argmax(1) if self.config.output == "membrane" else output.first_times().argmin(1)
 
 
 @torch.no_grad()
-def evaluate(model: Classifier, samples: list[Sample]) -> tuple[float, float]:
-    """Return the accuracy and the number of events per sample."""
-    model.eval()
+def evaluate(model: Classifier, samples: EventSamples) -> tuple[float, float]:
+    """Return the accuracy and the events per sample of the recurrent layer."""
     correct, events = 0, 0
-    for start in range(0, len(samples), 100):
-        batch = samples[start : start + 100]
-        scores, output = model(batch)
-        correct += int((scores.argmax(1) == labels_of(batch)).sum())
-        events += len(output.times)
-    return correct / len(samples), events / len(samples)
+    for rows in torch.arange(len(samples.labels)).split(200):
+        layer, output = model(samples.select(rows))
+        correct += int((model.predict(output) == samples.labels[rows]).sum())
+        events += len(layer.times)
+    return correct / len(samples.labels), events / len(samples.labels)
 
 
-def epoch_samples(task: Task, generator: torch.Generator) -> list[Sample]:
-    """Return the training samples of an epoch. Recordings are shifted by up to two pixels."""
-    if task.recordings is None:
-        return task.train
-    shifts = torch.randint(-2, 3, (len(task.recordings), 2), generator=generator).tolist()
-    return [pool_events(r, (dx, dy)) for r, (dx, dy) in zip(task.recordings, shifts, strict=True)]
-
-
-def train_batch(model: Classifier, batch: list[Sample], optimizer: torch.optim.Optimizer, clip: float) -> float:
-    """Take one training step and return the loss."""
-    scores, _ = model(batch)
-    loss = F.cross_entropy(scores, labels_of(batch))
-    optimizer.zero_grad()
-    loss.backward()  # exact, through the event times of both layers
-    # The gradient of an event grows without bound as its unit barely reaches the threshold: always clip.
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    return loss.item()
-
-
-def train(model: Classifier, task: Task, config: Config, progress: Progress) -> list[dict[str, float]]:
+def train(model: Classifier, data: EventSamples, validation: EventSamples, epochs: int, progress: Progress) -> list:
     """Train with Adam and a one-cycle schedule, then restore the epoch with the best validation accuracy."""
-    batches = -(-len(task.train) // config.batch)
-    rates = [config.learning_rate, config.readout_rate]
-    upper = [*model.stack.layers[1].parameters(), *model.readout.parameters()]
-    optimizer = torch.optim.Adam([{"params": model.layer.parameters()}, {"params": upper}], config.learning_rate)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=config.epochs * batches)
-    generator = torch.Generator().manual_seed(config.seed)
-    bar = progress.add_task(task.name, total=config.epochs, accuracy="")
+    config = model.config
+    batches = -(-len(data.labels) // config.batch)
+    rates = [config.learning_rate, 2 * config.learning_rate]
+    groups = [{"params": model.layer.parameters()}, {"params": model.output.parameters()}]
+    optimizer = torch.optim.Adam(groups, config.learning_rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=epochs * batches)
+    bar = progress.add_task("training", total=epochs, accuracy="")
     history, best, best_weights = [], (-1.0, 0.0), copy.deepcopy(model.state_dict())
-    for _ in range(config.epochs):
-        model.train()
-        samples, total = epoch_samples(task, generator), 0.0
-        for rows in torch.randperm(len(samples), generator=generator).split(config.batch):
-            batch = [samples[i] for i in rows.tolist()]
-            total += train_batch(model, batch, optimizer, config.clip) * len(batch)
+    for _ in range(epochs):
+        total = 0.0
+        for rows in torch.randperm(len(data.labels)).split(config.batch):
+            batch = data.select(rows)
+            loss = model.loss(model(batch)[1], batch.labels)
+            optimizer.zero_grad()
+            loss.backward()  # exact, through the event times of both layers
+            # The gradient of an event grows without bound as its unit barely reaches the threshold: always clip.
+            nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+            optimizer.step()
             schedule.step()
-        accuracy, events = evaluate(model, task.validation)
-        history.append({"loss": total / len(samples), "validation": accuracy, "events": events})
+            total += loss.item() * len(rows)
+        accuracy, events = evaluate(model, validation)
+        history.append({"loss": total / len(data.labels), "validation": accuracy, "events": events})
         score = (accuracy, -history[-1]["loss"])  # the loss decides between equal accuracies
         if score > best:
             best, best_weights = score, copy.deepcopy(model.state_dict())
@@ -299,14 +169,10 @@ def train(model: Classifier, task: Task, config: Config, progress: Progress) -> 
     return history
 
 
-# Plot and command line
-
-
 @torch.no_grad()
-def plot_raster(model: Classifier, task: Task, sample: Sample, path: Path) -> None:
+def plot_raster(model: Classifier, task: Task, sample: EventSamples, path: Path) -> None:
     """Plot the input events of a sample above the events of the recurrent layer."""
-    model.eval()
-    output, _ = model.run_layers([sample])
+    output, _ = model(sample)
     activity = output.units.bincount(minlength=model.layer.hidden_size)
     row_of_unit = activity.argsort(descending=True, stable=True).argsort()
     with LIGHT.context():
@@ -314,15 +180,15 @@ def plot_raster(model: Classifier, task: Task, sample: Sample, path: Path) -> No
 
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[1, 1.6])
-        size = 60 if len(sample.times) < 10 else 4
-        above.scatter(sample.times, sample.channels, s=size, marker="|", color=LIGHT.dense)
+        above.scatter(sample.times[0], sample.channels[0], s=60, marker="|", color=LIGHT.dense)
         above.set_ylabel("channel")
         above.set_ylim(-0.5, task.channels - 0.5)
-        above.set_title(f"{task.classes[sample.label]}: {len(sample.times)} events in, {len(output.times)} out")
+        title = task.classes[int(sample.labels[0])]
+        above.set_title(f"{title}: {sample.times.shape[1]} events in, {len(output.times)} out")
         below.scatter(output.times, row_of_unit[output.units], s=40, marker="|", color=LIGHT.event[0])
         below.set_ylim(model.layer.hidden_size - 0.5, -0.5)
         below.set_ylabel("unit, most active first")
-        below.set_xlabel(f"time, {task.time_unit}" if task.time_unit else "time, in time constants")
+        below.set_xlabel("time, in time constants")
         below.set_xlim(0, task.horizon)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150)
@@ -330,13 +196,12 @@ def plot_raster(model: Classifier, task: Task, sample: Sample, path: Path) -> No
 
 def run(name: str, config: Config, console: Console) -> dict[str, object]:
     """Train and test on one task, write the results, and return them."""
-    task = TASKS[name](config)
+    task = TASKS[name]
+    data, validation, test = (
+        task.draw(count, seed + config.seed) for count, seed in ((task.samples, 1000), (1000, 2000), (1000, 3000))
+    )
     torch.manual_seed(config.seed)
     model = Classifier(task, config)
-    console.print(
-        f"{name}: {len(task.train)} training, {len(task.validation)} validation and {len(task.test)} test samples; "
-        f"{len(task.classes)} classes; {config.hidden} units, {config.epochs} epochs, seed {config.seed}"
-    )
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -345,33 +210,27 @@ def run(name: str, config: Config, console: Console) -> dict[str, object]:
         TimeRemainingColumn(),
         TextColumn("validation {task.fields[accuracy]}"),
     )
-    start = time.perf_counter()
+    start = time.process_time()
     with Progress(*columns, console=console) as progress:
-        history = train(model, task, config, progress)
-    seconds = time.perf_counter() - start
-    validation, _ = evaluate(model, task.validation)
-    if config.tune:
-        console.print(f"{name}: validation {100 * validation:.1f} %, {seconds:.0f} s")
-        return {"validation": validation, "history": history}
-    test, events = evaluate(model, task.test)
-    folder = Path(config.output)
-    plot_raster(model, task, task.test[0], folder / f"{name}.png")
+        history = train(model, data, validation, config.epochs or task.epochs, progress)
+    seconds = time.process_time() - start
+    (accuracy, events), best = evaluate(model, test), max(line["validation"] for line in history)
+    folder = Path(config.folder)
+    plot_raster(model, task, test.select(slice(1)), folder / f"{name}.png")
     result = {
         "task": name,
-        "seed": config.seed,
-        "test": test,
-        "validation": validation,
+        "test": accuracy,
+        "validation": best,
         "chance": 1 / len(task.classes),
         "events_per_sample": events,
-        "seconds": round(seconds, 1),
+        "processor_seconds": round(seconds, 1),
         "config": dataclasses.asdict(config),
         "history": history,
     }
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
     console.print(
-        f"{name}: test {100 * test:.1f} % (chance {100 / len(task.classes):.1f} %), "
-        f"validation {100 * validation:.1f} %, {events:.0f} events per sample, {seconds:.0f} s; "
-        f"raster: {folder / f'{name}.png'}"
+        f"{name}, seed {config.seed}: test {100 * accuracy:.1f} % (chance {100 / len(task.classes):.1f} %), "
+        f"validation {100 * best:.1f} %, {events:.0f} events per sample, {seconds:.0f} s; results in {folder}"
     )
     return result
 
@@ -382,16 +241,17 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     for field in dataclasses.fields(Config):
         option = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
-            parser.add_argument(option, action="store_true", default=None)
+            parser.add_argument(option, action="store_true")
+        elif field.name == "output":
+            parser.add_argument(option, choices=("first", "membrane"), default=field.default)
         else:
-            text = f"default {field.default}, for poker {getattr(POKER, field.name)}"
-            parser.add_argument(option, type=type(field.default), help=text)
+            parser.add_argument(
+                option, type=type(field.default), default=field.default, help=f"default {field.default}"
+            )
     options = vars(parser.parse_args(arguments))
     task = options.pop("task")
-    defaults = POKER if task == "poker" else Config()
-    config = dataclasses.replace(defaults, **{name: value for name, value in options.items() if value is not None})
     torch.set_num_threads(1)  # the tensors are too small for a second thread to help
-    return run(task, config, Console())
+    return run(task, Config(**options), Console())
 
 
 if __name__ == "__main__":

@@ -77,12 +77,38 @@ int64_t Tape::event_count() const {
 }
 
 void Tape::copy_events(double* times, int64_t* units) const {
-    for (const SampleTape& sample : samples)
-        for (const Step& step : sample.steps)
-            if (step.kind == StepKind::internal || step.kind == StepKind::forced) {
-                *times++ = step.time;
-                *units++ = step.source;
-            }
+    for (const SampleTape& sample : samples) {
+        times = std::copy(sample.event_times.begin(), sample.event_times.end(), times);
+        units = std::copy(sample.event_units.begin(), sample.event_units.end(), units);
+    }
+}
+
+int64_t Tape::node_count() const {
+    int64_t sum = 0;
+    for (const SampleTape& sample : samples) sum += static_cast<int64_t>(sample.node_times.size());
+    return sum;
+}
+
+void Tape::copy_nodes(double* times, double* weights, int64_t* which, double* c, double* event_c) const {
+    for (size_t s = 0; s < samples.size(); ++s) {
+        const SampleTape& sample = samples[s];
+        times = std::copy(sample.node_times.begin(), sample.node_times.end(), times);
+        weights = std::copy(sample.node_weights.begin(), sample.node_weights.end(), weights);
+        which = std::fill_n(which, sample.node_times.size(), static_cast<int64_t>(s));
+        c = std::copy(sample.node_c.begin(), sample.node_c.end(), c);
+        event_c = std::copy(sample.event_c.begin(), sample.event_c.end(), event_c);
+    }
+}
+
+size_t Tape::record_bytes() const {
+    size_t sum = 0;
+    for (const SampleTape& sample : samples) {
+        sum += sample.records.bytes() + sample.steps.capacity() * sizeof(Step);
+        for (const Checkpoint& point : sample.checkpoints)
+            sum += sizeof(Checkpoint) + point.memory.size() * sizeof(double) + point.exact.size() +
+                   point.order.positions.size() * (sizeof(size_t) + 16);
+    }
+    return sum;
 }
 
 std::unique_ptr<Tape> forward(const ContinuousCall& call, Poll poll) {
@@ -120,14 +146,18 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     const int fitting = static_cast<int>(1 + max_gradient_bytes / (sizeof(double) * weights + 1));
     const int sums = std::max(1, std::min({call.batch, max_partial_sums, fitting}));
     std::vector<std::unique_ptr<Gradients>> partial(static_cast<size_t>(sums));
-    std::vector<int64_t> first_event{0};
-    for (const SampleTape& sample : tape.samples) first_event.push_back(first_event.back() + sample.events);
+    std::vector<int64_t> first_event{0}, first_node{0};
+    for (const SampleTape& sample : tape.samples) {
+        first_event.push_back(first_event.back() + sample.events);
+        first_node.push_back(first_node.back() + static_cast<int64_t>(sample.node_times.size()));
+    }
     StopFlag stop(poll);
     parallel_for(sums, call.threads, &stop, [&](int i, bool may_poll) {
         auto gradients = std::make_unique<Gradients>(network);
         const auto first_sample = [&](int k) { return static_cast<int>(int64_t(call.batch) * k / sums); };
         for (int s = first_sample(i); s < first_sample(i + 1); ++s)
-            backward_sample(call, tape, s, first_event[static_cast<size_t>(s)], gradients.get(), &stop, may_poll);
+            backward_sample(call, tape, s, first_event[static_cast<size_t>(s)], first_node[static_cast<size_t>(s)],
+                            gradients.get(), &stop, may_poll);
         partial[static_cast<size_t>(i)] = std::move(gradients);
     });
     Gradients& all = *partial[0];

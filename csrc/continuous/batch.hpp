@@ -54,6 +54,10 @@ struct Tape {
     std::vector<SampleTape> samples;
     int64_t event_count() const;
     void copy_events(double* times, int64_t* units) const;
+    // The nodes of an integral over time: (nodes) three times, (nodes, H), and the states before events (events, H).
+    int64_t node_count() const;
+    void copy_nodes(double* times, double* weights, int64_t* samples, double* c, double* event_c) const;
+    size_t record_bytes() const;  // memory of the records and checkpoints
 };
 
 // Throws Interrupted, or TooManyEvents or UnresolvedEvents for the first sample that fails.
@@ -64,6 +68,10 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll);
 void forward_sample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
                     bool may_poll);
 
+// Runs one part of a sample again, from a checkpoint to the next one, and records it.
+void repeat_part(const ContinuousCall& call, const Network& network, int sample, const Checkpoint& from,
+                 SampleTape* tape, StopFlag* stop, bool may_poll);
+
 // Gradients of the parameters, summed over samples in a fixed order.
 struct Gradients {
     explicit Gradients(const Network& network);
@@ -72,8 +80,8 @@ struct Gradients {
     void add(const Gradients& other);
 };
 
-// Adds the gradients of one sample, whose first event is at position `first_event` in the cotangents.
-void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
+// Adds the gradients of one sample, whose first event and node are at these positions in the cotangents.
+void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, int64_t first_node,
                      Gradients* gradients, StopFlag* stop, bool may_poll);
 
 // Scratch memory of one sample. It grows on demand.

@@ -41,14 +41,17 @@ void bind_continuous(nb::module_& m) {
     call.def(nb::init<>());
 #define FIELD(name) call.def_rw(#name, &ContinuousCall::name);
     FIELD(batch) FIELD(units) FIELD(channels) FIELD(readouts) FIELD(nodes) FIELD(threads) FIELD(max_events)
-    FIELD(tau_s) FIELD(tau_m) FIELD(tau_o) FIELD(horizon) FIELD(panel) FIELD(tie) FIELD(grazing_floor)
-    FIELD(self_connections) FIELD(receiver_reset) FIELD(unit_amplitude)
+    FIELD(tau_s) FIELD(tau_m) FIELD(tau_o) FIELD(panel) FIELD(tie) FIELD(grazing_floor)
+    FIELD(self_connections) FIELD(receiver_reset) FIELD(unit_amplitude) FIELD(integrate)
+    FIELD(checkpoint_every) FIELD(connection_count) FIELD(input_connection_count)
+    FIELD(connections) FIELD(input_connections)
     FIELD(V) FIELD(U) FIELD(b) FIELD(theta) FIELD(a0) FIELD(c0) FIELD(mask) FIELD(input_mask)
-    FIELD(input_times) FIELD(input_channels) FIELD(input_values) FIELD(input_offsets) FIELD(readout_times)
+    FIELD(input_times) FIELD(input_channels) FIELD(input_values) FIELD(input_offsets)
+    FIELD(horizons) FIELD(readout_times)
     FIELD(rule_x) FIELD(rule_w) FIELD(rule_A) FIELD(c_read) FIELD(o_read) FIELD(a_last)
     FIELD(event_counts) FIELD(root_solves) FIELD(flow_evaluations) FIELD(min_slope)
     FIELD(cotangent_times) FIELD(cotangent_amplitudes)
-    FIELD(cotangent_c_read) FIELD(cotangent_o_read) FIELD(cotangent_a_last)
+    FIELD(cotangent_c_read) FIELD(cotangent_o_read) FIELD(cotangent_a_last) FIELD(cotangent_nodes)
     FIELD(grad_V) FIELD(grad_U) FIELD(grad_b) FIELD(grad_theta) FIELD(grad_tau_s) FIELD(grad_tau_m) FIELD(grad_tau_o)
     FIELD(grad_a0) FIELD(grad_c0) FIELD(grad_input_times) FIELD(grad_input_values) FIELD(floored)
 #undef FIELD
@@ -56,7 +59,15 @@ void bind_continuous(nb::module_& m) {
         .def_prop_ro("event_count", &Tape::event_count)
         .def("copy_events", [](const Tape& tape, uintptr_t times, uintptr_t units) {
             tape.copy_events(reinterpret_cast<double*>(times), reinterpret_cast<int64_t*>(units));
-        }, nb::arg("times"), nb::arg("units"));
+        }, nb::arg("times"), nb::arg("units"))
+        .def_prop_ro("node_count", &Tape::node_count)
+        .def("copy_nodes", [](const Tape& tape, uintptr_t times, uintptr_t weights, uintptr_t samples, uintptr_t c,
+                              uintptr_t event_c) {
+            tape.copy_nodes(reinterpret_cast<double*>(times), reinterpret_cast<double*>(weights),
+                            reinterpret_cast<int64_t*>(samples), reinterpret_cast<double*>(c),
+                            reinterpret_cast<double*>(event_c));
+        }, nb::arg("times"), nb::arg("weights"), nb::arg("samples"), nb::arg("c"), nb::arg("event_c"))
+        .def_prop_ro("record_bytes", &Tape::record_bytes);
     m.def("continuous_forward", [](const ContinuousCall& call) {
         return without_gil([&] { return egru::continuous::forward(call, interrupted); });
     }, nb::arg("call"));

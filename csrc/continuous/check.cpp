@@ -95,12 +95,14 @@ Values run_case(const Case& c, int threads) {
     }
     for (size_t i = 0; i < B; ++i) offsets.push_back(static_cast<int64_t>((i + 1) * inputs));
     const double horizon = c.pause * inputs;
-    for (int i = 1; i <= readouts; ++i) reads.push_back(horizon * i / readouts);
+    const Values horizons(B, horizon);
+    for (size_t s = 0; s < B; ++s)
+        for (int i = 1; i <= readouts; ++i) reads.push_back(horizon * i / readouts);
 
     ContinuousCall call;
     const auto address = [](auto& vector) { return reinterpret_cast<uintptr_t>(vector.data()); };
     call.batch = batch, call.units = c.units, call.channels = channels, call.readouts = readouts, call.nodes = c.nodes;
-    call.threads = threads, call.max_events = 100000, call.horizon = horizon;
+    call.threads = threads, call.max_events = 100000;
     call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3;
     call.panel = 0.5, call.tie = 1e-13, call.grazing_floor = 1e-3;
     call.self_connections = c.self_connections, call.receiver_reset = c.receiver_reset;
@@ -109,7 +111,7 @@ Values run_case(const Case& c, int threads) {
     call.a0 = address(a0), call.c0 = address(c0);
     if (c.sparse) call.mask = address(mask), call.input_mask = address(input_mask);
     call.input_times = address(times), call.input_channels = address(which), call.input_values = address(values);
-    call.input_offsets = address(offsets), call.readout_times = address(reads);
+    call.input_offsets = address(offsets), call.horizons = address(horizons), call.readout_times = address(reads);
     Values x = rule.x, w = rule.w, A = rule.A;
     call.rule_x = address(x), call.rule_w = address(w), call.rule_A = address(A);
     Values c_read(B * readouts * H), o_read(B * readouts * H), a_last(B * 3 * H);

@@ -93,6 +93,7 @@ struct Position {
 inline int64_t padded(int64_t count) { return (count + width - 1) / width * width; }
 
 constexpr int portion = 1024;  // panels that are computed together, a multiple of every vector width
+constexpr int row_stride = portion + 8;  // rows a power of two apart would share the same sets of the cache
 constexpr int panel_rows = 6;  // rows of scratch memory for the panels of a portion; results follow
 
 // The next panels of a block of units, one entry per panel.
@@ -104,7 +105,7 @@ struct Portion {
 
     void place(double* memory) {
         double** const rows[] = {&d_u, &b_u, &d_z, &b_z, &h, &from, &results};
-        for (int i = 0; i <= panel_rows; ++i) *rows[i] = memory + i * portion;
+        for (int i = 0; i <= panel_rows; ++i) *rows[i] = memory + i * row_stride;
     }
 
     Panel panel(const Model& m, int i) const {
@@ -123,7 +124,7 @@ struct BlockPosition {
 inline void fill(const Model& m, Scratch* scratch, int result_rows, const Division* units, int count,
                  BlockPosition* at, Portion* p) {
     scratch->check(scratch);
-    const int64_t needed = int64_t(portion) * (panel_rows + result_rows);
+    const int64_t needed = int64_t(row_stride) * (panel_rows + result_rows);
     if (scratch->capacity < needed) scratch->grow(scratch, needed);
     p->place(scratch->data);
     int i = 0;
@@ -151,7 +152,7 @@ inline void flow_portion(const Model& m, const Portion& p) {
         for (int i = 0; i < p.count; i += width) {
             const Affine map = flow<n.nodes>(m, p.panel(m, i));
             put(p.results + i, map.scale);
-            put(p.results + portion + i, map.shift);
+            put(p.results + row_stride + i, map.shift);
         }
     });
 }

@@ -9,6 +9,11 @@ namespace egru::continuous {
 // Finds the unit with the smallest key. If events change few keys of a large network, it is an indexed binary heap.
 // Otherwise it is a vectorised linear search, which is faster for small or dense networks.
 class EventQueue {
+    struct Entry {
+        double key;
+        int32_t unit;
+    };
+
 public:
     using ArgMin = int (*)(const double* keys, int count);
 
@@ -32,13 +37,19 @@ public:
         else
             sift_down(i, entry);
     }
+    // The order of the heap, which cannot be derived from the keys.
+    struct Order {
+        std::vector<Entry> heap;
+        std::vector<size_t> positions;
+    };
+    Order order() const { return {heap_, positions_}; }
+    void restore(const Order& order) {
+        heap_ = order.heap;
+        positions_ = order.positions;
+    }
     int top() const { return heap_.empty() ? argmin_(keys_, count_) : heap_[0].unit; }
 
 private:
-    struct Entry {
-        double key;
-        int32_t unit;
-    };
     static bool precedes(const Entry& a, const Entry& b) {
         return a.key < b.key || (a.key == b.key && a.unit < b.unit);
     }

@@ -126,15 +126,15 @@ inline void slice_portion(const Model& m, const Portion& p) {
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
                                                  b.v[0],  b.v[1], b.v[2], b.rate, b.lag,  panel.d_u, panel.d_z, b.shift,
                                                  Doubles{}};
-            for (int k = 0; k < slice_rows; ++k) put(p.results + k * portion + i, outputs[k]);
+            for (int k = 0; k < slice_rows; ++k) put(p.results + k * row_stride + i, outputs[k]);
         }
     });
 }
 
 // Pulls back over the panels of one portion, in reverse order. `c` is the state at the start of its first panel.
 inline void pull_back_portion(const Model& m, const Units& s, const Portion& p, double c, Accumulated<double>* sums) {
-    double* c_start = p.results + row_c * portion;
-    const double* shift = p.results + row_shift * portion;
+    double* c_start = p.results + row_c * row_stride;
+    const double* shift = p.results + row_shift * row_stride;
     alignas(64) double c_end[block];  // of the units whose last panel is in this portion
     for (int i = 0; i < p.count; ++i) {
         c_start[i] = c;
@@ -147,7 +147,7 @@ inline void pull_back_portion(const Model& m, const Units& s, const Portion& p, 
         const int k = p.unit[i];
         if (p.last[i] && s.span[k] > s.active[k])
             pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
-        const auto at = [&](int row) { return p.results[row * portion + i]; };
+        const auto at = [&](int row) { return p.results[row * row_stride + i]; };
         pull_back_panel(Slice<double>{at(row_scale), at(row_q),
                                       {at(row_x), at(row_x + 1), at(row_x + 2)},
                                       {at(row_y), at(row_y + 1), at(row_y + 2)},
@@ -171,7 +171,7 @@ inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, double
         units[k] = Division(m, s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], s.active[k]);
         sums[k] = {s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
     }
-    constexpr int64_t first_checkpoint = int64_t(portion) * (panel_rows + slice_rows);
+    constexpr int64_t first_checkpoint = int64_t(row_stride) * (panel_rows + slice_rows);
     constexpr int64_t doubles = sizeof(Checkpoint) / sizeof(double);
     const auto checkpoint = [&](int64_t i) {
         return reinterpret_cast<Checkpoint*>(scratch->data + first_checkpoint + i * doubles);
@@ -192,7 +192,7 @@ inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, double
         flow_portion(m, p);
         double c = start.c;
         for (int i = 0; i < p.count; ++i) {
-            c = p.results[i] * c + p.results[portion + i];
+            c = p.results[i] * c + p.results[row_stride + i];
             if (p.last[i]) c = s.c[p.unit[i] + 1];
         }
         start = {at, c};

@@ -36,7 +36,7 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
         flow_portion(m, p);
         for (int i = 0; i < p.count; ++i) {
             double& c = s.c[p.unit[i]];
-            c = p.results[i] * c + p.results[portion + i];
+            c = p.results[i] * c + p.results[row_stride + i];
         }
     }
 }
@@ -166,6 +166,24 @@ void advance(const Model& m, const State& state, const Touch& t, Scratch* scratc
     for (int first = 0; first < t.count; first += block) advance_block(m, state, t, first, scratch);
 }
 
+// Units that have relaxed do not limit the panel: their gates are constant to rounding.
+double longest_panel(const Model& m, const State& state, double time) {
+    double longest = m.panel * m.tau_m;
+    for (int i = 0; i < m.units; ++i) {
+        const double decay = exp((state.last[i] - time) / m.tau_s);
+        Division d;
+        d.d_u = (state.a_u[i] - m.b_u[i]) * decay;
+        d.d_z = (state.a_z[i] - m.b_z[i]) * decay;
+        if (larger(magnitude(d.d_u), magnitude(d.d_z)) < 1e-13) continue;
+        d.b_u = m.b_u[i];
+        d.b_z = m.b_z[i];
+        d.span = longest;
+        d.count = 0;
+        longest = d.length(m, 0);
+    }
+    return longest;
+}
+
 int argmin(const double* keys, int count) {
     int k = 0;
     double least = keys[0];
@@ -184,6 +202,7 @@ int argmin(const double* keys, int count) {
 
 extern const egru::continuous::ContinuousTable continuous_table;
 const egru::continuous::ContinuousTable continuous_table{continuous::advance, continuous_find_crossing,
-                                                         continuous::argmin, continuous_pull_back};
+                                                         continuous::argmin, continuous::longest_panel,
+                                                         continuous_pull_back};
 
 }  // namespace egru::EGRU_LEVEL

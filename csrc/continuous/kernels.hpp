@@ -105,6 +105,7 @@ struct ContinuousTable {
     Crossing (*find_crossing)(const Model& model, int unit, double a_u, double a_z, double c, double span,
                               Scratch* scratch);
     int (*argmin)(const double* keys, int count);  // the first of several minima
+    double (*longest_panel)(const Model& model, const State& state, double time);  // of all units, from `time` on
     ReceiverSums (*pull_back)(const Model& model, Adjoint* adjoint, const TouchAdjoint& touch, Scratch* scratch);
 };
 

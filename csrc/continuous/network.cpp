@@ -66,12 +66,69 @@ FanOut make_fan(const double* weights, const uint8_t* mask, int units, int sourc
     return fan;
 }
 
+// As make_fan, from `count` connections that are sorted by source, then receiver.
+FanOut make_sparse_fan(const double* weights, const int64_t* connections, int64_t count, int sources, bool recurrent,
+                       bool diagonal) {
+    FanOut fan;
+    fan.dense = false;
+    fan.sparse = true;
+    fan.connections = count;
+    const int64_t *post = connections, *pre = connections + count;
+    const size_t room = static_cast<size_t>(count + (recurrent ? sources : 0));
+    fan.index.reserve(room);
+    fan.origin.reserve(room);
+    for (auto& w : fan.w) w.reserve(room);
+    if (recurrent) fan.self_position.resize(static_cast<size_t>(sources));
+    fan.self_absent.assign(fan.self_position.size(), !diagonal);
+    fan.start.assign(1, 0);
+    const auto add = [&](int64_t receiver, int64_t from, bool absent) {
+        fan.index.push_back(static_cast<int32_t>(receiver));
+        fan.origin.push_back(from);
+        for (int64_t g = 0; g < 3; ++g)
+            fan.w[g].push_back(absent ? 0 : weights[g * count + from]);
+    };
+    int64_t k = 0;
+    for (int64_t n = 0; n < sources; ++n) {
+        bool listed = !recurrent;  // whether the source itself is in its list
+        const auto add_self = [&](int64_t from) {
+            const size_t i = static_cast<size_t>(n);
+            fan.self_position[i] = static_cast<int32_t>(static_cast<int64_t>(fan.index.size()) - fan.start[i]);
+            fan.self_absent[i] = from < 0 || !diagonal;
+            add(n, from, fan.self_absent[i]);
+            listed = true;
+        };
+        for (; k < count && pre[k] == n; ++k) {
+            if (!listed && post[k] > n) add_self(-1);
+            if (recurrent && post[k] == n)
+                add_self(k);
+            else
+                add(post[k], k, false);
+        }
+        if (!listed) add_self(-1);
+        fan.start.push_back(static_cast<int64_t>(fan.index.size()));
+    }
+    return fan;
+}
+
+FanOut make_recurrent(const ContinuousCall& call) {
+    if (call.connection_count >= 0)
+        return make_sparse_fan(at<double>(call.V), at<int64_t>(call.connections), call.connection_count, call.units,
+                               true, call.self_connections);
+    return make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.units, true, call.self_connections);
+}
+
+FanOut make_input(const ContinuousCall& call) {
+    if (call.input_connection_count >= 0)
+        return make_sparse_fan(at<double>(call.U), at<int64_t>(call.input_connections), call.input_connection_count,
+                               call.channels, false, true);
+    return make_fan(at<double>(call.U), at<uint8_t>(call.input_mask), call.units, call.channels, false, true);
+}
+
 }  // namespace
 
 Network::Network(const ContinuousCall& call)
-    : recurrent_(make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.units, true,
-                          call.self_connections)),
-      input_(make_fan(at<double>(call.U), at<uint8_t>(call.input_mask), call.units, call.channels, false, true)),
+    : recurrent_(make_recurrent(call)),
+      input_(make_input(call)),
       unit_amplitude_(call.unit_amplitude) {
     const size_t H = static_cast<size_t>(call.units), n = static_cast<size_t>(call.nodes);
     b_.assign(at<double>(call.b), at<double>(call.b) + 3 * H);
@@ -103,6 +160,18 @@ Network::Network(const ContinuousCall& call)
 
 void Network::scatter(const FanOut& fan, const double* const gradient[3], double* to) const {
     const size_t H = static_cast<size_t>(model_.units), D = fan.start.size() - 1;
+    if (fan.sparse) {
+        for (int64_t g = 0; g < 3; ++g) {
+            double* target = to + g * fan.connections;
+            for (size_t k = 0; k < fan.origin.size(); ++k)
+                if (fan.origin[k] >= 0) target[fan.origin[k]] = gradient[g][k];
+            for (size_t n = 0; n < fan.self_absent.size(); ++n) {
+                const int64_t origin = fan.origin[static_cast<size_t>(fan.start[n] + fan.self_position[n])];
+                if (fan.self_absent[n] && origin >= 0) target[origin] = 0;
+            }
+        }
+        return;
+    }
     for (size_t g = 0; g < 3; ++g) {
         double* target = to + g * H * D;
         if (fan.dense) {

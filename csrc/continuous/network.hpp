@@ -17,6 +17,9 @@ struct FanOut {
     std::vector<double> w[3];           // by gate
     std::vector<int32_t> self_position; // of each source in its list of receivers; empty for input channels
     std::vector<uint8_t> self_absent;   // whether the source is listed without having a self connection
+    bool sparse = false;                // the weights are a list of connections, not a matrix
+    int64_t connections = 0;            // the length of that list
+    std::vector<int64_t> origin;        // of each entry in that list, or -1; empty if not sparse
 
     const int32_t* receivers(int source) const { return dense ? nullptr : index.data() + start[source]; }
     int count(int source) const { return static_cast<int>(start[source + 1] - start[source]); }
@@ -35,7 +38,7 @@ public:
     const FanOut& input() const { return input_; }
     double amplitude(int unit) const { return unit_amplitude_ ? 1.0 : model_.theta[unit]; }
 
-    // Copies gradients in the order of fan.w to an array of shape (3, H, sources).
+    // Copies gradients in the order of fan.w to an array of shape (3, H, sources), or (3, connections) if sparse.
     void scatter(const FanOut& fan, const double* const gradient[3], double* to) const;
 
 private:

@@ -12,35 +12,31 @@ double sigmoid(double a) { return 1 / (1 + std::exp(-a)); }
 
 class BackwardSample {
 public:
-    BackwardSample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, Gradients* gradients,
-                   StopFlag* stop, bool may_poll)
+    BackwardSample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, int64_t first_node,
+                   Gradients* gradients, StopFlag* stop, bool may_poll)
         : call_(call), network_(tape.network), model_(network_.model()), table_(EGRU_PICK(continuous_table)),
           tape_(tape.samples[static_cast<size_t>(sample)]), sample_(static_cast<size_t>(sample)),
-          first_event_(first_event), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients),
-          scratch_(stop, may_poll) {
+          first_event_(first_event), first_node_(first_node), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients),
+          stop_(stop), may_poll_(may_poll), scratch_(stop, may_poll) {
         double* at = memory_.data();
         adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
                            gradients_.b[1].data(), gradients_.b[2].data(), 0, 0};
         p_o_ = at + 5 * H_;
         o_time_ = at + 6 * H_;
         pending_p_r_ = at + 7 * H_;
-        std::fill_n(adjoint_.time, H_, call.horizon);
-        std::fill_n(o_time_, H_, call.horizon);
+        const double horizon = egru::continuous::at<double>(call.horizons)[sample];
+        std::fill_n(adjoint_.time, H_, horizon);
+        std::fill_n(o_time_, H_, horizon);
         if (call.cotangent_a_last != 0)  // p_u, p_r, p_z are adjacent
             std::copy_n(egru::continuous::at<double>(call.cotangent_a_last) + 3 * H_ * sample_, 3 * H_, adjoint_.p_u);
     }
 
     void run() {
-        for (size_t k = tape_.steps.size(); k-- > 0;) {
-            scratch_.check(&scratch_);
-            const Step& step = tape_.steps[k];
-            switch (step.kind) {
-                case StepKind::internal:
-                case StepKind::forced: internal(step); break;
-                case StepKind::input: input(step); break;
-                case StepKind::readout: readout(step); break;
-                case StepKind::start: start(step); break;
-            }
+        pull_back(tape_.steps);
+        for (size_t k = tape_.checkpoints.size(); k-- > 1;) {  // the steps from the last one on are on the tape
+            SampleTape part;
+            repeat_part(call_, network_, static_cast<int>(sample_), tape_.checkpoints[k - 1], &part, stop_, may_poll_);
+            pull_back(part.steps);
         }
         gradients_.tau_s += adjoint_.grad_tau_s;
         gradients_.tau_m += adjoint_.grad_tau_m;
@@ -49,6 +45,21 @@ public:
     }
 
 private:
+    void pull_back(const std::vector<Step>& steps) {
+        for (size_t k = steps.size(); k-- > 0;) {
+            scratch_.check(&scratch_);
+            const Step& step = steps[k];
+            switch (step.kind) {
+                case StepKind::internal:
+                case StepKind::forced: internal(step); break;
+                case StepKind::input: input(step); break;
+                case StepKind::readout: readout(step); break;
+                case StepKind::node: node(step); break;
+                case StepKind::start: start(step); break;
+            }
+        }
+    }
+
     void internal(const Step& step) {
         const int n = step.source;
         const FanOut& fan = network_.recurrent();
@@ -126,6 +137,13 @@ private:
         }
     }
 
+    void node(const Step& step) {
+        table_.pull_back(model_, &adjoint_, touch_all(step), &scratch_);
+        if (step.index < 0 || call_.cotangent_nodes == 0) return;
+        const double* by_c = at<double>(call_.cotangent_nodes) + static_cast<size_t>(first_node_ + step.index) * H_;
+        for (size_t n = 0; n < H_; ++n) adjoint_.p_c[n] += by_c[n];
+    }
+
     void start(const Step& step) {
         table_.pull_back(model_, &adjoint_, touch_all(step), &scratch_);
         std::copy_n(adjoint_.p_u, 3 * H_, at<double>(call_.grad_a0) + 3 * H_ * sample_);
@@ -164,13 +182,15 @@ private:
     const ContinuousTable& table_;
     const SampleTape& tape_;
     const size_t sample_;
-    const int64_t first_event_;
+    const int64_t first_event_, first_node_;
     const size_t H_;
     std::vector<double> memory_;
     Adjoint adjoint_;
     double *p_o_, *o_time_;  // the adjoint of the traces, and the time it refers to
     double* pending_p_r_;    // what the reset gates of the current group add to p_r before the group
     Gradients& gradients_;
+    StopFlag* stop_;
+    bool may_poll_;
     SampleScratch scratch_;
     std::vector<ProcessedMember> processed_;  // members of the current group of simultaneous events
     double grad_tau_o_ = 0;
@@ -179,9 +199,9 @@ private:
 
 }  // namespace
 
-void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event,
+void backward_sample(const ContinuousCall& call, const Tape& tape, int sample, int64_t first_event, int64_t first_node,
                      Gradients* gradients, StopFlag* stop, bool may_poll) {
-    BackwardSample(call, tape, sample, first_event, gradients, stop, may_poll).run();
+    BackwardSample(call, tape, sample, first_event, first_node, gradients, stop, may_poll).run();
 }
 
 }  // namespace egru::continuous

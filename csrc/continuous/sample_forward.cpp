@@ -20,7 +20,7 @@ public:
     ForwardSample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
                   bool may_poll)
         : call_(call), network_(network), model_(network.model()), table_(EGRU_PICK(continuous_table)), tape_(*tape),
-          sample_(sample), H_(static_cast<size_t>(call.units)), memory_(9 * H_), exact_(H_),
+          sample_(sample), horizon_(at<double>(call.horizons)[sample]), H_(static_cast<size_t>(call.units)), memory_(9 * H_), exact_(H_),
           gate_(call.receiver_reset ? H_ : 0),
           queue_(memory_.data() + 5 * H_, call.units,
                  call.units > linear_search_units && network.recurrent().mean_count() < call.units / 16.0,
@@ -38,27 +38,63 @@ public:
     }
 
     void run() {
-        begin();
-        const int64_t* offsets = at<int64_t>(call_.input_offsets);
-        const double *inputs = at<double>(call_.input_times), *readouts = at<double>(call_.readout_times);
-        int64_t input = offsets[sample_], readout = 0;
-        for (;;) {  // at the same time: internal events, then input events, then readouts
-            const double input_time = input < offsets[sample_ + 1] ? inputs[input] : infinity;
-            const double readout_time = readout < call_.readouts ? readouts[readout] : infinity;
-            const double time = std::min(std::min(input_time, readout_time), call_.horizon);
-            emit_until(time);
-            if (input_time <= time)
-                apply_input(input++);
-            else if (readout_time <= time)
-                read(readout++);
-            else
-                break;
+        for (bool goes_on = true; goes_on;) {
+            if (call_.checkpoint_every > 0) {  // the steps before a checkpoint are repeated in the backward pass
+                tape_.checkpoints.push_back({position_, memory_, exact_, queue_.order()});
+                tape_.steps.clear();
+                tape_.records.clear();
+            }
+            goes_on = run_part();
         }
         finish();
     }
 
+    void repeat(const Checkpoint& from) {
+        repeats_ = true;
+        position_ = from.position;
+        std::copy(from.memory.begin(), from.memory.end(), memory_.begin());
+        exact_ = from.exact;
+        queue_.restore(from.order);
+        tape_.events = position_.events;
+        run_part();
+    }
+
 private:
+    // Runs to the next checkpoint. Returns false at the horizon.
+    bool run_part() {
+        if (!position_.begun) begin();
+        while (tape_.steps.size() < size_t(call_.checkpoint_every) || call_.checkpoint_every == 0)
+            if (!advance()) return false;
+        return true;
+    }
+
+    // Processes the next group of internal events, input event or readout. At the same time they are in this order.
+    // Returns false at the horizon.
+    bool advance() {
+        const double* inputs = at<double>(call_.input_times);
+        const double* readouts = at<double>(call_.readout_times) + int64_t(sample_) * call_.readouts;
+        int64_t &input = position_.input, &readout = position_.readout;
+        const double input_time =
+            input < at<int64_t>(call_.input_offsets)[sample_ + 1] ? inputs[input] : infinity;
+        const double readout_time = readout < call_.readouts ? readouts[readout] : infinity;
+        const double time = std::min(std::min(input_time, readout_time), horizon_);
+        if (position_.now < time) {
+            if (emit_before(time)) return true;
+            visit_nodes(time);
+            position_.now = time;
+        }
+        if (input_time <= time)
+            apply_input(input++);
+        else if (readout_time <= time)
+            read(readout++);
+        else
+            return false;
+        return true;
+    }
+
     void begin() {
+        position_.begun = true;
+        position_.input = at<int64_t>(call_.input_offsets)[sample_];
         const double *a0 = at<double>(call_.a0) + 3 * H_ * static_cast<size_t>(sample_);
         const double *c0 = at<double>(call_.c0) + H_ * static_cast<size_t>(sample_);
         std::copy_n(a0, 3 * H_, state_.a_u);  // a_u, a_r, a_z are adjacent
@@ -73,22 +109,48 @@ private:
         if (!group_.empty()) emit(StepKind::forced);
     }
 
-    // Processes all internal events up to `time`.
-    void emit_until(double time) {
-        while (now_ < time) {
-            const int first = next_unit(time + call_.tie);
-            if (first < 0) break;
-            const double crossing_time = state_.key[first];
-            group_.clear();
-            for (int n = first; n >= 0; n = next_unit(crossing_time + call_.tie)) {
-                group_.push_back(n);
-                set_key(n, infinity, false);
-            }
-            std::sort(group_.begin(), group_.end());
-            now_ = std::min(crossing_time, time);
-            emit(StepKind::internal);
+    // Processes the next group of internal events up to `time`. Returns false if there are none.
+    bool emit_before(double time) {
+        const int first = next_unit(time + call_.tie);
+        if (first < 0) return false;
+        const double crossing_time = state_.key[first];
+        group_.clear();
+        for (int n = first; n >= 0; n = next_unit(crossing_time + call_.tie)) {
+            group_.push_back(n);
+            set_key(n, infinity, false);
         }
-        now_ = time;
+        std::sort(group_.begin(), group_.end());
+        const double emission_time = std::min(crossing_time, time);
+        visit_nodes(emission_time);
+        position_.now = emission_time;
+        if (call_.integrate) visit(emission_time, -1);  // the states of all units just before the events
+        emit(StepKind::internal);
+        return true;
+    }
+
+    // Visits the quadrature nodes of an integral from now to `end`, in panels in which all states are smooth.
+    void visit_nodes(double end) {
+        if (!call_.integrate) return;
+        for (double start = position_.now; start < end;) {
+            const double longest = table_.longest_panel(model_, state_, start), left = end - start;
+            const bool is_last = left <= longest;
+            const double h = is_last ? left : left < 2 * longest ? left / 2 : longest;
+            for (int i = 0; i < model_.nodes; ++i) {
+                visit(start + model_.x[i] * h, position_.nodes++);
+                if (repeats_) continue;
+                tape_.node_times.push_back(start + model_.x[i] * h);
+                tape_.node_weights.push_back(model_.w[i] * h);
+                tape_.node_c.insert(tape_.node_c.end(), state_.c, state_.c + H_);
+            }
+            start = is_last ? end : start + h;
+        }
+    }
+
+    // Advances all units to `time`, which does not change their trajectories.
+    void visit(double time, int64_t node) {
+        Touch touch = touch_all();
+        touch.time = time;
+        apply(touch, Step{StepKind::node, true, false, -1, node, time, 0, 0, 0, 0, nullptr}, 0);
     }
 
     // Returns the unit that emits next if that is no later than `limit`, else -1.
@@ -99,22 +161,22 @@ private:
             if (state_.key[n] > limit) return -1;
             if (exact_[static_cast<size_t>(n)]) return n;
             // The key is a lower bound: search for the crossing, up to the earliest known one.
-            const bool known = earliest_ >= 0 && exact_[static_cast<size_t>(earliest_)];
-            const double earliest = known ? state_.key[earliest_] : infinity, bound = state_.key[n];
+            const bool known = position_.earliest >= 0 && exact_[static_cast<size_t>(position_.earliest)];
+            const double earliest = known ? state_.key[position_.earliest] : infinity, bound = state_.key[n];
             // The horizon affects the crossing by rounding. Units with the same state must have the same crossing.
-            const double horizon = known && bound == earliest_bound_
-                                       ? earliest_horizon_
+            const double horizon = known && bound == position_.earliest_bound
+                                       ? position_.earliest_horizon
                                        : std::max(std::min(limit, earliest + call_.tie), bound + min_lookahead_);
             const Crossing crossing = table_.find_crossing(model_, n, state_.a_u[n], state_.a_z[n], state_.c[n],
                                                            horizon - state_.last[n], &scratch_);
             tape_.flow_evaluations += crossing.evaluations;
             if (crossing.outcome == Outcome::found) {
                 ++tape_.root_solves;
-                const double time = std::max(state_.last[n] + crossing.time, now_);
+                const double time = std::max(state_.last[n] + crossing.time, position_.now);
                 if (time < earliest) {
-                    earliest_ = n;
-                    earliest_bound_ = bound;
-                    earliest_horizon_ = horizon;
+                    position_.earliest = n;
+                    position_.earliest_bound = bound;
+                    position_.earliest_horizon = horizon;
                 }
                 set_key(n, time, true);
             } else {
@@ -135,50 +197,59 @@ private:
         before_.resize(size);
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
-            const double q = std::exp((state_.last[n] - now_) / model_.tau_s);
+            const double q = std::exp((state_.last[n] - position_.now) / model_.tau_s);
             before_[k] = {relaxed(model_.b_u, state_.a_u, n, q), relaxed(model_.b_r, state_.a_r, n, q),
                           relaxed(model_.b_z, state_.a_z, n, q)};
         }
         if (model_.receiver_reset && size > 1)
             for (int m = 0; m < model_.units; ++m)
                 gate_[static_cast<size_t>(m)] =
-                    relaxed(model_.b_r, state_.a_r, m, std::exp((state_.last[m] - now_) / model_.tau_s));
+                    relaxed(model_.b_r, state_.a_r, m, std::exp((state_.last[m] - position_.now) / model_.tau_s));
         const FanOut& fan = network_.recurrent();
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
-            if (tape_.events >= call_.max_events) throw TooManyEvents{sample_, now_};
-            if (emitted_[n] == now_) throw UnresolvedEvents{sample_, n, now_};
-            emitted_[n] = now_;
+            if (tape_.events >= call_.max_events) throw TooManyEvents{sample_, position_.now};
+            if (emitted_[n] == position_.now) throw UnresolvedEvents{sample_, n, position_.now};
+            emitted_[n] = position_.now;
+            if (!repeats_) {
+                tape_.event_times.push_back(position_.now);
+                tape_.event_units.push_back(n);
+            }
+            if (call_.integrate && !repeats_) {
+                tape_.event_c.insert(tape_.event_c.end(), state_.c, state_.c + H_);
+                if (kind == StepKind::internal) tape_.event_c[tape_.event_c.size() - H_ + size_t(n)] = model_.theta[n];
+            }
             const auto [a_u, a_r, a_z] = before_[k];
             if (kind == StepKind::internal)
                 tape_.min_slope = std::min(tape_.min_slope, std::tanh(a_z) - model_.theta[n]);
             const double y = network_.amplitude(n);
-            o_[n] = o_[n] * std::exp((o_last_[n] - now_) / model_.tau_o) + y;
-            o_last_[n] = now_;
+            o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o) + y;
+            o_last_[n] = position_.now;
             Touch touch = touch_receivers(fan, n, y);
             touch.emitter = fan.self_position[static_cast<size_t>(n)];
             touch.gated = model_.receiver_reset;
             if (!model_.receiver_reset) touch.scale_z = y * sigmoid(a_r);
             if (model_.receiver_reset && size > 1) touch.gate = gate_.data();
-            apply(touch, Step{kind, k == 0, size > 1, n, tape_.events, now_, a_u, a_r, a_z, o_[n], nullptr}, 0);
-            ++tape_.events;
+            apply(touch, Step{kind, k == 0, size > 1, n, tape_.events, position_.now, a_u, a_r, a_z, o_[n], nullptr}, 0);
+            position_.events = ++tape_.events;
         }
     }
 
     void apply_input(int64_t k) {
         const int channel = static_cast<int>(at<int64_t>(call_.input_channels)[k]);
         const Touch touch = touch_receivers(network_.input(), channel, at<double>(call_.input_values)[k]);
-        apply(touch, Step{StepKind::input, true, false, channel, k, now_, 0, 0, 0, 0, nullptr}, 0);
+        apply(touch, Step{StepKind::input, true, false, channel, k, position_.now, 0, 0, 0, 0, nullptr}, 0);
     }
 
     void read(int64_t k) {
-        const Step step{StepKind::readout, true, false, -1, k, now_, 0, 0, 0, 0, nullptr};
+        const Step step{StepKind::readout, true, false, -1, k, position_.now, 0, 0, 0, 0, nullptr};
         double* o = apply(touch_all(), step, model_.units) + rows() * model_.units;
         for (size_t n = 0; n < H_; ++n) {
-            if (o_[n] != 0) o_[n] *= std::exp((o_last_[n] - now_) / model_.tau_o);
-            o_last_[n] = now_;
+            if (o_[n] != 0) o_[n] *= std::exp((o_last_[n] - position_.now) / model_.tau_o);
+            o_last_[n] = position_.now;
             o[n] = o_[n];
         }
+        if (repeats_) return;
         const int64_t to = (int64_t(sample_) * call_.readouts + k) * model_.units;
         std::copy_n(state_.c, H_, at<double>(call_.c_read) + to);
         std::copy_n(o, H_, at<double>(call_.o_read) + to);
@@ -187,7 +258,7 @@ private:
     void finish() {
         double* to = at<double>(call_.a_last) + 3 * H_ * static_cast<size_t>(sample_);
         for (int n = 0; n < model_.units; ++n) {
-            const double q = std::exp((state_.last[n] - call_.horizon) / model_.tau_s);
+            const double q = std::exp((state_.last[n] - horizon_) / model_.tau_s);
             to[n] = relaxed(model_.b_u, state_.a_u, n, q);
             to[n + model_.units] = relaxed(model_.b_r, state_.a_r, n, q);
             to[n + 2 * model_.units] = relaxed(model_.b_z, state_.a_z, n, q);
@@ -201,11 +272,11 @@ private:
     int64_t rows() const { return model_.receiver_reset ? record_rows_receiver_reset : record_rows; }
 
     Touch touch_all() const {
-        return Touch{nullptr, model_.units, -1, now_, nullptr, nullptr, nullptr, 0, 0, false, nullptr, true, nullptr};
+        return Touch{nullptr, model_.units, -1, position_.now, nullptr, nullptr, nullptr, 0, 0, false, nullptr, true, nullptr};
     }
     Touch touch_receivers(const FanOut& fan, int source, double scale) const {
         const int64_t from = fan.start[static_cast<size_t>(source)];
-        return Touch{fan.receivers(source), fan.count(source), -1, now_, fan.w[0].data() + from, fan.w[1].data() + from,
+        return Touch{fan.receivers(source), fan.count(source), -1, position_.now, fan.w[0].data() + from, fan.w[1].data() + from,
                      fan.w[2].data() + from, scale, scale, false, nullptr, false, nullptr};
     }
 
@@ -236,6 +307,7 @@ private:
     const ContinuousTable& table_;
     SampleTape& tape_;
     const int sample_;
+    const double horizon_;
     const size_t H_;
     std::vector<double> memory_;
     State state_;
@@ -245,12 +317,11 @@ private:
     std::vector<double> gate_;    // a_r of all units before the group
     EventQueue queue_;
     SampleScratch scratch_;
-    double now_ = 0;
+    Position position_;
+    bool repeats_ = false;  // a part of an earlier run, whose results are known
     // The minimum length of a search. In sparse networks most units are not affected by the next event, so a longer
     // search saves repeated ones.
     double min_lookahead_ = 0;
-    int earliest_ = -1;  // the unit with the smallest exact key, unless it has been touched since
-    double earliest_bound_ = 0, earliest_horizon_ = 0;  // its key before the search, and the horizon of the search
     std::vector<int32_t> group_;
     std::vector<Activations> before_;  // of the emitters, before the group
 };
@@ -260,6 +331,11 @@ private:
 void forward_sample(const ContinuousCall& call, const Network& network, int sample, SampleTape* tape, StopFlag* stop,
                     bool may_poll) {
     ForwardSample(call, network, sample, tape, stop, may_poll).run();
+}
+
+void repeat_part(const ContinuousCall& call, const Network& network, int sample, const Checkpoint& from,
+                 SampleTape* tape, StopFlag* stop, bool may_poll) {
+    ForwardSample(call, network, sample, tape, stop, may_poll).repeat(from);
 }
 
 }  // namespace egru::continuous

@@ -15,6 +15,8 @@ def test_examples_run():
         exec(compile(block, "docs/continuous.md", "exec"), names)
     assert names["layer"].U.grad.abs().max() > 0
     assert names["first"].trace.shape == (2, 1, 32)
+    assert names["scores"].shape == (2, 10)
+    assert names["y"].shape == (2, 8, 16)
     parameters = list(names["output_layer"].parameters())[:3]
     gradients = {
         name: torch.autograd.grad(names[name], parameters, retain_graph=True) for name in ("failing", "mended")

@@ -86,7 +86,7 @@ def test_horizon_of_the_wrong_type():
         ([-1.0], r"readout_times must be at least 0, got -1 at index 0"),
         ([1.0, 0.5], r"readout_times must ascend, got 1 at index 0 and 0.5 after it"),
         ([NAN], r"readout_times must be finite, got nan at index 0"),
-        ([[1.0]], r"readout_times must have shape \(readouts,\), got \(1, 1\)"),
+        ([[1.0]], r"readout_times must have shape \(readouts,\) or \(2, readouts\), got \(1, 1\)"),
     ],
 )
 def test_invalid_readout_times(times, message):

@@ -1,55 +1,54 @@
-"""The script examples/continuous.py."""
+"""The scripts examples/continuous.py and benchmarks/continuous_tasks.py."""
 
+import dataclasses
+import json
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from egru.data import Recording
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def example() -> dict[str, Any]:
     torch.set_default_dtype(torch.float32)  # restored by the fixture of all tests
-    return runpy.run_path(str(Path(__file__).parents[2] / "examples" / "continuous.py"))
+    return runpy.run_path(str(ROOT / "examples" / "continuous.py"))
 
 
-def test_timing_task_runs_from_end_to_end(example, tmp_path):
-    make_full_task = example["make_timing_task"]
-
-    def make_small_task(config):
-        task = make_full_task(config)
-        task.train, task.validation, task.test = task.train[:24], task.validation[:12], task.test[:12]
-        return task
-
-    example["TASKS"]["timing"] = make_small_task
-    result = example["main"](["timing", "--epochs", "1", "--hidden", "8", "--output", str(tmp_path)])
+@pytest.mark.parametrize(
+    "arguments", [["yinyang"], ["order", "--output", "membrane"], ["intervals", "--output", "membrane", "--freeze"]]
+)
+def test_tasks_run_from_end_to_end(example, tmp_path, arguments):
+    task = arguments[0]
+    example["TASKS"][task] = dataclasses.replace(example["TASKS"][task], samples=20, hidden=6)
+    result = example["main"]([*arguments, "--epochs", "1", "--batch", "10", "--folder", str(tmp_path)])
     assert 0 <= result["test"] <= 1
     assert len(result["history"]) == 1
-    assert (tmp_path / "timing.png").stat().st_size > 5000
-    assert (tmp_path / "timing.json").is_file()
+    assert (tmp_path / f"{task}.png").stat().st_size > 5000
+    assert json.loads((tmp_path / f"{task}.json").read_text())["test"] == result["test"]
 
 
-def test_timing_samples_differ_only_in_their_times(example):
-    task = example["make_timing_task"](example["Config"]())
-    for sample in task.train[:50]:
-        assert sorted(sample.channels.tolist()) == [0, 1, 2]
-        assert sample.times.diff().min() > 0.3
-    assert {s.label for s in task.train} == set(range(6))
-    train_times = {tuple(s.times.tolist()) for s in task.train}
-    assert not train_times & {tuple(s.times.tolist()) for s in task.validation + task.test}
+def test_frozen_layer_does_not_change(example):
+    task = dataclasses.replace(example["TASKS"]["yinyang"], hidden=6)
+    model = example["Classifier"](task, example["Config"](freeze=True))
+    assert not any(p.requires_grad for p in model.layer.parameters())
+    samples = task.draw(8, 0)
+    model.loss(model(samples)[1], samples.labels).backward()
+    assert model.output.U.grad.abs().max() > 0
 
 
-def test_pooling_keeps_every_sixth_event_of_a_cell(example):
-    n = 13
-    recording = Recording(
-        torch.arange(2 * n) * 100, torch.tensor([3, 30] * n), torch.full((2 * n,), 7), torch.ones(2 * n).long(), 2
-    )
-    sample = example["pool_events"](recording)
-    assert sample.label == 2
-    torch.testing.assert_close(sample.times, torch.tensor([1.0, 1.1, 2.2, 2.3]))
-    assert sample.channels.tolist() == [49 + 7, 49 + 13, 49 + 7, 49 + 13]
-    shifted = example["pool_events"](recording, (10, 0))  # moves the second column of pixels out of the image
-    assert shifted.channels.tolist() == [49 + 9] * 2
+def test_baselines_of_the_tasks(monkeypatch, tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    script = runpy.run_path(str(ROOT / "benchmarks" / "continuous_tasks.py"))
+    path = tmp_path / "results.json"
+    monkeypatch.setattr(sys, "argv", ["x", "--only", "baselines", "--seeds", "0", "--results", str(path)])
+    script["main"]()
+    baselines = json.loads(path.read_text())["baselines"]
+    assert baselines["order-times"][0] > 0.99  # the order is linear in the times, so times are no evidence
+    assert baselines["order-counts"][0] < 0.25
+    assert abs(baselines["intervals-counts"][0] - 0.5) < 0.06
+    assert baselines["yinyang-times"][0] < 0.7

@@ -12,16 +12,19 @@ from egru.continuous.inputs import InputEvents
 from egru.continuous.limits import EventLimitError
 from egru.continuous.losses import first_time_loss, membrane_loss, rate_penalty, silence_penalty
 from egru.continuous.module import ContinuousEGRU
-from egru.continuous.outputs import ContinuousOutput, ContinuousState
+from egru.continuous.outputs import ContinuousOutput, ContinuousState, PaddedEvents
+from egru.continuous.readout import ContinuousReadout
 from egru.continuous.stack import ContinuousStack
 
 __all__ = [
     "ContinuousEGRU",
     "ContinuousOutput",
+    "ContinuousReadout",
     "ContinuousStack",
     "ContinuousState",
     "EventLimitError",
     "InputEvents",
+    "PaddedEvents",
     "calibrate_activity",
     "first_time_loss",
     "membrane_loss",

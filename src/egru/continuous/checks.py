@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,13 +38,72 @@ def connection_mask(
     return mask.to(device)
 
 
-def input_events(owner: str, events: Any, channels: int, horizon: float, like: Tensor) -> InputEvents:
-    """Return ``events``, or raise if they do not fit one another, the layer or the horizon."""
+def connection_list(
+    owner: str, name: str, connections: Any, units: int, sources: int, device: torch.device | str | None
+) -> Tensor | None:
+    """Return ``connections``, sorted by source, then receiver, or raise if they are not pairs of existing units."""
+    if connections is None:
+        return None
+    if not isinstance(connections, Tensor) or connections.dtype != torch.int64 or connections.dim() != 2:
+        got = type(connections).__name__
+        if isinstance(connections, Tensor):
+            got = f"{connections.dtype} of shape {tuple(connections.shape)}"
+        raise ValueError(f"{owner}: {name} must be an int64 tensor of shape (2, connections), got {got}")
+    if len(connections) != 2:
+        raise ValueError(f"{owner}: {name} must have shape (2, connections), got {tuple(connections.shape)}")
+    for row, kind, count in ((0, "receivers", units), (1, "sources", sources)):
+        _raise_if(
+            owner,
+            (connections[row] < 0) | (connections[row] >= count),
+            lambda k, row=row, kind=kind, count=count: (
+                f"{kind} of {name} must be from 0 to {count - 1}, got {connections[row, k]} at index [{row}, {k}]"
+            ),
+        )
+    position = connections[1] * units + connections[0]
+    order = position.argsort()
+    _raise_if(
+        owner,
+        position[order].diff() == 0,
+        lambda k: f"{name} must be distinct, got {connections[:, order[k]].tolist()} twice",
+    )
+    return connections[:, order].contiguous().to(device)
+
+
+def horizons(owner: str, horizon: Any, events: Any, like: Tensor) -> Tensor:
+    """Return the horizon of each sample ``(B,)``, or raise if one is not positive and finite.
+
+    They are rounded to the dtype of the layer, so that no event time can be rounded past them.
+    """
     if not isinstance(events, tuple) or len(events) != 4 or not all(isinstance(x, Tensor) for x in events):
         raise TypeError(
             f"{owner}: input must be InputEvents(times, channels, values, offsets), got {type(events).__name__}; "
-            "create it with InputEvents.from_lists, from_padded, from_series or from_irregular"
+            "create it with one of the constructors InputEvents.from_..."
         )
+    batch = max(0, events[3].numel() - 1)
+    if not isinstance(horizon, Tensor):
+        rounded = torch.tensor(positive_number(owner, "horizon", horizon), dtype=like.dtype, device=like.device)
+        positive_number(owner, f"horizon in {like.dtype}", rounded.item())
+        return rounded.expand(batch)
+    same_dtype_and_device(owner, "horizon", horizon, like)
+    if horizon.requires_grad:
+        raise ValueError(f"{owner}: horizon must not require gradients; pass horizon.detach()")
+    if horizon.dim() == 0:
+        horizon = horizon.expand(batch)
+    if horizon.shape != (batch,):
+        raise ValueError(
+            f"{owner}: horizon must be a number or have shape ({batch},), one entry per sample, "
+            f"got {tuple(horizon.shape)}"
+        )
+    _raise_if(
+        owner,
+        ~(torch.isfinite(horizon) & (horizon > 0)),
+        lambda s: f"horizon must be positive and finite, got {horizon[s].item():g} for sample {s}",
+    )
+    return horizon
+
+
+def input_events(owner: str, events: InputEvents, channels: int, horizons: Tensor, like: Tensor) -> InputEvents:
+    """Return ``events``, or raise if they do not fit one another, the layer or the horizons."""
     times, channel, values, offsets = events
     for name, x in (("input.times", times), ("input.values", values)):
         same_dtype_and_device(owner, name, x, like)
@@ -55,17 +115,14 @@ def input_events(owner: str, events: Any, channels: int, horizon: float, like: T
             f"{owner}: input.times, channels and values must all have shape (events,), "
             f"got {tuple(times.shape)}, {tuple(channel.shape)} and {tuple(values.shape)}"
         )
-    if (
-        offsets.dim() != 1
-        or len(offsets) < 2
-        or int(offsets[0]) != 0
-        or int(offsets[-1]) != len(times)
-        or bool((offsets.diff() < 0).any())
-    ):
+    bounds = offsets.cpu().numpy()  # NumPy has less overhead per operation than torch
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
         raise ValueError(
             f"{owner}: input.offsets must have shape (batch + 1,) and ascend from 0 to the number of events, "
             f"{len(times)}; got {offsets.tolist()}"
         )
+    if like.device.type == "cpu" and _are_valid(times, channel, values, offsets, channels, horizons):
+        return events
     sample_of = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
 
     def at(x: Tensor, k: int) -> str:
@@ -74,7 +131,14 @@ def input_events(owner: str, events: Any, channels: int, horizon: float, like: T
     _raise_if(owner, ~torch.isfinite(times), lambda k: f"input.times must be finite, {at(times, k)}")
     _raise_if(owner, ~torch.isfinite(values), lambda k: f"input.values must be finite, {at(values, k)}")
     _raise_if(owner, times < 0, lambda k: f"input.times must be at least 0, {at(times, k)}")
-    _raise_if(owner, times > horizon, lambda k: f"input.times must be at most the horizon {horizon:g}, {at(times, k)}")
+    _raise_if(
+        owner,
+        times > horizons[sample_of],
+        lambda k: (
+            f"input.times must be at most the horizon {horizons[sample_of[k]].item():g}, {at(times, k)}; "
+            "InputEvents.until drops later events"
+        ),
+    )
     _raise_if(
         owner,
         (times.diff() < 0) & (sample_of.diff() == 0),
@@ -88,33 +152,62 @@ def input_events(owner: str, events: Any, channels: int, horizon: float, like: T
         (channel < 0) | (channel >= channels),
         lambda k: f"input.channels must be from 0 to {channels - 1}, {at(channel, k)}",
     )
-    return InputEvents(times, channel, values, offsets)
+    return events
 
 
-def readout_times(owner: str, times: Any, horizon: float, like: Tensor) -> Tensor:
-    """Return the readout times as a tensor, empty if ``times`` is None, or raise if they do not fit the horizon."""
+def _are_valid(
+    times: Tensor, channels: Tensor, values: Tensor, offsets: Tensor, channel_count: int, horizons: Tensor
+) -> bool:
+    """Return whether events on the CPU pass all checks of values. They avoid torch, which has more overhead."""
+    t, v = times.detach().numpy(), values.detach().numpy()
+    if len(t) == 0:
+        return True
+    c, starts = channels.numpy(), offsets.numpy()
+    ends = np.repeat(horizons.detach().numpy(), np.diff(starts))
+    ascends = np.diff(t) >= 0
+    ascends[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < len(t))] - 1] = True  # between two samples
+    in_time = (t >= 0).all() and (t <= ends).all() and ascends.all()  # False for NaN
+    return bool(in_time and c.min() >= 0 and c.max() < channel_count and np.isfinite(v).all())
+
+
+def readout_times(owner: str, times: Any, horizons: Tensor, like: Tensor) -> Tensor:
+    """Return the readout times ``(B, R)``, or raise if they do not fit the horizons. If ``times`` is None, R is 0."""
+    batch = len(horizons)
     if times is None:
-        return like.new_zeros(0)
+        return like.new_zeros(batch, 0)
     if not isinstance(times, Tensor):
         times = torch.as_tensor(times, dtype=like.dtype, device=like.device)
     same_dtype_and_device(owner, "readout_times", times, like)
-    if times.dim() != 1:
-        raise ValueError(f"{owner}: readout_times must have shape (readouts,), got {tuple(times.shape)}")
+    shared = times.dim() == 1
+    if not shared and (times.dim() != 2 or len(times) != batch):
+        raise ValueError(
+            f"{owner}: readout_times must have shape (readouts,) or ({batch}, readouts), got {tuple(times.shape)}"
+        )
     if times.requires_grad:
         raise ValueError(f"{owner}: readout_times must not require gradients; pass readout_times.detach()")
 
-    def at(k: int) -> str:
-        return f"got {times[k].item():g} at index {k}"
+    rows = times.expand(batch, times.shape[-1])
+    if like.device.type == "cpu":
+        r = rows.numpy()
+        if (r >= 0).all() and (r <= horizons[:, None].numpy()).all() and (np.diff(r) >= 0).all():
+            return rows
 
-    _raise_if(owner, ~torch.isfinite(times), lambda k: f"readout_times must be finite, {at(k)}")
-    _raise_if(owner, times < 0, lambda k: f"readout_times must be at least 0, {at(k)}")
-    _raise_if(owner, times > horizon, lambda k: f"readout_times must be at most the horizon {horizon:g}, {at(k)}")
+    def at(s: int, k: int) -> str:
+        return f"got {rows[s, k].item():g} at index {k if shared else [s, k]}"
+
+    _raise_if(owner, ~torch.isfinite(rows), lambda s, k: f"readout_times must be finite, {at(s, k)}")
+    _raise_if(owner, rows < 0, lambda s, k: f"readout_times must be at least 0, {at(s, k)}")
     _raise_if(
         owner,
-        times.diff() < 0,
-        lambda k: f"readout_times must ascend, {at(k)} and {times[k + 1].item():g} after it",
+        rows > horizons[:, None],
+        lambda s, k: f"readout_times must be at most the horizon {horizons[s].item():g}, {at(s, k)}",
     )
-    return times
+    _raise_if(
+        owner,
+        rows.diff(dim=1) < 0,
+        lambda s, k: f"readout_times must ascend, {at(s, k)} and {rows[s, k + 1].item():g} after it",
+    )
+    return rows
 
 
 def check_problem(owner: str, problem: Problem) -> None:
@@ -124,18 +217,16 @@ def check_problem(owner: str, problem: Problem) -> None:
     """
     if problem.c0.dtype not in TIE:
         raise TypeError(f"{owner}: the dtype must be float64 or float32, got {problem.c0.dtype}")
-    for name in ("V", "U", "b", "theta", "a0", "c0"):
-        value = getattr(problem, name)
-        if not bool(torch.isfinite(value).all()):
+    for name in ("V", "U", "b", "theta", "a0", "c0", "input_values"):
+        value = getattr(problem, name).detach()
+        magnitude = float(torch.linalg.vector_norm(value, torch.inf)) if value.numel() else 0.0
+        if not math.isfinite(magnitude):
             index = (~torch.isfinite(value)).nonzero()[0].tolist()
             raise ValueError(f"{owner}: {name} must be finite, got {value[tuple(index)].item()} at index {index}")
-    largest = LARGEST[problem.c0.dtype]
-    for name in ("V", "U", "b", "a0", "input_values"):
-        value = getattr(problem, name).detach()
-        if value.numel() and float(value.abs().max()) > largest:
+        largest = LARGEST[value.dtype]
+        if name not in ("theta", "c0") and magnitude > largest:
             raise ValueError(
-                f"{owner}: {name} must be at most {largest:g} in magnitude in {value.dtype}, "
-                f"got {float(value.abs().max()):g}"
+                f"{owner}: {name} must be at most {largest:g} in magnitude in {value.dtype}, got {magnitude:g}"
             )
     for name in ("tau_s", "tau_m", "tau_o"):
         positive_number(owner, name, float(getattr(problem, name).detach()))
@@ -143,11 +234,11 @@ def check_problem(owner: str, problem: Problem) -> None:
     if panels > MAX_PANELS:
         tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
         raise ValueError(
-            f"{owner}: tau_m={tau_m:g} is too small for tau_s={tau_s:g} and the horizon {problem.horizon:g}: a unit "
-            f"may need {panels:.1e} panels between two events, more than {MAX_PANELS:.0e}; raise tau_m or shorten the "
-            "horizon"
+            f"{owner}: tau_m={tau_m:g} is too small for tau_s={tau_s:g} and the horizon {problem.longest_horizon:g}: "
+            f"a unit may need {panels:.1e} panels between two events, more than {MAX_PANELS:.0e}; raise tau_m or "
+            "shorten the horizon"
         )
-    theta, c0 = problem.theta, problem.c0
+    theta, c0 = problem.theta.detach(), problem.c0.detach()
     _raise_if(owner, theta <= 0, lambda n: f"thresholds must be positive, got {theta[n].item():g} for unit {n}")
     if problem.options.above_threshold == "raise":
         above = (c0 >= theta).nonzero()
@@ -159,7 +250,7 @@ def check_problem(owner: str, problem: Problem) -> None:
             )
 
 
-def _raise_if(owner: str, wrong: Tensor, message: Callable[[int], str]) -> None:
-    """Raise a ValueError with ``message(k)`` for the first index ``k`` where ``wrong`` is True."""
+def _raise_if(owner: str, wrong: Tensor, message: Callable[..., str]) -> None:
+    """Raise a ValueError with ``message(*index)`` for the first index where ``wrong`` is True."""
     if bool(wrong.any()):
-        raise ValueError(f"{owner}: {message(int(wrong.nonzero()[0]))}")
+        raise ValueError(f"{owner}: {message(*wrong.nonzero()[0].tolist())}")

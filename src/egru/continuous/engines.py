@@ -9,7 +9,7 @@ from egru.continuous.reference import ReferenceEngine
 _ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (CompiledEngine(), LockstepEngine(), ReferenceEngine())
 }
-"""Engines by name, fastest first. The last one supports every problem."""
+"""Engines by name, fastest first. The last one supports every problem without checkpoints."""
 
 
 def names() -> tuple[str, ...]:
@@ -31,10 +31,16 @@ def choose(name: EngineName, problem: Problem, running_loss: RunningLoss | None 
         running_loss: The running loss of the call, if any.
 
     Raises:
-        ValueError: If the named engine does not support the problem.
+        ValueError: If the named engine does not support the problem, or no engine does.
     """
     if name == "auto":
-        return next(engine for engine in _ENGINES.values() if engine.unsupported(problem, running_loss) is None)
+        reasons = {}
+        for engine in _ENGINES.values():
+            reasons[engine.name] = engine.unsupported(problem, running_loss)
+            if reasons[engine.name] is None:
+                return engine
+        details = "; ".join(f"{engine}: {reason}" for engine, reason in reasons.items())
+        raise ValueError(f"no engine can run this call ({details})")
     reason = get(name).unsupported(problem, running_loss)
     if reason is not None:
         raise ValueError(f"engine={name!r} cannot run this call: {reason}; use engine='auto'")

@@ -1,8 +1,9 @@
-"""Input events of a batch, and constructors from lists, padded tensors and sampled series."""
+"""Input events of a batch, and constructors from recordings, lists, padded tensors and sampled series."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,25 +38,88 @@ class InputEvents(NamedTuple):
         """The number of samples."""
         return len(self.offsets) - 1
 
+    def until(self, horizon: float | Tensor) -> "InputEvents":
+        """Return the events at times up to ``horizon``, and drop later ones.
+
+        Args:
+            horizon: One number, or one per sample, ``(B,)``.
+
+        Raises:
+            ValueError: If ``horizon`` is a tensor of another shape.
+
+        Example:
+            >>> layer(events.until(100.0), horizon=100.0)
+        """
+        limit = torch.as_tensor(horizon).to(self.times)
+        if limit.shape not in ((), (self.batch,)):
+            raise ValueError(
+                f"InputEvents.until: horizon must be a number or have shape ({self.batch},), got {tuple(limit.shape)}"
+            )
+        return self._select(self.times.detach() <= limit.expand(self.batch)[self._samples()])
+
+    def window(self, start: float, stop: float) -> "InputEvents":
+        """Return the events after ``start`` and up to ``stop``, with times counted from ``start``.
+
+        Events at time 0 belong to the window that starts there. Use it to run a layer in chunks of time, with the state
+        passed on from chunk to chunk.
+
+        Raises:
+            ValueError: If ``start`` is negative or not below ``stop``.
+
+        Example:
+            >>> first = layer(events.window(0.0, 2.0), 2.0)
+            >>> second = layer(events.window(2.0, 4.0), 2.0, state=first.state)
+        """
+        if not 0 <= start < stop:
+            raise ValueError(f"InputEvents.window: times must satisfy 0 <= start < stop, got {start!r} and {stop!r}")
+        times = self.times.detach()
+        selected = self._select((times <= stop) & ((times > start) | ((times == 0) & (start == 0))))
+        return selected._replace(times=selected.times - start)
+
+    def _samples(self) -> Tensor:
+        """Return the sample that each event belongs to ``(K,)``."""
+        return torch.repeat_interleave(torch.arange(self.batch, device=self.offsets.device), self.offsets.diff())
+
+    def _select(self, keep: Tensor) -> "InputEvents":
+        """Return the events at which ``keep``, ``(K,)``, is True."""
+        offsets = torch.zeros_like(self.offsets)
+        offsets[1:] = torch.bincount(self._samples()[keep], minlength=self.batch).cumsum(0)
+        return InputEvents(self.times[keep], self.channels[keep], self.values[keep], offsets)
+
     @classmethod
     def from_lists(
-        cls, times: Sequence[Tensor], channels: Sequence[Tensor], values: Sequence[Tensor] | None = None
+        cls,
+        times: Sequence[Tensor],
+        channels: Sequence[Tensor],
+        values: Sequence[Tensor] | None = None,
+        *,
+        unit: float = 1.0,
+        dtype: torch.dtype | None = None,
     ) -> "InputEvents":
         """Create input events from one tensor per sample, of any length and in any order.
 
         Args:
-            times: Event times, one tensor ``(events,)`` per sample.
+            times: Event times, one tensor ``(events,)`` per sample: floating point, or integers such as microseconds.
             channels: Input channels, one tensor per sample.
             values: Event values, one tensor per sample. If None, all values are 1.
+            unit: The unit of ``times``, in units of the layer's time constants: 1e-3 for times in microseconds and
+                time constants in milliseconds.
+            dtype: The dtype of times and values. If None, that of ``times``, or torch's default for integers. Integers
+                are multiplied by ``unit`` in float64.
 
         Returns:
             The events, sorted in time within each sample.
 
         Raises:
-            ValueError: If there are no samples or the shapes do not match.
+            ValueError: If there are no samples, the shapes do not match, or ``unit`` is not positive.
         """
+        if isinstance(unit, bool) or not isinstance(unit, int | float) or not 0 < unit < float("inf"):
+            raise ValueError(f"InputEvents.from_lists: unit must be a positive number, got {unit!r}")
+        times = [_scaled(t, unit, dtype) for t in times]
         if values is None:
             values = [torch.ones_like(t) for t in times]
+        elif dtype is not None:
+            values = [v.to(dtype) for v in values]
         if not len(times) == len(channels) == len(values):
             raise ValueError(
                 "InputEvents.from_lists: times, channels and values must have one tensor per sample, "
@@ -75,6 +139,82 @@ class InputEvents(NamedTuple):
         offsets = torch.tensor([0, *(len(t) for t in times)], device=times[0].device).cumsum(0)
         t, c, v = (torch.cat(tensors) for tensors in zip(*samples, strict=True))
         return cls(t, c, v, offsets)
+
+    @classmethod
+    def from_numpy(
+        cls,
+        times: Sequence[np.ndarray],
+        channels: Sequence[np.ndarray],
+        values: Sequence[np.ndarray] | None = None,
+        *,
+        unit: float = 1.0,
+        dtype: torch.dtype | None = None,
+    ) -> "InputEvents":
+        """Create input events from one NumPy array per sample; the arguments are those of :meth:`from_lists`.
+
+        Unsigned integers are accepted. If ``dtype`` is None, it is torch's default dtype.
+
+        Example:
+            >>> events = InputEvents.from_numpy([t_us], [channel], unit=1e-3)  # microseconds to milliseconds
+        """
+        return cls.from_lists(
+            [_tensor(t) for t in times],
+            [_tensor(c) for c in channels],
+            None if values is None else [_tensor(v) for v in values],
+            unit=unit,
+            dtype=dtype or torch.get_default_dtype(),
+        )
+
+    @classmethod
+    def from_tonic(
+        cls,
+        recordings: Sequence[Any],
+        sensor_size: tuple[int, int, int],
+        *,
+        unit: float = 1e-3,
+        dtype: torch.dtype | None = None,
+    ) -> "InputEvents":
+        """Create input events from recordings of the library tonic.
+
+        Args:
+            recordings: One structured NumPy array per sample, with the fields ``t`` (microseconds), ``x``, and ``p``
+                and ``y`` if the sensor has more than one polarity or row.
+            sensor_size: Width, height and polarities of the sensor: the attribute ``sensor_size`` of tonic's data sets.
+                The channel of an event is ``(p * height + y) * width + x``.
+            unit: The length of a microsecond in units of the layer's time constants. The default is for milliseconds.
+            dtype: The dtype of times and values. If None, torch's default dtype.
+
+        Returns:
+            The events of value 1, sorted in time within each sample. The time of the first event is kept: subtract it
+            from ``t`` if recordings do not start at 0.
+
+        Raises:
+            ValueError: If a field is missing or outside the sensor.
+
+        Example:
+            >>> events = InputEvents.from_tonic([data[i][0] for i in rows], data.sensor_size).until(100.0)
+        """
+        sizes: dict[str, int] = dict(zip(("x", "y", "p"), sensor_size, strict=True))
+        channels = []
+        for s, recording in enumerate(recordings):
+            names = getattr(recording.dtype, "names", None) or ()
+            missing = [n for n in ("t", *sizes) if n not in names and sizes.get(n, 2) > 1]
+            if missing:
+                raise ValueError(
+                    f"InputEvents.from_tonic: recordings must have the fields t, x, y and p, sample {s} has no "
+                    f"{', '.join(missing)}; got the fields {', '.join(names) or 'none'}"
+                )
+            places = {n: _tensor(recording[n]).to(torch.int64) if sizes[n] > 1 else 0 for n in sizes}
+            for name, place in places.items():
+                if isinstance(place, Tensor) and bool(((place < 0) | (place >= sizes[name])).any()):
+                    raise ValueError(
+                        f"InputEvents.from_tonic: {name} must be from 0 to {sizes[name] - 1}, "
+                        f"got {place.min()} to {place.max()} in sample {s}"
+                    )
+            channel = (places["p"] * sizes["y"] + places["y"]) * sizes["x"] + places["x"]
+            channels.append(torch.as_tensor(channel).expand(len(recording)))
+        times = [_tensor(recording["t"]) for recording in recordings]
+        return cls.from_lists(times, channels, unit=unit, dtype=dtype or torch.get_default_dtype())
 
     @classmethod
     def from_padded(
@@ -108,12 +248,14 @@ class InputEvents(NamedTuple):
                 f"InputEvents.from_padded: lengths must have shape ({B},) and values from 0 to {L}, "
                 f"got {lengths.tolist()}"
             )
-        sizes = [int(n) for n in lengths]
-        return cls.from_lists(
-            [t[:n] for t, n in zip(times, sizes, strict=True)],
-            [c[:n] for c, n in zip(channels, sizes, strict=True)],
-            None if values is None else [v[:n] for v, n in zip(values, sizes, strict=True)],
-        )
+        kept = torch.arange(L, device=times.device) < lengths[:, None]
+        order = times.detach().argsort(dim=1, stable=True)  # by time, then padding to the end, also behind NaN
+        order = order.gather(1, kept.gather(1, order).to(torch.int8).argsort(dim=1, stable=True, descending=True))
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(torch.int64)
+        if values is None:
+            values = torch.ones_like(times)
+        t, c, v = (x.gather(1, order)[kept] for x in (times, channels.to(torch.int64), values))
+        return cls(t, c, v, offsets)
 
     @classmethod
     def from_series(cls, x: Tensor, step: float, *, start: float = 0.0, drop_zeros: bool = False) -> "InputEvents":
@@ -184,3 +326,16 @@ class InputEvents(NamedTuple):
             [channels[s][keep[s]] for s in samples],
             [x[s][keep[s]] for s in samples],
         )
+
+
+def _scaled(times: Tensor, unit: float, dtype: torch.dtype | None) -> Tensor:
+    """Return ``times`` in units of the time constants, computed in float64 if they are integers."""
+    if times.is_floating_point():
+        return (times if unit == 1 else times * unit).to(dtype or times.dtype)
+    return (times.double() * unit).to(dtype or torch.get_default_dtype())
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Return a copy of an array as a tensor. Unsigned integers become int64, which torch can sort."""
+    array = np.asarray(array)
+    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind == "u" else array.dtype))

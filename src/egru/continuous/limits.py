@@ -1,6 +1,6 @@
 """Limits of a run: the number of events per sample, the resolution of their times, the number of panels."""
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from egru.continuous.problem import Problem
@@ -13,20 +13,20 @@ class EventLimitError(RuntimeError):
     """A sample emitted more events than ``max_events``, than any network can emit, or than times can distinguish."""
 
 
-def event_bound(theta: Tensor, tau_m: float, horizon: float) -> Tensor:
+def event_bound(theta: Tensor, tau_m: float, horizon: float) -> float:
     """Return an upper bound on the number of events of one sample.
 
     After a reset, a unit needs at least ``tau_m log(1 / (1 - theta))`` to reach its threshold again, because ``u`` and
     ``z`` are at most 1. Units with ``theta >= 1`` never emit an event.
     """
-    theta = theta.detach().double()
-    pause = -tau_m * torch.log1p(-theta.clamp(max=1.0))
-    return torch.where(theta < 1, 1 + horizon / pause, 0.0).sum()
+    active = theta.detach().cpu().double().numpy()
+    active = active[active < 1]
+    return float((1 + horizon / (-tau_m * np.log1p(-active))).sum())
 
 
 def event_limit(problem: Problem) -> int:
     """Return the number of events per sample above which a run raises :class:`EventLimitError`."""
-    bound = min(float(event_bound(problem.theta, float(problem.tau_m), problem.horizon)), 2.0**62)
+    bound = min(event_bound(problem.theta, float(problem.tau_m), problem.longest_horizon), 2.0**62)
     max_events = problem.options.max_events
     return int(bound) if max_events is None else min(max_events, int(bound))
 
@@ -38,7 +38,8 @@ def limit_error(problem: Problem, sample: int, time: float) -> EventLimitError:
         f"max_events={max_events}" if max_events is not None and max_events <= limit else "the refractory-time bound"
     )
     return EventLimitError(
-        f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of {problem.horizon:g}; "
+        f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of "
+        f"{float(problem.horizons[sample]):g}; "
         "weaken the recurrent excitation, raise the thresholds or max_events, or shorten the horizon"
     )
 
@@ -54,4 +55,4 @@ def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
 def panel_bound(problem: Problem) -> float:
     """Return a bound on the panels of one unit between two events, without those added where activations are fast."""
     tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
-    return min(problem.horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel
+    return min(problem.longest_horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel

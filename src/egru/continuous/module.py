@@ -68,6 +68,12 @@ class ContinuousEGRU(nn.Module):
         mask: Recurrent connections that exist, ``(H, H)`` bool, ``[post, pre]``. If None, all of them. Other entries
             of ``V`` have no effect and no gradient, and cost nothing in the compiled engine.
         input_mask: Input connections that exist, ``(H, D)`` bool. If None, all of them.
+        connections: Recurrent connections that exist, ``(2, E)`` int64: the receivers, then the emitters. ``V`` then
+            has the shape ``(3, E)`` and no matrix is stored. The layer sorts them by emitter, then receiver: the
+            attribute ``connections`` has the order of ``V``. The engines other than the compiled one create the matrix
+            in every call. Excludes ``mask``.
+        input_connections: Input connections that exist, ``(2, E)`` int64: the receivers, then the channels. ``U``
+            likewise. Excludes ``input_mask``.
         threshold: Parametrisation and initial values of the thresholds, which must be positive. If None, a sigmoid
             with mean -1 and standard deviation 0.25 before the sigmoid.
         above_threshold: What happens to a state passed in that is at or above its threshold: "raise" raises an error,
@@ -76,6 +82,10 @@ class ContinuousEGRU(nn.Module):
         grazing_floor: Lower bound on ``z - theta``, by which the gradient of an event is divided; 0 is exact.
         nodes: Quadrature nodes per panel. If None, 6 in float64 and 4 in float32, with errors of about 1e-12 and 1e-8.
         panel: The longest panel, in units of the fastest rate. If None, 0.5.
+        checkpoint_every: The number of steps (events, input events and readouts of a sample) between two checkpoints.
+            The backward pass repeats the steps between them, with the same results. Memory falls from all steps to the
+            checkpoints and the steps between two of them; the backward pass takes as long as both passes. If None,
+            every step is stored. Requires the compiled engine.
         engine: "auto", "compiled", "lockstep" or "reference". "auto" selects the fastest that supports the call.
         device: The device of the parameters.
         dtype: The dtype of the parameters, float64 or float32.
@@ -109,12 +119,15 @@ class ContinuousEGRU(nn.Module):
         start: Start = "zero",
         mask: Tensor | None = None,
         input_mask: Tensor | None = None,
+        connections: Tensor | None = None,
+        input_connections: Tensor | None = None,
         threshold: Threshold | None = None,
         above_threshold: AboveThreshold = "raise",
         max_events: int | None = None,
         grazing_floor: float = 1e-3,
         nodes: int | None = None,
         panel: float | None = None,
+        checkpoint_every: int | None = None,
         engine: EngineName = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -138,13 +151,27 @@ class ContinuousEGRU(nn.Module):
             max_events=None if max_events is None else positive_int(owner, "max_events", max_events),
             grazing_floor=float(grazing_floor),
             panel=0.5 if panel is None else checks.positive_number(owner, "panel", panel),
+            checkpoint_every=(
+                None if checkpoint_every is None else positive_int(owner, "checkpoint_every", checkpoint_every)
+            ),
         )
 
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
 
         H, D = self.hidden_size, self.input_size
-        self.V, self.U, self.b = parameter(3, H, H), parameter(3, H, D), parameter(3, H)
+        self.connections: Tensor | None
+        self.input_connections: Tensor | None
+        for name, other, value, sources in (
+            ("connections", mask, connections, H),
+            ("input_connections", input_mask, input_connections, D),
+        ):
+            if value is not None and other is not None:
+                raise ValueError(f"{owner}: {name} and {name.replace('connections', 'mask')} exclude each other")
+            self.register_buffer(name, checks.connection_list(owner, name, value, H, sources, device))
+        self.V = parameter(3, H, H) if self.connections is None else parameter(3, self.connections.shape[1])
+        self.U = parameter(3, H, D) if self.input_connections is None else parameter(3, self.input_connections.shape[1])
+        self.b = parameter(3, H)
         self.mask: Tensor | None
         self.input_mask: Tensor | None
         self.register_buffer("mask", checks.connection_mask(owner, "mask", mask, (H, H), device))
@@ -169,9 +196,11 @@ class ContinuousEGRU(nn.Module):
         """Initialise the parameters.
 
         Input weights have standard deviation 1, so that a single event moves its receivers. Recurrent weights have
-        ``hidden_size**-0.5``. Biases are 0, so that no unit emits events without input.
+        ``hidden_size**-0.5``; with ``connections``, ``n**-0.5`` for a mean of ``n`` connections per unit. Biases are 0,
+        so that no unit emits events without input.
         """
-        self.V.normal_(0.0, self.hidden_size**-0.5)
+        fan_in = self.hidden_size if self.connections is None else max(1.0, self.V.shape[1] / self.hidden_size)
+        self.V.normal_(0.0, fan_in**-0.5)
         self.U.normal_(0.0, 1.0)
         self.b.zero_()
         self.threshold_kind.initialise_(self.threshold)
@@ -197,7 +226,7 @@ class ContinuousEGRU(nn.Module):
     def forward(
         self,
         input: InputEvents,
-        horizon: float,
+        horizon: float | Tensor,
         readout_times: Tensor | Sequence[float] | None = None,
         state: ContinuousState | None = None,
         *,
@@ -207,15 +236,15 @@ class ContinuousEGRU(nn.Module):
 
         Args:
             input: Input events, at times from 0 to ``horizon``.
-            horizon: The end of the run.
-            readout_times: When states and traces are read, ``(R,)``, ascending, shared by all samples. At the same
-                time, internal events come first, then input events, then readouts. If None, there are no readouts.
+            horizon: The end of the run: a number, or one per sample, ``(B,)``.
+            readout_times: When states and traces are read: ``(R,)``, shared by all samples, or ``(B, R)``. Times ascend
+                and may repeat, so that rows with fewer readouts can be padded with the horizon. At the same time,
+                internal events come first, then input events, then readouts. If None, there are no readouts.
             state: The state to start from, for example that of an earlier output. Times count from 0 in every call.
                 If None, :meth:`initial_state`.
             running_loss: An integrand ``running_loss(c, t, sample)``; the output contains its integral from 0 to
                 ``horizon``. It receives ``c`` of shape ``(N, H)`` and ``t`` and ``sample`` of shape ``(N,)``, and
-                returns ``(N,)``. Tensors that it uses, such as the weights of a module, receive gradients. Not
-                supported by the compiled engine.
+                returns ``(N,)``. Tensors that it uses, such as the weights of a module, receive gradients.
 
         Returns:
             The events, the readouts and the final state.
@@ -234,35 +263,33 @@ class ContinuousEGRU(nn.Module):
                 "torch.autograd.grad or backward, and pass a batch of input events instead of using vmap"
             )
         like = self.V
-        checks.positive_number(owner, "horizon", horizon)
-        # Round the horizon to the dtype, so that no event time can be rounded past it.
-        rounded = float(torch.tensor(horizon, dtype=like.dtype))
-        horizon = checks.positive_number(owner, f"horizon in {like.dtype}", rounded)
-        events = checks.input_events(owner, input, self.input_size, horizon, like)
-        reads = checks.readout_times(owner, readout_times, horizon, like)
+        horizons = checks.horizons(owner, horizon, input, like)
+        events = checks.input_events(owner, input, self.input_size, horizons, like)
+        reads = checks.readout_times(owner, readout_times, horizons, like)
         if running_loss is not None and not callable(running_loss):
             raise TypeError(f"{owner}: running_loss must be a function of (c, t, sample), got {running_loss!r}")
-        state = self.initial_state(events.batch) if state is None else self._check_state(state, events.batch)
-        problem = self._problem(events, horizon, reads, state)
+        start = self.initial_state(events.batch) if state is None else self._check_state(state, events.batch)
+        problem = self._problem(events, horizons, reads, start)
         checks.check_problem(owner, problem)
         result = run(engines.choose(self.engine, problem, running_loss), problem, running_loss)
-        # In the engines the trace starts at 0. Add the decaying trace of the initial state.
-        initial_trace = torch.exp(-problem.readout_times / problem.tau_o)[:, None] * state.trace[:, None]
-        trace = result.o_read + initial_trace
+        trace = result.o_read
+        if state is not None:  # in the engines the trace starts at 0: add the decaying trace of the initial state
+            trace = trace + torch.exp(-problem.readout_times / problem.tau_o)[..., None] * state.trace[:, None]
+        (c, last_c), (trace, last_trace) = (x.split([x.shape[1] - 1, 1], 1) for x in (result.c_read, trace))
         return ContinuousOutput(
             times=result.times,
             units=result.units,
             amplitudes=result.amplitudes,
             offsets=result.offsets,
-            c=result.c_read[:, :-1],
-            trace=trace[:, :-1],
-            state=ContinuousState(result.a_last, result.c_read[:, -1], trace[:, -1]),
-            horizon=like.new_full((events.batch,), horizon),
+            c=c,
+            trace=trace,
+            state=ContinuousState(result.a_last, last_c[:, 0], last_trace[:, 0]),
+            horizon=horizons,
             counters=result.counters,
             integral=result.integral,
         )
 
-    def _problem(self, events: InputEvents, horizon: float, reads: Tensor, state: ContinuousState) -> Problem:
+    def _problem(self, events: InputEvents, horizons: Tensor, reads: Tensor, state: ContinuousState) -> Problem:
         """Return the engines' problem. It has one more readout, at the horizon, for the final state."""
         tau_s, tau_m, tau_o = self.tau.unbind()
         nodes = self.nodes or (6 if self.V.dtype == torch.float64 else 4)
@@ -280,11 +307,14 @@ class ContinuousEGRU(nn.Module):
             input_channels=events.channels,
             input_values=events.values,
             input_offsets=events.offsets,
-            readout_times=torch.cat([reads, reads.new_tensor([horizon])]),
-            horizon=horizon,
+            readout_times=torch.cat([reads, horizons[:, None]], 1),
+            horizon=horizons,
             options=dataclasses.replace(self.options, nodes=nodes),
             mask=self.mask,
             input_mask=self.input_mask,
+            connections=self.connections,
+            input_connections=self.input_connections,
+            channels=self.input_size,
         )
 
     def _signed_bias(self) -> Tensor:

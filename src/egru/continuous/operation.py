@@ -146,4 +146,5 @@ def _below(c: Tensor, theta: Tensor) -> Tensor:
     Engines may compute in float64, and a state below its threshold may then round to it. As the initial state of the
     next call it would be rejected.
     """
-    return torch.where(c == theta, torch.nextafter(theta, torch.zeros_like(theta)), c)
+    equal = c == theta
+    return torch.where(equal, torch.nextafter(theta, torch.zeros_like(theta)), c) if bool(equal.any()) else c

@@ -39,6 +39,8 @@ class Options:
         grazing_floor: The smallest ``z - theta`` that the backward pass divides by; 0 gives the exact gradient.
         nodes: The number of Gauss-Legendre nodes per panel.
         panel: The longest panel, in units of the fastest rate of the unit.
+        checkpoint_every: The number of steps (events, input events and readouts) between two checkpoints, from which
+            the backward pass repeats the run. If None, every step is recorded.
     """
 
     self_connections: bool = False
@@ -49,3 +51,4 @@ class Options:
     grazing_floor: float = 1e-3
     nodes: int = 6
     panel: float = 0.5
+    checkpoint_every: int | None = None

@@ -23,6 +23,22 @@ class ContinuousState(NamedTuple):
     trace: Tensor
 
 
+class PaddedEvents(NamedTuple):
+    """Events of a batch, one row per sample. ``L`` is the largest number of events of a sample.
+
+    Args:
+        times: Event times ``(B, L)``.
+        units: The unit that emitted each event ``(B, L)``, -1 in the padding.
+        amplitudes: The value that each event carries ``(B, L)``, 0 in the padding.
+        lengths: The number of events of each sample ``(B,)``.
+    """
+
+    times: Tensor
+    units: Tensor
+    amplitudes: Tensor
+    lengths: Tensor
+
+
 class ContinuousOutput(NamedTuple):
     """The result of running a layer. All floating-point tensors are differentiable.
 
@@ -66,6 +82,22 @@ class ContinuousOutput(NamedTuple):
         """The sample that each event belongs to ``(N,)``."""
         batch = torch.arange(len(self.offsets) - 1, device=self.offsets.device)
         return torch.repeat_interleave(batch, self.offsets.diff())
+
+    def padded(self, fill: float = torch.inf) -> PaddedEvents:
+        """Return the events as one row per sample. Gradients flow to times and amplitudes.
+
+        Args:
+            fill: The time in the padding.
+        """
+        lengths, samples = self.offsets.diff(), self.samples
+        shape = len(lengths), int(lengths.max()) if len(lengths) else 0
+        place = samples, torch.arange(len(samples), device=samples.device) - self.offsets[samples]
+        return PaddedEvents(
+            self.times.new_full(shape, fill).index_put(place, self.times),
+            self.units.new_full(shape, -1).index_put(place, self.units),
+            self.amplitudes.new_zeros(shape).index_put(place, self.amplitudes),
+            lengths,
+        )
 
     def counts(self) -> Tensor:
         """Return the number of events of each unit ``(B, H)``, int64. It has no gradient; see :meth:`rates`."""

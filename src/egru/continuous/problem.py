@@ -62,12 +62,17 @@ class Problem:
         input_channels: Input event channels ``(K,)``, int64.
         input_values: Input event values ``(K,)``.
         input_offsets: ``(B + 1,)``, int64. Sample ``s`` has the events ``input_offsets[s]:input_offsets[s + 1]``.
-        readout_times: Readout times ``(R,)``, ascending, at most ``horizon``, shared by all samples.
-        horizon: The end of the run; it starts at time 0.
+        readout_times: Readout times ``(R,)``, shared by all samples, or ``(B, R)``. They ascend and are at most
+            ``horizon``.
+        horizon: The end of the run, shared by all samples or ``(B,)``; it starts at time 0.
         options: Options of the model and of the integration.
         mask: Recurrent connections that exist, ``(H, H)`` bool, ``[post, pre]``. If None, all of them. Elsewhere ``V``
             counts as zero and so does its gradient.
         input_mask: Input connections that exist, ``(H, D)`` bool. If None, all of them.
+        connections: Recurrent connections that exist, ``(2, E)`` int64: receivers, then emitters. They are sorted by
+            emitter, then receiver, and ``V`` has the shape ``(3, E)``. If None, ``V`` is a matrix.
+        input_connections: Input connections that exist, ``(2, E)`` int64: receivers, then channels. ``U`` likewise.
+        channels: The number of input channels. Required with ``input_connections``.
     """
 
     V: Tensor
@@ -84,19 +89,59 @@ class Problem:
     input_values: Tensor
     input_offsets: Tensor
     readout_times: Tensor
-    horizon: float
+    horizon: float | Tensor
     options: Options = dataclasses.field(default_factory=Options)
     mask: Tensor | None = None
     input_mask: Tensor | None = None
+    connections: Tensor | None = None
+    input_connections: Tensor | None = None
+    channels: int | None = None
 
-    def with_masked_weights(self) -> "Problem":
-        """Return the problem with zeros in ``V`` and ``U`` where there is no connection."""
-        return dataclasses.replace(self, V=apply_mask(self.mask, self.V), U=apply_mask(self.input_mask, self.U))
+    @property
+    def channel_count(self) -> int:
+        """The number of input channels."""
+        return self.U.shape[2] if self.channels is None else self.channels
+
+    @property
+    def horizons(self) -> Tensor:
+        """The horizon of each sample ``(B,)``, float64."""
+        horizon = torch.as_tensor(self.horizon, dtype=torch.float64, device=self.c0.device)
+        return horizon.detach().expand(len(self.c0))
+
+    @property
+    def longest_horizon(self) -> float:
+        """The largest horizon."""
+        return float(torch.as_tensor(self.horizon).max()) if len(self.c0) else 0.0
+
+    @property
+    def readouts(self) -> Tensor:
+        """The readout times of each sample ``(B, R)``."""
+        return self.readout_times.expand(len(self.c0), self.readout_times.shape[-1])
+
+    def with_dense_weights(self) -> "Problem":
+        """Return the problem with matrices ``V`` and ``U`` that are zero where there is no connection."""
+        H = self.c0.shape[1]
+        V = _matrix(self.V, self.mask, self.connections, (3, H, H))
+        U = _matrix(self.U, self.input_mask, self.input_connections, (3, H, self.channel_count))
+        return dataclasses.replace(self, V=V, U=U, connections=None, input_connections=None, channels=None)
+
+    def weight_gradients(self, V: Tensor, U: Tensor) -> tuple[Tensor, Tensor]:
+        """Return gradients of ``V`` and ``U`` in their shapes, given those of :meth:`with_dense_weights`."""
+        return _entries(V, self.mask, self.connections), _entries(U, self.input_mask, self.input_connections)
 
 
-def apply_mask(mask: Tensor | None, weights: Tensor) -> Tensor:
-    """Return ``weights`` with zeros where ``mask`` is False, or unchanged if ``mask`` is None."""
-    return weights if mask is None else weights * mask
+def _matrix(weights: Tensor, mask: Tensor | None, connections: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    if connections is None:
+        return weights if mask is None else weights * mask
+    result = weights.new_zeros(shape)
+    result[:, connections[0], connections[1]] = weights
+    return result
+
+
+def _entries(gradient: Tensor, mask: Tensor | None, connections: Tensor | None) -> Tensor:
+    if connections is None:
+        return gradient if mask is None else gradient * mask
+    return gradient[:, connections[0], connections[1]]
 
 
 RunningLoss = Callable[[Tensor, Tensor, Tensor], Tensor]

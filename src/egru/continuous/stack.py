@@ -45,7 +45,7 @@ class ContinuousStack(nn.Module):
     def forward(
         self,
         input: InputEvents,
-        horizon: float,
+        horizon: float | Tensor,
         readout_times: Tensor | Sequence[float] | None = None,
         states: Sequence[ContinuousState] | None = None,
         *,
@@ -55,7 +55,7 @@ class ContinuousStack(nn.Module):
 
         Args:
             input: Input events of the first layer.
-            horizon: The end of the run.
+            horizon: The end of the run, one number or one per sample.
             readout_times: When states and traces of every layer are read; see :meth:`ContinuousEGRU.forward`.
             states: One initial state per layer. If None, the default initial states.
             running_loss: A running loss on the states of the last layer.

@@ -6,6 +6,7 @@ from egru.data.datasets import Classification, Split, Text
 from egru.data.digits import digits
 from egru.data.dvs_clips import dvs_clips
 from egru.data.event_camera import Events, denoise, event_frames, gesture_frames, read_events, time_slices
+from egru.data.event_tasks import EventSamples, event_order, interval_comparison, yin_yang
 from egru.data.files import DataCorrupt, DataMissing, data_root
 from egru.data.gestures import dvs_gesture, dvs_gesture_raw, pack_gestures, unpack_frames
 from egru.data.mnist import sequential_mnist
@@ -17,6 +18,7 @@ __all__ = [
     "Classification",
     "DataCorrupt",
     "DataMissing",
+    "EventSamples",
     "Events",
     "Recording",
     "Recordings",
@@ -31,8 +33,10 @@ __all__ = [
     "dvs_gesture",
     "dvs_gesture_raw",
     "event_frames",
+    "event_order",
     "fits_on_device",
     "gesture_frames",
+    "interval_comparison",
     "pack_gestures",
     "penn_treebank",
     "pokerdvs",
@@ -42,4 +46,5 @@ __all__ = [
     "unpack_frames",
     "warp",
     "wikitext2",
+    "yin_yang",
 ]

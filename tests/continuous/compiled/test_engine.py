@@ -15,11 +15,11 @@ from egru.continuous import engines
 from egru.continuous.compiled import CompiledEngine
 from egru.continuous.limits import EventLimitError
 from egru.continuous.options import Options
-from egru.continuous.problem import DIFFERENTIABLE, Events, Gradients, Problem, apply_mask
+from egru.continuous.problem import DIFFERENTIABLE, Events, Gradients, Problem
 from egru.continuous.quadrature import gauss_legendre
 from egru.continuous.reference.crossing import window
 from egru.continuous.reference.flow import FlowSettings, flow
-from tests.continuous.networks import EXACT, cotangents, density, network, run, worst_gradient
+from tests.continuous.networks import EXACT, cotangents, network, run, worst_gradient
 from tests.continuous.reference.random_units import first_above_on_grid, units
 
 pytestmark = pytest.mark.skipif(compiled.core is None, reason=f"no compiled core: {compiled.missing}")
@@ -45,11 +45,12 @@ def masked_network(hidden: int, fan: int, options: Options, seed: int = 0, **siz
 
 def unmasked(problem: Problem) -> Problem:
     """Return the same problem with zeros instead of a mask."""
-    return dataclasses.replace(problem.with_masked_weights(), mask=None, input_mask=None)
+    return dataclasses.replace(problem.with_dense_weights(), mask=None, input_mask=None)
 
 
 def mask_gradients(gradients: Gradients, problem: Problem) -> Gradients:
-    return gradients._replace(V=apply_mask(problem.mask, gradients.V), U=apply_mask(problem.input_mask, gradients.U))
+    V, U = problem.weight_gradients(gradients.V, gradients.U)
+    return gradients._replace(V=V, U=U)
 
 
 @pytest.mark.parametrize(("hidden", "horizon"), [(9, 12.0), (300, 3.0)])
@@ -299,7 +300,6 @@ def test_event_limit_error_names_the_first_sample():
 
 def test_unsupported_problems_are_rejected_with_a_reason(monkeypatch):
     problem = network(12)
-    assert "running loss" in str(ENGINE.unsupported(problem, density))
     assert "nodes" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(nodes=33))))
     assert "panels" in str(ENGINE.unsupported(dataclasses.replace(problem, options=Options(panel=21.0))))
     assert "bfloat16" in str(ENGINE.unsupported(dataclasses.replace(problem, c0=problem.c0.bfloat16())))

@@ -2,13 +2,14 @@
 
 An event updates only the units it reaches, forward and backward. With ``problem.mask``, the cost of an event is that of
 the emitter's connections, whatever the size of the network, and only these connections have a gradient. Without a mask
-every weight has a gradient, including weights that are zero.
+every weight has a gradient, including weights that are zero. With ``problem.connections`` there is no dense matrix.
 """
 
 import torch
 from torch import Tensor
 
 from egru import compiled
+from egru.continuous.compiled.integral import Integral
 from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.options import EngineName
 from egru.continuous.problem import TIE, Cotangents, Counters, Events, Gradients, Problem, RunningLoss
@@ -38,8 +39,6 @@ class CompiledEngine:
             return f"it requires CPU tensors, got {problem.c0.device}"
         if problem.c0.dtype not in (torch.float32, torch.float64):
             return f"it supports float64 and float32, got {problem.c0.dtype}"
-        if running_loss is not None:
-            return "it does not support a running loss, because it does not evaluate all units at common times"
         if not 1 <= problem.options.nodes <= MAX_NODES:
             return f"it supports 1 to {MAX_NODES} nodes, got {problem.options.nodes}"
         if problem.options.panel > MAX_PANEL:
@@ -51,8 +50,9 @@ class CompiledEngine:
     def forward(self, problem: Problem, running_loss: RunningLoss | None = None) -> Events:
         core = compiled.require()
         call = _Call(problem)
+        call.raw.integrate = running_loss is not None
         B, H = problem.c0.shape
-        read_shape = (B, len(problem.readout_times), H)
+        read_shape = (*problem.readouts.shape, H)
         outputs = {"c_read": _floats(read_shape), "o_read": _floats(read_shape), "a_last": _floats((B, 3, H))}
         counts = {name: _ints((B,)) for name in ("event_counts", "root_solves", "flow_evaluations")}
         min_slope = _floats((B,))
@@ -66,6 +66,9 @@ class CompiledEngine:
         times, units = _floats((tape.event_count,)), _ints((tape.event_count,))
         tape.copy_events(times.data_ptr(), units.data_ptr())
         events, dtype = counts["event_counts"], problem.c0.dtype
+        integral = None
+        if running_loss is not None:
+            integral = Integral(tape, problem, running_loss, times, units, events)
         return Events(
             times=times.to(dtype),
             units=units,
@@ -73,8 +76,9 @@ class CompiledEngine:
             c_read=outputs["c_read"].to(dtype),
             o_read=outputs["o_read"].to(dtype),
             counters=Counters(events, counts["root_solves"], counts["flow_evaluations"], min_slope.to(dtype)),
-            tape=tape,
+            tape=(tape, integral),
             a_last=outputs["a_last"].to(dtype),
+            integral=None if integral is None else integral.value,
         )
 
     def backward(
@@ -82,8 +86,16 @@ class CompiledEngine:
     ) -> Gradients:
         core = compiled.require()
         call = _Call(problem)
+        tape, integral = events.tape
+        by_time, by_node = cotangents.times, None
+        if integral is not None and running_loss is not None:
+            call.raw.integrate = True
+            if cotangents.integral is not None:
+                by_node, by_event = integral.cotangents(running_loss, cotangents.integral)
+                by_time = by_time + by_event
         call.set_tensors(
-            cotangent_times=cotangents.times,
+            cotangent_times=by_time,
+            cotangent_nodes=by_node,
             cotangent_amplitudes=cotangents.amplitudes,
             cotangent_c_read=cotangents.c_read,
             cotangent_o_read=cotangents.o_read,
@@ -97,7 +109,7 @@ class CompiledEngine:
         gradients |= {name: _floats(getattr(problem, name).shape) for name in _DENSE_GRADIENTS}
         floored = _ints(problem.c0.shape[:1])
         call.set_tensors(**{f"grad_{name}": value for name, value in gradients.items()}, floored=floored)
-        core.continuous_backward(call.raw, events.tape)
+        core.continuous_backward(call.raw, tape)
         rounded = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
         return Gradients(**rounded, floored=floored)
 
@@ -126,11 +138,16 @@ class _Call:
         self._alive: list[Tensor] = []
         self.raw = raw = compiled.require().ContinuousCall()
         raw.batch, raw.units = problem.c0.shape
-        raw.channels, raw.readouts, raw.nodes = problem.U.shape[2], len(problem.readout_times), options.nodes
+        raw.channels, raw.readouts, raw.nodes = problem.channel_count, problem.readouts.shape[1], options.nodes
+        raw.checkpoint_every = options.checkpoint_every or 0
+        if problem.connections is not None:
+            raw.connection_count = problem.connections.shape[1]
+        if problem.input_connections is not None:
+            raw.input_connection_count = problem.input_connections.shape[1]
         raw.threads = min(torch.get_num_threads(), MAX_THREADS)
         raw.max_events = event_limit(problem)
         raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
-        raw.horizon, raw.panel, raw.grazing_floor = problem.horizon, options.panel, options.grazing_floor
+        raw.panel, raw.grazing_floor = options.panel, options.grazing_floor
         raw.tie = TIE[torch.float64] * raw.tau_m
         raw.self_connections = options.self_connections
         raw.receiver_reset = options.reset_side == "post"
@@ -145,15 +162,17 @@ class _Call:
             c0=problem.c0,
             mask=problem.mask,
             input_mask=problem.input_mask,
+            connections=problem.connections,
+            input_connections=problem.input_connections,
             input_times=problem.input_times,
             input_channels=problem.input_channels,
             input_values=problem.input_values,
             input_offsets=problem.input_offsets,
-            readout_times=problem.readout_times,
-            rule_x=torch.from_numpy(rule.x),
-            rule_w=torch.from_numpy(rule.w),
-            rule_A=torch.from_numpy(rule.A),
+            horizons=problem.horizons,
+            readout_times=problem.readouts,
         )
+        for name, array in (("rule_x", rule.x), ("rule_w", rule.w), ("rule_A", rule.A)):  # cached, so they stay alive
+            setattr(raw, name, array.ctypes.data)
 
     def set_tensors(self, **tensors: Tensor | None) -> None:
         """Set fields to the addresses of tensors, as contiguous float64, int64 or bool; 0 if None or empty."""
@@ -161,7 +180,9 @@ class _Call:
             if value is None or value.numel() == 0:
                 setattr(self.raw, name, 0)
                 continue
-            value = value.detach()
-            value = (value.double() if value.is_floating_point() else value).contiguous()
+            if value.dtype == torch.float32:
+                value = value.double()
+            if not value.is_contiguous():
+                value = value.contiguous()
             self._alive.append(value)
             setattr(self.raw, name, value.data_ptr())

@@ -6,7 +6,7 @@ from torch import Tensor
 from egru.continuous.lockstep.flow import node_states, panel_nodes
 from egru.continuous.lockstep.network import Network
 from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z, apply_mask
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z
 
 
 class _Adjoint:
@@ -116,11 +116,15 @@ class _Adjoint:
     def pull_back(self, iteration: Iteration) -> None:
         """Propagate from the end of the flow of an iteration to its start."""
         net, settings = self.net, self.net.settings
-        dt, a, c0 = iteration.dt, iteration.a, iteration.c
-        h, tau_s, tau_m = dt[:, None], settings.tau_s, settings.tau_m
-        decay = torch.exp(h / -net.tau_o)
-        self.tau_o += (self.p_o * iteration.o * decay * h).sum() / net.tau_o**2
+        whole, a, c0 = iteration.dt[:, None], iteration.a, iteration.c
+        decay = torch.exp(whole / -net.tau_o)
+        self.tau_o += (self.p_o * iteration.o * decay * whole).sum() / net.tau_o**2
         self.p_o = self.p_o * decay
+        dt = iteration.dt
+        if bool(iteration.rests.any()):
+            self.pull_back_rest(iteration)
+            dt = torch.where(iteration.rests, 0.0, dt)
+        h, tau_s, tau_m = dt[:, None], settings.tau_s, settings.tau_m
 
         nodes = panel_nodes(a[:, U], net.b[U], a[:, Z], net.b[Z], h, settings)
         q, u, z, E = nodes.q, nodes.u, nodes.z, nodes.E
@@ -149,6 +153,29 @@ class _Adjoint:
         self.p_a[:, gates] += inner
         self.p_c = p_c_start
 
+    def pull_back_rest(self, iteration: Iteration) -> None:
+        """Propagate over the flow of samples at rest, where ``u`` and ``z`` are constant, in closed form."""
+        net, tau_s, tau_m = self.net, self.net.settings.tau_s, self.net.settings.tau_m
+        dt = torch.where(iteration.rests, iteration.dt, 0.0)[:, None]
+        u, z = torch.sigmoid(net.b[U]), torch.tanh(net.b[Z])
+        k = u / tau_m
+        kept, q = torch.exp(-k * dt), torch.exp(dt / -tau_s)
+        held = (z - iteration.c) * kept * self.p_c  # (z - c) p_c is constant
+        u_rate, z_rate = u * (1 - u) / tau_m * held, k * (1 - z * z) * self.p_c
+        near = (1 / tau_s - k) * dt  # the integral of exp(-k (dt - t)) exp(-t / tau_s)
+        late = dt * torch.where(near > 0, kept * _mean_decay(near), q * _mean_decay(-near))
+        u_late, z_late = u_rate * (1 - q) * tau_s, z_rate * late
+        q_a = q[:, None]
+        self.tau_s += ((iteration.a - net.b) * q_a * dt[:, None] * self.p_a).sum() / tau_s**2
+        self.tau_m -= (held * k * dt).sum() / tau_m
+        self.b += ((1 - q_a) * self.p_a).sum(0)
+        self.b[U] += (u_rate * dt - u_late).sum(0)
+        self.b[Z] += (z_rate * dt * _mean_decay(k * dt) - z_late).sum(0)
+        self.p_a = q_a * self.p_a
+        self.p_a[:, U] += u_late
+        self.p_a[:, Z] += z_late
+        self.p_c = kept * self.p_c
+
     def running_loss_gradient(self, c: Tensor, iteration: Iteration) -> Tensor:
         """Return the gradient of the running loss with respect to ``c`` at the nodes, times that of the integral."""
         assert self.loss is not None
@@ -162,14 +189,20 @@ class _Adjoint:
         return gradient.view_as(c) * self.cotangents.integral[:, None]
 
 
+def _mean_decay(x: Tensor) -> Tensor:
+    """Return the mean of ``exp(-s)`` for ``s`` from 0 to ``x``, which is not negative where it is used."""
+    return torch.where(x > 0, -torch.expm1(-x.clamp(min=0)) / x, 1.0)
+
+
 @torch.no_grad()
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
     """Return the gradients; those of parameters are summed over samples."""
     adjoint = _Adjoint(problem, cotangents, running_loss)
     adjoint.run(events.tape)
+    grad_V, grad_U = problem.weight_gradients(*(x.permute(1, 2, 0).contiguous() for x in (adjoint.Vt, adjoint.Ut)))
     return Gradients(
-        V=apply_mask(problem.mask, adjoint.Vt.permute(1, 2, 0).contiguous()),
-        U=apply_mask(problem.input_mask, adjoint.Ut.permute(1, 2, 0).contiguous()),
+        V=grad_V,
+        U=grad_U,
         b=adjoint.b,
         theta=adjoint.theta,
         tau_s=adjoint.tau_s,

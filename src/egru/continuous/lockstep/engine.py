@@ -1,7 +1,9 @@
 """The forward pass of the lockstep engine.
 
 Each iteration advances every sample to its next event, but by at most one panel. So the shapes of the tensors do not
-depend on the length of the intervals, and a sample whose next event is further away only flows. The backward pass, in
+depend on the length of the intervals, and a sample whose next event is further away only flows. A sample at rest, whose
+activations equal their biases to rounding, has a closed form and advances to its next event whatever the distance. With
+a running loss, samples at rest advance by panels, which resolve the loss. The backward pass, in
 :mod:`egru.continuous.lockstep.adjoint`, goes through the iterations in reverse, from the states recorded at their
 starts.
 """
@@ -12,7 +14,7 @@ from torch import Tensor
 from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.lockstep.adjoint import backward
 from egru.continuous.lockstep.crossing import find_crossings
-from egru.continuous.lockstep.flow import end_state, longest_panel, node_states, panel_nodes
+from egru.continuous.lockstep.flow import end_state, is_at_rest, longest_panel, node_states, panel_nodes
 from egru.continuous.lockstep.network import Network
 from egru.continuous.lockstep.schedule import END, INPUT, INTERNAL, NOTHING, READOUT, make_schedule
 from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
@@ -50,7 +52,7 @@ class _Batch:
         self.starts_group = self.forced.clone()
         """Whether the next internal event is the first of its group."""
         self.a_group = self.a.clone()
-        R = len(problem.readout_times)
+        R = problem.readouts.shape[1]
         self.c_read, self.o_read = self.c.new_zeros(B, R, H), self.c.new_zeros(B, R, H)
         self.integral = self.c.new_zeros(B)
         counts = torch.zeros(B, dtype=torch.int64, device=device)
@@ -75,6 +77,11 @@ class _Batch:
         wait = (until - self.t).to(self.c.dtype)
         panel = self.problem.options.panel
         longest = longest_panel(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z], panel, net.settings).amin(1)
+        rests = torch.zeros_like(self.forced)
+        if self.running_loss is None:
+            rests = is_at_rest(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z]).all(1)
+            longest = torch.where(rests, torch.inf, longest)
+            self.a[:, [U, Z]] = torch.where(rests[:, None, None], net.b[[U, Z]], self.a[:, [U, Z]])
         paused = self.pending.any(1) | (self.next_entry >= length)
         arrives = (wait <= longest) & ~paused
         h = torch.where(paused, 0.0, torch.minimum(wait, longest))
@@ -86,7 +93,7 @@ class _Batch:
         first = search.times.amin(1)
         emits = torch.isfinite(first)
         dt = torch.where(emits, torch.minimum(first, h), h)
-        iteration = Iteration(self.a, self.c, self.o, self.t, dt)
+        iteration = Iteration(self.a, self.c, self.o, self.t, dt, rests)
         start = self.t
         stop = torch.where(emits, torch.minimum(start + first.double(), until), torch.where(arrives, until, start + h))
         self.t = torch.where(paused, start, stop)
@@ -170,6 +177,8 @@ class LockstepEngine:
     name: EngineName = "lockstep"
 
     def unsupported(self, problem: Problem, running_loss: RunningLoss | None = None) -> str | None:
+        if problem.options.checkpoint_every is not None:
+            return "it does not support checkpoint_every"
         if problem.c0.dtype not in TIE:
             return f"it supports float64 and float32, got {problem.c0.dtype}"
         return None

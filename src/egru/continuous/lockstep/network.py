@@ -30,7 +30,7 @@ class Network:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> "Network":
-        problem = problem.with_masked_weights()
+        problem = problem.with_dense_weights()
         V, U, theta = problem.V.detach(), problem.U.detach(), problem.theta.detach()
         Vt = V.permute(2, 0, 1).contiguous()
         if not problem.options.self_connections:

@@ -23,18 +23,18 @@ class Schedule(NamedTuple):
 def make_schedule(problem: Problem) -> Schedule:
     """Return the schedule of ``problem``: inputs before readouts before the end, where times are equal."""
     device = problem.c0.device
-    B, R, K = len(problem.c0), len(problem.readout_times), len(problem.input_times)
+    (B, R), K = problem.readouts.shape, len(problem.input_times)
     sizes = problem.input_offsets.diff()
     samples = torch.arange(B, device=device)
     longest = int(sizes.max()) if B else 0
-    times = torch.full((B, longest + R + 1), problem.horizon, dtype=torch.float64, device=device)
+    times = problem.horizons[:, None].repeat(1, longest + R + 1)
     kinds = torch.full_like(times, END, dtype=torch.int64)
     indices = torch.zeros_like(kinds)
     row = torch.repeat_interleave(samples, sizes)
     index = torch.arange(K, device=device)
     column = index - problem.input_offsets[row]
     times[row, column], kinds[row, column], indices[row, column] = problem.input_times.double(), INPUT, index
-    times[:, longest : longest + R] = problem.readout_times.double()
+    times[:, longest : longest + R] = problem.readouts.double()
     kinds[:, longest : longest + R] = READOUT
     indices[:, longest : longest + R] = torch.arange(R, device=device)
     # Stable sorts, from the last criterion to the first: list order, kind, time.

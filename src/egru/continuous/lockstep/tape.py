@@ -39,6 +39,7 @@ class Iteration:
         a: Activations ``(B, 3, H)`` at the start. ``c`` and ``o``, ``(B, H)``, likewise.
         t: The time of each sample at the start ``(B,)``, float64.
         dt: How far each sample flows ``(B,)``, 0 for some.
+        rests: Which samples are at rest ``(B,)``: all their gates are constant, and ``dt`` may be longer than a panel.
         internal: Internal events after the flow.
         input: Input events after the flow.
         readout: Readouts after the flow.
@@ -49,6 +50,7 @@ class Iteration:
     o: Tensor
     t: Tensor
     dt: Tensor
+    rests: Tensor
     internal: Emissions | None = None
     input: Rows | None = None
     readout: Rows | None = None

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z, apply_mask
+from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z
 from egru.continuous.reference.flow import end_state, node_states, panel_nodes, panels, sigmoid, slope
 from egru.continuous.reference.network import Network, to_array
 from egru.continuous.reference.running_loss import evaluate, state_gradient
@@ -191,9 +191,10 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
     def to_tensor(value: np.ndarray | float) -> Tensor:
         return torch.as_tensor(np.asarray(value, dtype=np.float64)).to(problem.c0)
 
+    grad_V, grad_U = problem.weight_gradients(to_tensor(sums.V), to_tensor(sums.U))
     return Gradients(
-        V=apply_mask(problem.mask, to_tensor(sums.V)),
-        U=apply_mask(problem.input_mask, to_tensor(sums.U)),
+        V=grad_V,
+        U=grad_U,
         b=to_tensor(sums.b),
         theta=to_tensor(sums.theta),
         tau_s=to_tensor(sums.tau_s),

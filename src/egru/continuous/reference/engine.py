@@ -55,9 +55,10 @@ class _Simulation:
             self.emit(np.flatnonzero(self.above & (np.tanh(self.a[Z]) > self.net.theta)), forced=True)
         start, stop = (int(k) for k in problem.input_offsets[self.sample : self.sample + 2])
         inputs = list(zip(range(start, stop), problem.input_times[start:stop].tolist(), strict=True))
-        readouts = list(enumerate(problem.readout_times.tolist()))
+        readouts = list(enumerate(problem.readouts[self.sample].tolist()))
+        horizon = float(problem.horizons[self.sample])
         # The second entry orders what happens at the same time.
-        schedule = [(t, 0, k) for k, t in inputs] + [(t, 1, k) for k, t in readouts] + [(problem.horizon, 2, 0)]
+        schedule = [(t, 0, k) for k, t in inputs] + [(t, 1, k) for k, t in readouts] + [(horizon, 2, 0)]
         for time, kind, index in sorted(schedule):
             self.emit_until(time)
             match kind:
@@ -143,6 +144,8 @@ class ReferenceEngine:
     name: EngineName = "reference"
 
     def unsupported(self, problem: Problem, running_loss: RunningLoss | None = None) -> str | None:
+        if problem.options.checkpoint_every is not None:
+            return "it does not support checkpoint_every"
         return None
 
     def forward(self, problem: Problem, running_loss: RunningLoss | None = None) -> Events:
@@ -153,7 +156,7 @@ class ReferenceEngine:
         emitted = [[step for step in sample.steps if step.kind == "internal"] for sample in samples]
         events = [step for steps in emitted for step in steps]
         reads = [[step for step in sample.steps if step.kind == "readout"] for sample in samples]
-        shape = (len(samples), len(problem.readout_times), len(net.theta))
+        shape = (len(samples), problem.readouts.shape[1], len(net.theta))
 
         def to_floats(values: Any) -> Tensor:
             return torch.as_tensor(np.array(values, dtype=np.float64)).to(problem.c0)

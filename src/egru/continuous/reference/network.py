@@ -24,7 +24,7 @@ class Network:
 
     @classmethod
     def from_problem(cls, problem: Problem) -> "Network":
-        problem, options = problem.with_masked_weights(), problem.options
+        problem, options = problem.with_dense_weights(), problem.options
         settings = FlowSettings(
             float(problem.tau_s), float(problem.tau_m), gauss_legendre(options.nodes), float(options.panel)
         )
