@@ -366,7 +366,7 @@ def test_event_count_is_bounded_and_max_events_is_exact(engine):
     problem = network(10)
     events = engine.forward(problem)
     most = int(events.counters.events.max())
-    cap = event_bound(problem.theta, float(problem.tau_m), problem.horizon)
+    cap = event_bound(problem.theta, float(problem.tau_m), float(problem.horizon))
     assert most <= float(cap)
     assert events.counters.root_solves.min() > 0
     assert events.counters.flow_evaluations.min() > 0
