@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,18 @@ def test_readme_examples_run(capsys: pytest.CaptureFixture[str], monkeypatch: py
     monkeypatch.setattr(egru.data, "sequential_mnist", lambda: digits)
     exec(compile(engine, "README.md", "exec"), {})
     assert capsys.readouterr().out.startswith("7 7 ")
+
+
+def test_example_of_the_conversion_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example itself checks that the converted model computes the same outputs."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/convert.md").read_text(), re.DOTALL)
+    values: dict[str, Any] = {}
+    exec(compile(example, "convert.md", "exec"), values)
+    assert values["result"].after.events < 0.22
+    assert values["scores"].shape == (2,)
+    assert "activity" in capsys.readouterr().out
 
 
 def test_lines_of_prose_have_at_most_120_characters() -> None:
