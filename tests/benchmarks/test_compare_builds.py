@@ -24,7 +24,9 @@ def test_engine_steps_do_not_allocate(build: str, monkeypatch: pytest.MonkeyPatc
         return step(engine, x, buffer if out is None and build == "old" else out)
 
     monkeypatch.setattr(egru.EventEngine, "step", record)
+    monkeypatch.setattr(egru.EventEngine, "reset", lambda engine: targets.append("reset"))
     run, _ = runpy.run_path(str(ROOT / "benchmarks" / "compare_builds.py"))["make_case"]("engine", "cpu", 3, 8)
+    assert targets[-1] == "reset"  # both builds start from the same state
     targets.clear()
     assert run() is run()
     assert (targets[0] is None) == (build == "old")
