@@ -220,7 +220,7 @@ class EventParameters(nn.Module):
             bias: Offset of the affine map, ``(input_size,)``, or None. A layer without biases gets them.
 
         Returns:
-            A layer with ``features`` inputs. Products are computed in float64 and rounded once.
+            A layer with ``features`` inputs. Products are computed in float64, then rounded.
         """
         folded = copy.deepcopy(self)
         weight, bias = weight.double(), None if bias is None else bias.double()
@@ -234,7 +234,8 @@ class EventParameters(nn.Module):
             changed = {"weight_ih" + direction.suffix: self._parameter("weight_ih" + direction.suffix).double()}
             if bias is not None:
                 name = "bias_ih" + direction.suffix
-                changed[name] = folded._parameter(name).double() + changed["weight_ih" + direction.suffix] @ bias
+                product = changed["weight_ih" + direction.suffix] @ bias
+                changed[name] = folded._parameter(name) + product.to(self._first_weight)
             changed["weight_ih" + direction.suffix] = changed["weight_ih" + direction.suffix] @ weight
             for name, values in changed.items():
                 if parametrize.is_parametrized(folded, name):
