@@ -1,4 +1,4 @@
-// When a unit emits an event, and what its output is. The definitions are in src/egru/types.py.
+// The kinds of events, as defined in src/egru/types.py.
 #pragma once
 
 namespace egru {

@@ -1,7 +1,7 @@
 // EngineCore, the Python binding of the streaming engine.
 //
 // Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array`, `step_tensor` and
-// `step_token` take the objects themselves and check them here, because checks in Python cost as much as a step.
+// `step_token` take the objects themselves and check them here, because checks in Python take as long as the step itself.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -78,7 +78,7 @@ public:
         : engine_(sources(layers), options(weights, threads, streams, trace, mean, refresh, token_table_bytes)) {}
 
     const Engine& engine() const { return engine_; }
-    // The last tensor that a step wrote to. Its less common properties are checked once, because they cost as much as
+    // The last tensor passed as `out`. Its less common properties are checked once, because they cost as much as
     // the checks of the rest.
     bool is_checked(nb::handle out) const { return out.is(checked_); }
     void set_checked(nb::handle out) { checked_ = nb::borrow(out); }
@@ -210,7 +210,7 @@ private:
     nb::object checked_;
 };
 
-// The memory of a tensor that a step can write to, or null if it does not fit. A new tensor was created by the engine.
+// Return the memory of `out`, or null if step() cannot write to it. Tensors that the engine created (`is_new`) fit.
 float* output_tensor(EngineCore& core, nb::handle out, bool is_new) {
     const int streams = core.engine().streams();
     float* data = egru::read_floats(out.ptr(), streams == 1 ? 1 : 2, streams, core.engine().outputs());

@@ -185,7 +185,7 @@ private:
     double trace_scale(int stream, int step) const {
         return options_.mean ? 1.0 / static_cast<double>(trace_steps_[static_cast<size_t>(stream)] + step + 1) : 1.0;
     }
-    // Whether accumulated sums of a stream are computed from scratch at a step of the current chunk.
+    // Whether to recompute the accumulated sums of a stream at this step of the current chunk.
     bool refreshes(int stream, int step) const {
         return (age_[static_cast<size_t>(stream)] + step) % options_.refresh == 0;
     }

@@ -10,7 +10,7 @@ template <class S>
 struct ForwardSpace {
     S *V, *W;         // packed weights
     S* p;             // x W + b of a chunk
-    S* reset;         // r * y of a step ("before")
+    S* reset;         // r * y of the current step ("before")
     S* gates;         // of one step, if they are not saved
     S* cells;         // memory cells of the previous step, [b][s][32] (LSTM that compares its output)
     Lists<S> inputs;  // non-zero inputs of a chunk
