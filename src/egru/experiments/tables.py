@@ -74,7 +74,10 @@ TABLES = {
         ("psmnist",),
         {_GU: Paper("Table 2", "95.1", parameters="1M", macs="1M", quoted=True)},
     ),
-    "scaling": Table("Sequential MNIST with 14 by 14 pixels, size of the layer", "smnist", ("smnist14-",)),
+    "scaling": Table("Sequential MNIST with 14 by 14 pixels, size of the layer", "smnist", ("smnist14-egru-",)),
+    "small-ablation": Table(
+        "Sequential MNIST with 14 by 14 pixels, ablation study (our task)", "smnist", ("smnist14-ablation-",)
+    ),
     "gestures": Table("DVS128 Gesture (Tables 1 and S1 of the paper)", "dvs-raw", _GESTURES, quoted=_GESTURE_ROWS),
     "ablation": Table("DVS128 Gesture, ablation study (Table S4 of the paper)", "dvs-raw", ("dvs-ablation-",)),
     "frames": Table("DVS128 Gesture on packed frames (our task)", "dvs", names=("dvs", "dvs-gru")),
