@@ -1,4 +1,4 @@
-"""Figures of docs/results.md: scores and sparsity against the epoch."""
+"""Figures of docs/results/experiments.md: scores and sparsity against the epoch."""
 
 import collections
 import itertools

@@ -1,4 +1,4 @@
-"""Write docs/results.md and its figures from the records of runs, next to the numbers of the paper and of EvNN.
+"""Write docs/results/experiments.md and its figures from records of runs, next to the numbers of the paper and EvNN.
 
     egru reproduce --keep RUN                                   # store the records of a finished run
     python benchmarks/results_page.py                           # read benchmarks/results/runs/*, write docs/
@@ -231,7 +231,9 @@ def wrap(page: str) -> str:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=pathlib.Path, default=RUNS, help="folder that contains the records of the runs")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "results.md", help="page to write")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=ROOT / "docs" / "results" / "experiments.md", help="page to write"
+    )
     options = parser.parse_args(arguments)
     images = options.out.parent / "images"
     images.mkdir(parents=True, exist_ok=True)

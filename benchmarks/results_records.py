@@ -1,4 +1,4 @@
-"""Records of the runs that docs/results.md reports, and the numbers derived from them."""
+"""Records of the runs that docs/results/experiments.md reports, and the numbers derived from them."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Sections of docs/results.md: the tasks, their models, published numbers, and the text around each table."""
+"""Sections of docs/results/experiments.md: tasks, models, published numbers, and the text around each table."""
 
 import dataclasses
 from typing import Literal
@@ -168,10 +168,10 @@ GESTURES = Task(
         "dvs-ablation-none": "EGRU 1024, no clear",
     },
     before="""\
-The frames are binary, 32 by 32 pixels and 0.2 s long ([training](training.md#dvs-gestures-on-packed-frames)). The
-paper's frames cover 25 ms and have grey values (`--data dvs-raw`), so its accuracies are in a table of their own.
-"dvs-egru-1024" and "dvs-ablation-full" are the same network. The runs of 300 epochs did not clip gradients, which the
-recipes now do.
+The frames are binary, 32 by 32 pixels and 0.2 s long
+([training](../guides/training.md#dvs-gestures-on-packed-frames)). The paper's frames cover 25 ms and have grey values
+(`--data dvs-raw`), so its accuracies are in a table of their own. "dvs-egru-1024" and "dvs-ablation-full" are the same
+network. The runs of 300 epochs did not clip gradients, which the recipes now do.
 """,
 )
 
@@ -205,7 +205,7 @@ paper's settings:
 - the reset gate acts after the recurrent product, as in cuDNN's GRU, instead of before it;
 - thresholds stay at their initial values, most of them near zero, instead of being trained;
 - AdamW with other dropout rates, a narrower and higher surrogate, and 1000 epochs instead of 2500
-  ([all settings](training.md#evnns-recipe-for-language-models)).
+  ([all settings](../guides/training.md#evnns-recipe-for-language-models)).
 
 With embedding size 750 (31.7M parameters), a step takes 3.05M + 10.9M a + 8.5M b + 9.2M c MACs, where a, b and c are
 the activities of the three layers. Here the last layer is the most active one and costs more than the other two
@@ -217,13 +217,13 @@ recreates them, and `egru export RUN small --weights int8` packs them.
     after="""\
 EvNN's README offers weights but reports no perplexity. We ran its code and settings on an H200. The validation
 perplexity was 392, 150, 122, 109, 102, 98 and 94 after epochs 1, 6, 11, 16, 21, 26 and 31, with 15 % activity and 68 %
-backward sparsity. It was not run further. [Training](training.md) lists where our code differs.
+backward sparsity. It was not run further. [Training](../guides/training.md) lists where our code differs.
 
 "Thresholds raised" is the run of 1000 epochs after `egru quieten`, which raises low thresholds to a floor and trains
 nothing. The floors were chosen on the validation split, read as a single sequence like the test split
-([details](pruning.md#raising-thresholds)). "Fine-tuned" starts from that run's weights, rounded to int8, and trains for
-120 epochs with floors of 0.1, 0.2 and 0.4 and without a reset at events. Training did not recover the perplexity that
-this cost.
+([details](../guides/pruning.md#raising-thresholds)). "Fine-tuned" starts from that run's weights, rounded to int8, and
+trains for 120 epochs with floors of 0.1, 0.2 and 0.4 and without a reset at events. Training did not recover the
+perplexity that this cost.
 
 GRU and AWD-LSTM were trained for fewer epochs than their recipes specify (1000 and 500), limited by GPU time. An epoch
 takes 3.1 s for the GRU with cuDNN and 1.14 s for the EGRU. cuDNN is fastest at multiples of 64, and 1350 is not one: in

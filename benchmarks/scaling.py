@@ -22,7 +22,7 @@ from egru.models import LanguageModel
 
 MEASURED = Path(__file__).parent / "results" / "h200_train_step.json"
 PEAK = 790e12
-"""bfloat16 FLOP/s of an H200; see docs/gpu-notes.md."""
+"""bfloat16 FLOP/s of an H200; see docs/results/gpu-notes.md."""
 GPUS_PER_NODE = 8
 VOCABULARY = {"33M": 10_000, "1B": 50_000}
 

@@ -4,7 +4,7 @@
     python benchmarks/smnist_screen.py --variants base fast     # train these variants
     python benchmarks/smnist_screen.py --add RUN NAME           # add a finished run of `egru train`
     python benchmarks/smnist_screen.py --table                  # print the results as Markdown
-    python benchmarks/smnist_screen.py --figure                 # plot the gradient norms to docs/images/
+    python benchmarks/smnist_screen.py --figure                 # plot the gradient norms to docs/results/images/
 
 The variants are defined in smnist_variants.py. Each is trained for the same number of updates with a complete learning
 rate schedule. It trains on 20,000 images of the training file and is scored on 2,000 others. Images have 14 by 14
@@ -39,7 +39,7 @@ from egru.training import EpochMetrics, NoProgress, Run, RunError, to_plain, tra
 from egru.training.statistics import EXPLODED
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "smnist_screen.jsonl"
-FIGURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "smnist-gradients.png"
+FIGURE = pathlib.Path(__file__).parent.parent / "docs" / "results" / "images" / "smnist-gradients.png"
 TRAINING_IMAGES, VALIDATION_IMAGES = 20_000, 2_000
 
 

@@ -34,7 +34,7 @@ from egru.report.theme import DARK, LIGHT, Theme
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "benchmarks" / "results" / "tradeoff.json"
 RUNS = ROOT / "benchmarks" / "results" / "runs"
-IMAGES = ROOT / "docs" / "images"
+IMAGES = ROOT / "docs" / "results" / "images"
 FORMATS = ("float32", "int8")
 DENSE_RUNS = {"GRU 590": "smnist-gru-seed*", "coRNN 256": "smnist-cornn-256-*"}
 """Recorded runs whose test accuracy is shown."""
@@ -175,7 +175,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=30, help="timed readings of the image per contestant (30)")
     parser.add_argument("--out", type=Path, default=Path("tradeoff.json"), help="record file (tradeoff.json)")
-    parser.add_argument("--draw", action="store_true", help=f"only draw {RECORD.relative_to(ROOT)} to docs/images")
+    parser.add_argument(
+        "--draw", action="store_true", help=f"only draw {RECORD.relative_to(ROOT)} to docs/results/images"
+    )
     options = parser.parse_args(arguments)
     if options.draw:
         record = json.loads(RECORD.read_text())

@@ -1,4 +1,4 @@
-"""Compare a Triton prototype of the persistent forward step with the CUDA C++ kernel; see docs/gpu-notes.md.
+"""Compare a Triton prototype of the persistent forward step with the CUDA C++ kernel; see docs/results/gpu-notes.md.
 
     python benchmarks/triton_forward.py --out result.json
 

@@ -74,7 +74,7 @@ def test_example_of_the_conversion_runs(capsys: pytest.CaptureFixture[str]) -> N
     """The example itself checks that the converted model computes the same outputs."""
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/convert.md").read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/convert.md").read_text(), re.DOTALL)
     values: dict[str, Any] = {}
     exec(compile(example, "convert.md", "exec"), values)
     assert values["result"].after.events < 0.22

@@ -1,6 +1,6 @@
 // The kernels of the continuous-time engine: vectorised inner loops, compiled once per dispatch level.
 //
-// The model, its quadrature and the adjoint are described in docs/continuous.md. Units are updated lazily. A "touch"
+// The model, its quadrature and the adjoint are described in docs/concepts/continuous.md. Units are updated lazily. A "touch"
 // advances a list of units from their last touch to the current time and adds a jump to their activations. Between
 // touches a unit is not computed. Arrays of a run are indexed by unit, arrays of a touch by the position in its list.
 #pragma once

@@ -1,5 +1,5 @@
 // The backward pass of one sample: the adjoint of every step, from the last to the first. p_x is the derivative, with
-// respect to x, of the part of the loss that lies later in time; the jumps at events are those of docs/continuous.md.
+// respect to x, of the part of the loss that lies later in time; the jumps at events are those of docs/concepts/continuous.md.
 #include <algorithm>
 #include <cmath>
 

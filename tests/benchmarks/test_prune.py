@@ -30,7 +30,7 @@ def test_pruning_a_run_writes_a_record(tmp_path, capsys):
 
 
 def test_documentation_contains_the_stored_tables():
-    page = (ROOT / "docs" / "pruning.md").read_text()
+    page = (ROOT / "docs" / "guides" / "pruning.md").read_text()
     stored = sorted((ROOT / "benchmarks" / "results").glob("prune_*.json"))
     assert len(stored) == 2
     for path in stored:

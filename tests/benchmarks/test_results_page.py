@@ -1,4 +1,4 @@
-"""Tests of the script that writes docs/results.md."""
+"""Tests of the script that writes docs/results/experiments.md."""
 
 import dataclasses
 import math
@@ -49,8 +49,10 @@ def train(tmp_path: Path, recipe: str, name: str, **changes) -> tuple[Result, li
 
 
 def write_page(tmp_path: Path) -> str:
-    results_page.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "docs" / "results.md")])
-    return (tmp_path / "docs" / "results.md").read_text()
+    results_page.main(
+        ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "docs" / "results" / "experiments.md")]
+    )
+    return (tmp_path / "docs" / "results" / "experiments.md").read_text()
 
 
 def our_rows(page: str) -> list[list[str]]:
@@ -116,8 +118,8 @@ def test_page_says_what_is_counted_and_where_settings_differ(tmp_path):
 
 def test_stored_page_matches_the_records(tmp_path):
     results_page.main(["--out", str(tmp_path / "results.md")])
-    stored = Path(__file__).parents[2] / "docs"
-    assert (stored / "results.md").read_text() == (tmp_path / "results.md").read_text()
+    stored = Path(__file__).parents[2] / "docs" / "results"
+    assert (stored / "experiments.md").read_text() == (tmp_path / "results.md").read_text()
     assert {path.name for path in (tmp_path / "images").iterdir()} <= {
         path.name for path in (stored / "images").iterdir()
     }
@@ -137,7 +139,7 @@ def test_row_shows_the_recorded_numbers(tmp_path):
     assert cells[6].startswith(f"{100 * mean:.1f} % (skippable ")
     assert "    egru train ptb-evnn --epochs 3 " in page
     assert "--threshold" not in page  # the recipe's default
-    images = {path.name for path in (tmp_path / "docs" / "images").iterdir()}
+    images = {path.name for path in (tmp_path / "docs" / "results" / "images").iterdir()}
     assert images == {"ptb-training.png", "first-sparsity.png"}
     (tmp_path / "runs" / "first" / "result.json").unlink()
     unmeasured = {"layers": {}, "training_activity": None, "training_layers": None, "elapsed": None}
@@ -182,7 +184,7 @@ def test_pruning_page_lists_every_stored_trial():
         if result is not None and result.derivation is not None and result.derivation.source.startswith("ptb")
     )
     assert result.derivation is not None
-    page = (results_page.ROOT / "docs" / "pruning.md").read_text()
+    page = (results_page.ROOT / "docs" / "guides" / "pruning.md").read_text()
     rows = [
         f"| {' / '.join(f'{floor:g}' for floor in trial.floor)} | {trial.validation.perplexity:.2f} | "
         f"{100 * trial.activity_sparsity:.1f} % | {trial.forward_macs / 1e6:.2f}M |\n"
@@ -212,7 +214,7 @@ def test_seeds_are_averaged(tmp_path):
     assert "sparsity.png" not in page  # a single layer is in the task's figure
     (layer,) = results[0].activity.layers
     assert f"| layer0 | 48 | {layer.active.count(0)} |" in page
-    assert (tmp_path / "docs" / "images" / "smnist-training.png").exists()
+    assert (tmp_path / "docs" / "results" / "images" / "smnist-training.png").exists()
 
 
 def test_best_epoch_is_that_of_the_saved_ones(tmp_path):

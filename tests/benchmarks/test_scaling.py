@@ -16,7 +16,7 @@ def test_documentation_contains_the_printed_table(capsys, monkeypatch):
     runpy.run_path(str(ROOT / "benchmarks" / "scaling.py"), run_name="__main__")
     printed = capsys.readouterr().out.strip()
     assert printed.count("\n") > 10
-    assert printed in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert printed in (ROOT / "docs" / "guides" / "scaling.md").read_text(encoding="utf-8")
 
 
 def test_all_reduce_time_in_closed_form():

@@ -108,5 +108,5 @@ def test_stored_figure_is_small_and_keeps_the_colours_of_all_seeds(tmp_path):
 
 
 def test_study_contains_the_table():
-    study = Path(__file__).parents[2] / "docs" / "smnist-study.md"
+    study = Path(__file__).parents[2] / "docs" / "results" / "smnist-study.md"
     assert smnist_screen.format_table(smnist_screen.read_entries(smnist_screen.RESULTS)) in study.read_text()

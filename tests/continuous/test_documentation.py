@@ -1,4 +1,4 @@
-"""The page docs/continuous.md."""
+"""The page docs/concepts/continuous.md."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,11 @@ import torch
 
 def test_examples_run():
     torch.set_default_dtype(torch.float32)  # restored by the fixture of all tests
-    page = (Path(__file__).parents[2] / "docs" / "continuous.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "concepts" / "continuous.md").read_text()
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)  # each continues the one before
     for block in blocks:
-        exec(compile(block, "docs/continuous.md", "exec"), names)
+        exec(compile(block, "docs/concepts/continuous.md", "exec"), names)
     assert names["layer"].U.grad.abs().max() > 0
     assert names["first"].trace.shape == (2, 1, 32)
     assert names["scores"].shape == (2, 10)

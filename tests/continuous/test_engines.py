@@ -1,4 +1,4 @@
-"""Checks that every engine must pass. The letters A to K are those of the table in docs/continuous.md."""
+"""Checks that every engine must pass. The letters A to K are those of the table in docs/concepts/continuous.md."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Check F of docs/continuous.md: the adjoint in the paper's scaling, and with the formulas as printed."""
+"""Check F of docs/concepts/continuous.md: the adjoint in the paper's scaling, and with the formulas as printed."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Check E of docs/continuous.md: torchdiffeq's odeint_event converges to the reference as its tolerance decreases."""
+"""Check E of docs/concepts/continuous.md: odeint_event of torchdiffeq converges to the reference."""
 
 import itertools
 

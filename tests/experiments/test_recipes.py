@@ -92,7 +92,7 @@ def test_recipes_have_the_numbers_of_the_paper_and_a_summary():
 
 
 def test_plain_names_of_sequential_mnist_are_the_settings_that_work():
-    """docs/smnist-study.md: the paper's settings explode. The shipped network has the settings of the plain name."""
+    """docs/results/smnist-study.md: the paper's settings explode. The shipped network has those of the plain name."""
     for name in ("smnist", "psmnist"):
         config, paper = find(name).make(), find(f"{name}-paper").make()
         assert isinstance(config, ClassifierConfig)
@@ -169,7 +169,7 @@ def test_number_of_parameters_is_that_of_the_paper(name, inputs, classes, millio
     ],
 )
 def test_baselines_have_their_authors_settings(name, settings):
-    """docs/training.md names the source of each value."""
+    """docs/guides/training.md names the source of each value."""
     if "cornn" in name:
         settings |= {"hidden": 256, "epochs": 120, "batch": 120, "readout": "last", "optimiser": "adam", "clip": None}
         settings |= {"schedule": "step", "step_epochs": 100, "step_factor": 0.1}

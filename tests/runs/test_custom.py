@@ -24,7 +24,7 @@ from tests.training import tiny
 
 ROOT = Path(__file__).parents[2]
 SEARCHED = [os.path.abspath(path) for path in sys.path]  # before a test changes the folder
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guides" / "training.md").read_text(), re.DOTALL)
 
 
 @pytest.fixture(autouse=True)

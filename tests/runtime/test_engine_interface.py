@@ -52,7 +52,7 @@ def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_examples_of_the_guide_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "engine.md"
+    page = Path(__file__).parents[2] / "docs" / "guides" / "engine.md"
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     exec(compile("\n".join(blocks), str(page), "exec"), {})

@@ -4,7 +4,7 @@
 input. :func:`first_time_loss`, :func:`membrane_loss`, :func:`silence_penalty` and :func:`rate_penalty` are losses on
 their output, and :func:`calibrate_activity` initialises a layer for a wanted activity. One of three engines does the
 computation, one folder per engine: :mod:`~egru.continuous.compiled`, :mod:`~egru.continuous.lockstep` and
-:mod:`~egru.continuous.reference`. See docs/continuous.md.
+:mod:`~egru.continuous.reference`. See docs/concepts/continuous.md.
 """
 
 from egru.continuous.calibration import calibrate_activity

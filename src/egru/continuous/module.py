@@ -47,7 +47,7 @@ class ContinuousEGRU(nn.Module):
         input event on channel i, value w:  a_x += U_x[:, i] w
 
     This is the model of Subramoney et al. (ICLR 2023), section 4.1, with the corrections listed in
-    docs/continuous.md.
+    docs/concepts/continuous.md.
 
     The gradients are those of the exact trajectory, computed by the adjoint method; nothing is discretised or
     smoothed. They exist for ``V``, ``U``, ``b``, the thresholds, the time constants, the initial state, and the times

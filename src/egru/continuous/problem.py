@@ -1,7 +1,7 @@
 """What every engine receives and returns: one layer, one batch, one interval of time.
 
-The model of the paper (Subramoney et al., ICLR 2023, section 4.1; docs/continuous.md lists the corrections). The gates
-``x`` are u, r, z, in this order; unit ``n`` emits an event and units ``m`` receive it::
+The model of the paper (Subramoney et al., ICLR 2023, section 4.1; docs/concepts/continuous.md lists the corrections).
+The gates ``x`` are u, r, z, in this order; unit ``n`` emits an event and units ``m`` receive it::
 
     between events      tau_s da_x/dt = -a_x + b_x        tau_m dc/dt = u (z - c)      tau_o do/dt = -o
                         u = sigmoid(a_u)   r = sigmoid(a_r)   z = tanh(a_z)

@@ -16,7 +16,7 @@ from egru.types import Cell
 
 
 def frames(cell: Cell = "egru") -> ClassifierConfig:
-    """Return two layers of 512 on the packed frames, tuned by cross-validation (docs/training.md)."""
+    """Return two layers of 512 on the packed frames, tuned by cross-validation (docs/guides/training.md)."""
     common = ClassifierConfig(
         data="dvs",
         cell=cell,

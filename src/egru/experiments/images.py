@@ -40,7 +40,7 @@ def digits_gru() -> ClassifierConfig:
 
 
 def paper_settings(hidden: int = 590, cell: Cell = "egru") -> ClassifierConfig:
-    """Return the paper's config for sequential MNIST. Its gradients explode (docs/smnist-study.md)."""
+    """Return the paper's config for sequential MNIST. Its gradients explode (docs/results/smnist-study.md)."""
     return ClassifierConfig(
         data="smnist",
         cell=cell,
@@ -60,7 +60,7 @@ def permuted_paper_settings(hidden: int = 590, cell: Cell = "egru") -> Classifie
 
 
 def cornn(data: LabelledData) -> ClassifierConfig:
-    """Return a coRNN 256 with the settings of its authors' code (Rusch and Mishra, ICLR 2021; docs/training.md)."""
+    """Return a coRNN 256 with its authors' settings (Rusch and Mishra, ICLR 2021; docs/guides/training.md)."""
     rate, oscillators = {"smnist": (2.1e-3, (0.042, 2.7, 4.7)), "psmnist": (5.4e-3, (0.076, 0.4, 8.0))}[data]
     return ClassifierConfig(
         data=data,
@@ -77,7 +77,7 @@ def cornn(data: LabelledData) -> ClassifierConfig:
     )
 
 
-@recipe("smnist", note="our recipe, stable gradients over 784 steps (docs/smnist-study.md)")
+@recipe("smnist", note="our recipe, stable gradients over 784 steps (docs/results/smnist-study.md)")
 def smnist() -> ClassifierConfig:
     """EGRU 590 with centred pixels, no reset and a normalised readout."""
     return replace(
@@ -104,7 +104,7 @@ def smnist_gru() -> ClassifierConfig:
     return replace(smnist(), cell="gru", input_scale=18.0, rate_loss=0.0)
 
 
-@recipe("psmnist", note="our recipe, stable gradients over 784 steps (docs/smnist-study.md)")
+@recipe("psmnist", note="our recipe, stable gradients over 784 steps (docs/results/smnist-study.md)")
 def psmnist() -> ClassifierConfig:
     """EGRU 590 with the settings of smnist."""
     return replace(smnist(), data="psmnist")

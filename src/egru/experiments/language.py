@@ -84,7 +84,7 @@ def gru(data: TextData = "ptb") -> LanguageConfig:
 
 
 def awd_lstm(data: TextData = "ptb") -> LanguageConfig:
-    """Return an AWD-LSTM 1150 with the settings of its authors' code (Merity et al., 2018; docs/training.md)."""
+    """Return an AWD-LSTM 1150 with the settings of its authors' code (Merity et al., 2018; docs/guides/training.md)."""
     settings = {
         "ptb": {"epochs": 500, "batch": 20, "dropout": 0.25, "embedding_dropout": 0.4},
         "wikitext2": {"epochs": 750, "batch": 80, "dropout": 0.2, "embedding_dropout": 0.65},
@@ -132,7 +132,7 @@ def indrnn() -> LanguageConfig:
 def evnn(data: TextData = "ptb") -> LanguageConfig:
     """Return EvNN's recipe: AdamW, low fixed thresholds, a narrow and high surrogate, a cosine to zero.
 
-    All values are from EvNN's ``benchmarks/lm``. docs/training.md lists the differences between its code and ours.
+    All values are from EvNN's ``benchmarks/lm``. docs/guides/training.md lists where our code differs.
     """
     return LanguageConfig(
         data=data,

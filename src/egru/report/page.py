@@ -137,7 +137,7 @@ def _page(
     rasters: Sequence[Raster],
     notes: Sequence[str],
 ) -> str:
-    """Return the page. ``docs/report.md`` describes its sections."""
+    """Return the page. ``docs/guides/report.md`` describes its sections."""
     with_events = [
         (run, colour) for run, colour in zip(runs, figures.run_colours(runs), strict=True) if run.event_layers
     ]

@@ -40,7 +40,7 @@ COLUMNS = ("", "source", "quality", "validation", "sparsity", "backward", "param
 LEGEND = (
     "Ours: quality, sparsity and MACs on the test split; backward sparsity in training, averaged over the epochs.",
     "Several seeds: mean ± standard deviation (n - 1). Parameters and MACs include the readout; a classifier's readout",
-    "runs once per sequence. docs/results.md says what the paper counts, and shows every run.",
+    "runs once per sequence. docs/results/experiments.md says what the paper counts, and shows every run.",
 )
 
 

@@ -129,5 +129,5 @@ def explosion_warning(epoch: int, stabilities: Sequence[Stability], metrics: Tra
         f"{warning}In {worst.name} a gradient grows {growth} on its way back through time; "
         f"{100 * worst.diagonal_above_one:.1f} % of the factors between successive states of a unit are above 1. "
         "Try reset none, surrogate.height 0.3 or less, surrogate.bounded, or a lower learning rate "
-        "(docs/smnist-study.md)"
+        "(docs/results/smnist-study.md)"
     )

@@ -1,4 +1,4 @@
-"""The search for threshold crossings (check G of docs/continuous.md)."""
+"""The search for threshold crossings (check G of docs/concepts/continuous.md)."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The flow of units between events (checks A and J of docs/continuous.md)."""
+"""The flow of units between events (checks A and J of docs/concepts/continuous.md)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The sequence operation on NVIDIA GPUs. docs/gpu-notes.md describes the design and its measurements."""
+"""The sequence operation on NVIDIA GPUs. docs/results/gpu-notes.md describes the design and its measurements."""
 
 from egru.kernels.cuda.kernel import CUDAKernel
 

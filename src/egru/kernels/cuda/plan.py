@@ -110,7 +110,7 @@ def layout(rows: int, phases: list[tuple[int, int]], constants: int, chip: Chip)
 
 
 def _microseconds_per_step(units: int, rows: int, tiles: int, grid: int) -> float:
-    """Estimate the time per step, fitted by eye to an H200; docs/gpu-notes.md explains the limits."""
+    """Estimate the time per step, fitted by eye to an H200; docs/results/gpu-notes.md explains the limits."""
     k = -(-units // 16)
     kilobytes = k * rows * 32 * 4 / 1000  # forward reads one gate block, backward three
     ingress = kilobytes / 60  # a multiprocessor reads about 60 KB per microsecond

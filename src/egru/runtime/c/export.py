@@ -44,7 +44,7 @@ def export_c(
 ) -> list[Path]:
     """Write a trained network as one C file and its header.
 
-    The code is C99 without allocation, library calls or threads. ``docs/deploy.md`` describes its functions.
+    The code is C99 without allocation, library calls or threads. ``docs/guides/deploy.md`` describes its functions.
 
     - ``"float32"`` and ``"int8"`` compute in float32. Their outputs have the same bits as those of
       :class:`egru.EventEngine` with these weights at its plain level, if the compiler rounds every operation.
