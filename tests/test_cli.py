@@ -53,7 +53,7 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
     calls = []
     monkeypatch.setattr(bench, "run", lambda module, arguments=(): calls.append((module, list(arguments))) or 0)
     assert cli.main(["bench", "cpu", "infer", "--rounds", "3"]) == 0
-    assert cli.main(["bench", "gpu", "--rows", "ptb"]) == 0
+    assert cli.main(["bench", "gpu", "train", "--rows", "ptb"]) == 0
     assert cli.main(["bench", "cpu"]) == 0
     assert calls == [
         ("infer_cpu", ["--rounds", "3"]),
@@ -74,7 +74,9 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
         (["cpu", "train"], "--activity"),
         (["cpu", "small"], "--units"),
         (["cpu", "lstm"], "--activity"),
-        (["gpu"], "--rows"),
+        (["gpu"], "{infer,train,small,lstm}"),
+        (["gpu", "train"], "--rows"),
+        (["gpu", "small"], "--precisions"),
     ],
 )
 def test_bench_help_shows_the_options_of_the_benchmark(arguments, option, capsys):

@@ -12,13 +12,14 @@ divided by that of EGRU, as median over rounds: above 1, EGRU is faster. Before 
 the float64 reference.
 """
 
+import argparse
 import copy
 import datetime
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,16 @@ def shapes(steps: Sequence[int], batches: Sequence[int], units: Sequence[int]) -
     return [(T, B, H) for T in steps for H in units for B in batches if T * B * H < LARGEST]
 
 
+def make_layer(H: int) -> egru.EGRU:
+    """Return a layer of ``H`` units, the same for every call."""
+    torch.manual_seed(0)
+    return egru.EGRU(min(H, INPUTS), H, threshold=egru.Threshold.constant(0.08, trainable=True))
+
+
 def compare(T: int, B: int, H: int, seconds: float) -> dict[str, Any]:
     """Measure one shape for about ``seconds`` and return times and ratios."""
-    torch.manual_seed(0)
-    features = min(H, INPUTS)
-    layer = egru.EGRU(features, H, threshold=egru.Threshold.constant(0.08, trainable=True))
+    layer = make_layer(H)
+    features = layer.input_size
     x = torch.randn(T, B, features)
     with torch.no_grad():
         activity = (layer(x)[0] != 0).float().mean().item()
@@ -137,6 +143,14 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return summary
 
 
+def describe_summary(name: str, values: Mapping[str, float]) -> str:
+    """Return one line of the summary."""
+    return (
+        f"{name}: lowest {values['lowest']:.2f}x, median {values['median']:.2f}x, "
+        f"{values['below 0.95']} of {values['shapes']} shapes below 0.95x"
+    )
+
+
 def plot(results: Sequence[dict[str, Any]], file: Path) -> None:
     """Draw the ratios as heat maps: one per measurement and number of steps."""
     import matplotlib.pyplot as plt
@@ -165,8 +179,8 @@ def plot(results: Sequence[dict[str, Any]], file: Path) -> None:
     plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser("cpu small", __doc__)
+def add_shapes(parser: argparse.ArgumentParser) -> None:
+    """Add the options --steps, --batches and --units."""
     for name, default, text in (
         ("--steps", STEPS, "numbers of steps per sequence"),
         ("--batches", BATCHES, "batch sizes"),
@@ -176,6 +190,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(
             name, nargs="+", type=positive_int, default=list(default), metavar="N", help=f"{text} (default: {shown})"
         )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser("cpu small", __doc__)
+    add_shapes(parser)
     parser.add_argument(
         "--threads", type=positive_int, metavar="N", help="number of threads (default: the setting of torch)"
     )
@@ -198,10 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"T {T:3} B {B:3} H {H:3}, activity {result['activity']:4.0%}: {', '.join(parts)}", flush=True)
     summary = summarise(results)
     for name, values in summary.items():
-        print(
-            f"{name}: lowest {values['lowest']:.2f}x, median {values['median']:.2f}x, "
-            f"{values['below 0.95']} of {values['shapes']} shapes below 0.95x"
-        )
+        print(describe_summary(name, values))
     facts = {
         "date": datetime.date.today().isoformat(),
         "machine": platform.processor() or platform.machine(),
