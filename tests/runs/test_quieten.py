@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from egru import Threshold, cli
+from egru.compress.quieten import search
 from egru.data import Text
 from egru.experiments import build, find
 from egru.layers import EventRNN
@@ -15,7 +16,6 @@ from egru.records import write_json
 from egru.report import read_runs
 from egru.runs import evaluate, quieten, report, train
 from egru.runs.load import load, training_metrics
-from egru.runs.quieten import search
 from egru.runs.reproduce import keep_run
 from egru.training import Run, RunError, Scores
 from egru.training.records import ThresholdTrial

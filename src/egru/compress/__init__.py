@@ -6,6 +6,7 @@ from egru.compress.convert import convert
 from egru.compress.distillation import Distillation
 from egru.compress.drop_in import ConvertedGRU, ConvertedGRUCell, ConvertedLSTM, ConvertedLSTMCell, HiddenState
 from egru.compress.prune import prune
+from egru.compress.quieten import MeasuredFloor, Quietening, quieten
 from egru.compress.schedule import Budget, ThresholdSchedule
 from egru.compress.sparsify import Sparsification, sparsify
 from egru.compress.thresholds import raise_thresholds
@@ -19,12 +20,15 @@ __all__ = [
     "ConvertedLSTMCell",
     "Distillation",
     "HiddenState",
+    "MeasuredFloor",
     "Measurement",
+    "Quietening",
     "Sparsification",
     "ThresholdSchedule",
     "calibrate",
     "convert",
     "prune",
+    "quieten",
     "raise_thresholds",
     "sparsify",
 ]

@@ -1,26 +1,21 @@
 """Raise the thresholds of a trained run for fewer events, as far as the validation loss allows. Nothing is trained."""
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from egru.compress import raise_thresholds
+from egru.compress.quieten import current_floors, search
 from egru.data import Text
 from egru.experiments.config import config_record
 from egru.files import new_folder
-from egru.layers import event_layers
 from egru.runs.load import TrainedRun, find_run, load, read_run_config, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
 from egru.training import LanguageTask, LanguageTraining, Result, Run, RunError, checkpoint, score
 from egru.training.records import Derivation, ThresholdTrial
 from egru.training.run import CONFIG
 from egru.types import WeightFormat
-
-STEP = 0.05
-"""Difference between two thresholds that the search tries."""
-_LOWEST_FLOOR = -1.0  # states of a GRU exceed lower thresholds at every step
 
 
 def quieten(
@@ -91,8 +86,8 @@ def _raise(
     if isinstance(trained.config, LanguageTraining) and isinstance(trained.data, Text):
         # Read the validation text in as many columns as the test text.
         task = LanguageTask(trained.data, replace(trained.config, evaluation_batch=trained.config.test_batch))
-    thresholds = [theta for _, layer in event_layers(model) for theta in layer.thresholds().values()]
-    if not thresholds:
+    start = current_floors(model)
+    if not start:
         raise ValueError(f"quieten: the run must have event layers, got {trained.config.label}")
     trials: list[ThresholdTrial] = []
 
@@ -114,8 +109,7 @@ def _raise(
         apply(floor)  # raises if the floor does not fit, before anything is measured
         checkpoint.set_weights(model, original)
     log(f"{name} before, on validation:")
-    lowest = [max(_LOWEST_FLOOR, threshold.min().item()) for threshold in thresholds]
-    before = measure([round(STEP * math.floor(value / STEP), 6) for value in lowest])  # these floors change nothing
+    before = measure(start)  # these floors change nothing
     if floor:
         return trials, attempt(floor).floor
     after = search(attempt, before, within)
@@ -124,33 +118,6 @@ def _raise(
     log(f"chosen: {after}")
     apply(after.floor)
     return trials, after.floor
-
-
-def search(
-    attempt: Callable[[Sequence[float]], ThresholdTrial], start: ThresholdTrial, within: float
-) -> ThresholdTrial:
-    """Raise floors by :data:`STEP`, one layer at a time from the last to the first, until nothing saves more MACs.
-
-    Args:
-        attempt: Measures floors, one per layer.
-        start: The trial to start from.
-        within: Accepted difference to the lowest loss so far, which higher thresholds may lower.
-
-    Returns:
-        The last accepted trial.
-    """
-    tried = {start.floor: start}
-    best, previous, lowest = start, None, start.validation.loss
-    while best is not previous:
-        previous = best
-        for layer in reversed(range(len(start.floor))):
-            while (higher := round(best.floor[layer] + STEP, 6)) < 1:
-                floor = (*best.floor[:layer], higher, *best.floor[layer + 1 :])
-                trial = tried[floor] = tried.get(floor) or attempt(floor)
-                if not (trial.validation.loss <= lowest + within and trial.forward_macs <= best.forward_macs):
-                    break
-                best, lowest = trial, min(lowest, trial.validation.loss)
-    return best
 
 
 def _join(floor: Sequence[float]) -> str:

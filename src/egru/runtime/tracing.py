@@ -32,6 +32,7 @@ from egru.runtime.traced_values import (
 from egru.trace import exponential_trace
 
 _ADVICE = "apply it outside the engine, or pass the parts: EventEngine(layer, embedding=..., readout=..., trace=...)"
+_PASS_PARTS = "; pass the parts instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
 _NO_OPS = {"dropout", "contiguous", "clone", "detach", "float", "to", "dropout1d", "alpha_dropout", "feature_dropout"}
 
 
@@ -57,7 +58,7 @@ def find_parts(model: nn.Module) -> Parts:
         raise UnsupportedModelError(
             f"EventEngine: {type(model).__name__} has no event layer; egru.convert(model) replaces dense layers"
         )
-    graph = _trace(model)
+    graph = trace(model, "EventEngine", _PASS_PARTS)
     refusal: UnsupportedModelError | None = None
     for layout in _layouts(model):
         try:
@@ -107,7 +108,17 @@ class _Tracer(fx.Tracer):
         return target(*operands) if target in _COMPARISONS and None not in operands else None
 
 
-def _trace(model: nn.Module) -> fx.Graph:
+def trace(model: nn.Module, owner: str, advice: str = "") -> fx.Graph:
+    """Return the graph of a model's ``forward`` method in evaluation mode. Event layers are nodes.
+
+    Args:
+        model: Any model. The first argument of ``forward`` is the input, the others have their defaults.
+        owner: Name of the calling function, for the message.
+        advice: What to do if the model cannot be traced.
+
+    Raises:
+        UnsupportedModelError: If it cannot be traced.
+    """
     parameters = list(inspect.signature(model.forward).parameters.values())
     defaults = {p.name: p.default for p in parameters[1:] if p.default is not inspect.Parameter.empty}
     was_training = model.training
@@ -116,8 +127,7 @@ def _trace(model: nn.Module) -> fx.Graph:
         return _Tracer(reads_tokens).trace(model.eval(), concrete_args=defaults)
     except Exception as error:  # forward is arbitrary code
         raise UnsupportedModelError(
-            f"EventEngine: {type(model).__name__}.forward cannot be traced by torch.fx ({_first_line(error)}); pass "
-            "the parts instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
+            f"{owner}: {type(model).__name__}.forward cannot be traced by torch.fx ({_first_line(error)}){advice}"
         ) from error
     finally:
         model.train(was_training)

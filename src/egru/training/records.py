@@ -162,6 +162,11 @@ class ThresholdTrial:
     activity_sparsity: float
     forward_macs: float
 
+    @property
+    def loss(self) -> float:
+        """Loss on the validation split."""
+        return self.validation.loss
+
     def __str__(self) -> str:
         scores = self.validation
         quality = f"accuracy {format.percent(scores.accuracy, 2)}"
