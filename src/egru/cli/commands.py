@@ -132,6 +132,24 @@ def quieten(options: argparse.Namespace) -> int:
     return 0
 
 
+def convert(options: argparse.Namespace) -> int:
+    """Convert the GRU or LSTM of a run to event layers."""
+    if options.epochs is not None and options.activity is None:
+        raise UsageError("convert: --epochs requires --activity; without it nothing is trained")
+    if options.within is not None and options.activity is not None:
+        raise UsageError("convert: --within and --activity exclude each other")
+    from egru import runs
+
+    given = {name: getattr(options, name) for name in ("within", "activity", "epochs")}
+    given = {name: value for name, value in given.items() if value is not None}
+    out = Path(options.out)
+    common = {"weights": options.weights, "device": options.device}
+    result = runs.convert(Path(options.source), out, options.events, **given, **common)
+    _print_scores("test", result.test, result.activity)
+    print(f"written: {out}; `egru evaluate {out}` reads it like a run")
+    return 0
+
+
 def report(options: argparse.Namespace) -> int:
     """Write the report page of one run or several, or of a sweep."""
     from egru import runs, sweep

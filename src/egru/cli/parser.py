@@ -7,9 +7,9 @@ from typing import Any
 import egru
 from egru.bench import BENCHMARKS
 from egru.cli import commands
-from egru.cli.arguments import Parser, finite_float, non_negative_float, positive_float, positive_int
+from egru.cli.arguments import Parser, finite_float, fraction, non_negative_float, positive_float, positive_int
 from egru.cli.exit_codes import MEANINGS
-from egru.types import C_WEIGHT_FORMATS, WEIGHT_FORMATS
+from egru.types import C_WEIGHT_FORMATS, EVENTS, WEIGHT_FORMATS
 
 SWEEP_EXAMPLE = """\
 example of SPACE.py:
@@ -49,6 +49,7 @@ def make_parser() -> Parser:
     _add_report(subparsers)
     _add_export(subparsers)
     _add_quieten(subparsers)
+    _add_convert(subparsers)
     _add_sweep(subparsers)
     _add_list(subparsers)
     _add_reproduce(subparsers)
@@ -183,6 +184,33 @@ def _add_quieten(subparsers: Any) -> None:
         metavar="NATS",
         help="accept a validation loss up to this much above the lowest one found (default: 0.001)",
     )
+    _add_weights(command)
+    _add_device(command)
+
+
+def _add_convert(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "convert",
+        commands.convert,
+        "convert the GRU or LSTM of a run to event layers",
+        "Replace the GRU or LSTM of a run by event layers with the same weights, and export the network. Thresholds "
+        "are chosen on training sequences without training, or with --activity by fine-tuning. The test split is "
+        "scored once, at the end.",
+    )
+    command.add_argument("source", metavar="RUN", help="folder of a run or an export with cell gru or lstm")
+    command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
+    command.add_argument("--events", choices=EVENTS, default="delta", help="kind of events (default: delta)")
+    command.add_argument(
+        "--within",
+        type=non_negative_float,
+        metavar="NATS",
+        help="accepted increase of the loss on 500 training sequences (default: 0.01)",
+    )
+    command.add_argument(
+        "--activity", type=fraction, metavar="F", help="fine-tune until this fraction of units and steps has an event"
+    )
+    command.add_argument("--epochs", type=positive_int, metavar="N", help="epochs of fine-tuning (default: 20)")
     _add_weights(command)
     _add_device(command)
 

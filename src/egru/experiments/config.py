@@ -22,7 +22,18 @@ from egru.experiments.custom import (
 )
 from egru.layers import Threshold
 from egru.training import ClassifierTraining, LanguageTraining, from_plain, to_plain
-from egru.types import EVENT_CELLS, Cell, DropoutMode, LabelledData, Readout, Reset, ResetGate, TextData
+from egru.types import (
+    EVENT_CELLS,
+    Cell,
+    Compare,
+    DropoutMode,
+    Events,
+    LabelledData,
+    Readout,
+    Reset,
+    ResetGate,
+    TextData,
+)
 
 _SIDES = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}
 
@@ -47,6 +58,10 @@ class Network:
     """Zoneout on the states (event cells)."""
     recurrent_clip: float | None = None
     """Bound on each element of the gradient from a state to the one before (event cells; slow). If None, unbounded."""
+    events: Events = "positive"
+    """What an event is: a state above the threshold, one of large magnitude, or a change (event cells)."""
+    compare: Compare = "cell"
+    """What is compared with the threshold: the memory cell or the output (elstm)."""
     reset: Reset = "output"
     """How an event resets the state (event cells)."""
     reset_gate: ResetGate = "before"
@@ -80,10 +95,13 @@ class Network:
                 "dropconnect": self.dropconnect,
                 "zoneout": self.zoneout,
                 "recurrent_clip": self.recurrent_clip,
+                "events": self.events,
                 "reset": self.reset,
                 "threshold": self.threshold,
                 "surrogate": self.surrogate,
             }
+            if self.cell == "elstm":
+                return options | {"compare": self.compare}
             return options | ({"reset_gate": self.reset_gate} if self.cell == "egru" else {})
         self._refuse("zoneout", "recurrent_clip", *(() if self.cell in ("gru", "lstm") else ("dropconnect",)))
         if self.cell in ("gru", "lstm"):

@@ -1,8 +1,9 @@
-"""Work with runs of recipes: train, resume, evaluate, export, report, raise thresholds.
+"""Work with runs of recipes: train, resume, evaluate, export, report, raise thresholds, convert.
 
 A run is a folder that contains a config, metrics, checkpoints, a result and a report page.
 """
 
+from egru.runs.convert import convert
 from egru.runs.evaluate import evaluate
 from egru.runs.export import export, export_c
 from egru.runs.load import TrainedRun, load, pretrained
@@ -10,4 +11,16 @@ from egru.runs.quieten import quieten
 from egru.runs.report import report
 from egru.runs.train import resume, train
 
-__all__ = ["TrainedRun", "evaluate", "export", "export_c", "load", "pretrained", "quieten", "report", "resume", "train"]
+__all__ = [
+    "TrainedRun",
+    "convert",
+    "evaluate",
+    "export",
+    "export_c",
+    "load",
+    "pretrained",
+    "quieten",
+    "report",
+    "resume",
+    "train",
+]

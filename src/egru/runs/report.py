@@ -19,7 +19,17 @@ from egru.types import EVENT_CELLS
 
 MAX_NAMES = 4
 """Runs that the title of a page names. The others are counted."""
-_EVENT_SETTINGS = ("threshold", "surrogate", "reset", "freeze_thresholds", "rate_loss", "state_loss", "squared_rate")
+_EVENT_SETTINGS = (
+    "threshold",
+    "surrogate",
+    "reset",
+    "events",
+    "compare",
+    "freeze_thresholds",
+    "rate_loss",
+    "state_loss",
+    "squared_rate",
+)
 """Beginnings of the names of settings that only event-based cells use."""
 
 
@@ -134,8 +144,8 @@ def _read_search(result: Result, config: Config) -> ThresholdSearch | None:
     derivation = result.derivation
     if derivation is None:
         return None
-    floors = [trial.floor for trial in derivation.trials]
-    chosen = floors.index(config.threshold_floor) if config.threshold_floor in floors else len(floors) - 1
+    matches = [i for i, trial in enumerate(derivation.trials) if trial.floor == config.threshold_floor]
+    chosen = matches[-1] if matches else len(derivation.trials) - 1
     return ThresholdSearch(Path(derivation.source).name, derivation.trials, chosen)
 
 
