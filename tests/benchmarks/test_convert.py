@@ -1,0 +1,53 @@
+"""benchmarks/convert.py: every command writes a row, with tiny networks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import convert
+from egru import experiments, runs
+
+pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+
+
+@pytest.fixture
+def main(tmp_path, monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+
+    def run(*arguments):
+        assert convert.main(["--results", "record.json", *arguments]) == 0
+        return json.loads((tmp_path / "record.json").read_text())
+
+    yield run
+    torch.set_num_threads(before)
+
+
+def test_digits_then_its_engine(main):
+    tiny = ("--hidden", "8", "--epochs", "2", "--dense-epochs", "1", "--activity", "0.5", "--seeds", "1")
+    row = main("digits", *tiny)["digits"]
+    assert row["seeds"][0]["activity_sparsity"] > 0.4
+    assert row["mean"]["dense"] == row["seeds"][0]["dense"]
+    record = main("engine", "--steps", "20", "--rounds", "2")
+    assert record["digits"] == row
+    engine = record["engine"]
+    assert engine["network"] == "digits-1"
+    assert engine["times_faster"]["torch.nn.GRU"] > 0
+    assert 0 < engine["contestants"]["EventEngine float32"]["sparsity"] < 1
+
+
+def test_a_run_without_and_with_training(main, tmp_path):
+    config = replace(experiments.find("digits").make(), epochs=1, limit=60, hidden=8, batch=30, cell="gru", zoneout=0.0)
+    runs.train("digits", config, tmp_path / "gru", page=False)
+    record = main("calibrate", "gru", "--within", "0.05")
+    row = record["calibrate gru"]
+    assert 0 <= row["accuracy_events"] <= 1
+    assert row["activity_sparsity"] > 0
+    record = main("finetune", "gru", "--activity", "0.5", "--epochs", "1")
+    assert record["finetune gru"]["activity_sparsity"] > 0.4
+    assert record["calibrate gru"] == row
+    engine = main("engine", "gru", "gru-finetune", "--steps", "20", "--rounds", "2")["engine gru"]
+    assert engine["hidden"] == 8
