@@ -41,13 +41,19 @@ def describe(name: str, value: object) -> Iterator[str]:
         yield f"module {name}"
     elif inspect.isclass(value):
         yield f"class {name}{_signature(value)}"
-        for member, function in sorted(vars(value).items()):
+        for member, function in sorted(_members(value).items()):
             if not member.startswith("_") and (callable(function) or isinstance(function, classmethod | staticmethod)):
                 yield f"    {name}.{member}{_signature(getattr(value, member))}"
     elif callable(value):
         yield f"def {name}{_signature(value)}"
     else:
         yield f"value {name}"
+
+
+def _members(value: type) -> dict[str, object]:
+    """Return the attributes of a class, which may be divided: ``engine.py`` has bases in ``engine_state.py``."""
+    bases = [base for base in value.__mro__[:0:-1] if base.__module__.startswith(f"{value.__module__}_")]
+    return {name: member for base in (*bases, value) for name, member in vars(base).items()}
 
 
 def _signature(value: object) -> str:

@@ -115,6 +115,18 @@ public:
         }));
     }
 
+    // Returns the number of steps taken and the number of rows written.
+    std::tuple<int64_t, int> skip(int stream, int64_t steps, uintptr_t out, uintptr_t row_steps, uintptr_t rows,
+                                  int capacity) {
+        const Use use(busy_);
+        engine::Gap gap{output<int64_t>(row_steps), output<float>(rows), capacity};
+        finish(released([&] {
+            engine_.skip(stream, steps, output<float>(out), gap);
+            return gap.finite;
+        }));
+        return {gap.steps, gap.count};
+    }
+
     void step_token(int64_t id, float* out) {
         const Use use(busy_);
         check_tokens(&id, 1, "step");
@@ -274,6 +286,11 @@ void bind_engine(nb::module_& m) {
              nb::sig("def step_masked(self, x: int, ids: int, mask: int, out: int, /) -> None"))
         .def("step_sparse", &EngineCore::step_sparse,
              nb::sig("def step_sparse(self, index: int, value: int, count: int, out: int, /) -> None"))
+        .def("skip", &EngineCore::skip,
+             nb::sig("def skip(self, stream: int, steps: int, out: int, row_steps: int, rows: int, capacity: int, /) "
+                     "-> tuple[int, int]"))
+        .def_prop_rw("time", [](EngineCore& core) { return core.use([](Engine& e) { return e.time(); }); },
+                     [](EngineCore& core, int64_t time) { core.use([&](Engine& e) { e.set_time(time); }); })
         .def("step_token",
              [](EngineCore& core, int64_t id, nb::handle out, bool is_new) {
                  float* to = output_tensor(core, out, is_new);

@@ -9,6 +9,13 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
+// Whether the magnitude of `compared`, or with delta events of its change from `y`, exceeds the threshold.
+template <Events events>
+inline simd::Ints is_event(simd::Floats compared, simd::Floats y, simd::Floats theta) {
+    if (events == Events::delta) compared = compared - y;
+    return (events == Events::positive ? compared : compared < simd::all(0.0f) ? -compared : compared) > theta;
+}
+
 // Compare `compared` with the threshold and write y_new: `value` at an event. With delta events `sent` receives the
 // change. Clears `next`, the state, if the reset does so at once. Returns the number of events.
 template <Events events, Reset reset>
@@ -16,9 +23,8 @@ inline int emit(simd::Floats value, simd::Floats compared, simd::Floats y, simd:
                 float* y_new, float* sent, simd::Floats& next, simd::Ints& nonfinite) {
     using simd::all, simd::Floats, simd::Ints, simd::store;
     const Floats zero = all(0.0f);
+    const Ints event = is_event<events>(compared, y, theta);
     if (events == Events::delta) compared = compared - y;
-    const Floats magnitude = events == Events::positive ? compared : compared < zero ? -compared : compared;
-    const Ints event = magnitude > theta;
     nonfinite |= (Ints)(next - next != zero);
     store(y_new + j, event ? value : events == Events::delta ? y : zero);
     if (events == Events::delta) store(sent + j, event ? compared : zero);

@@ -97,6 +97,7 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
     if (options.has_trace) trace_ = Buffer<double>(streams * static_cast<size_t>(layers_.back().units));
     trace_steps_.assign(streams, 0);
     age_.assign(streams, 0);
+    sums_fresh_.assign(streams, 0);
     readout_stale_.assign(streams, 0);
     reset_counters();
 }
@@ -159,9 +160,11 @@ void Engine::reset(const uint8_t* mask) {
             for (Buffer<float>& y : layer.y) clear(y, s);
         }
         age_[s] = 0;
+        sums_fresh_[s] = 0;
         clear(trace_, s);
         trace_steps_[s] = 0;
     }
+    if (mask == nullptr) time_ = 0;
 }
 
 void Engine::reset_counters() {
@@ -171,6 +174,7 @@ void Engine::reset_counters() {
 
 void Engine::get_state(int index, float* c, float* y) {
     std::fill(age_.begin(), age_.end(), 0);
+    std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     const Layer& layer = layers_[static_cast<size_t>(index)];
     for (int s = 0; s < options_.streams; ++s) {
         const size_t from = static_cast<size_t>(s) * layer.units, to = static_cast<size_t>(s) * layer.hidden;
@@ -181,6 +185,7 @@ void Engine::get_state(int index, float* c, float* y) {
 
 void Engine::set_state(int index, const float* c, const float* y) {
     std::fill(age_.begin(), age_.end(), 0);
+    std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     Layer& layer = layers_[static_cast<size_t>(index)];
     for (int s = 0; s < options_.streams; ++s) {
         const size_t to = static_cast<size_t>(s) * layer.units, from = static_cast<size_t>(s) * layer.hidden;

@@ -1,12 +1,12 @@
-// The streaming engine: runs a trained stack of event-based GRU or LSTM layers one step at a time, reading only the weights of
-// active inputs and units.
+// The streaming engine: runs a trained stack of event-based GRU or LSTM layers one step at a time, reading only the
+// weights of active inputs and units.
 //
 // The receivers of a layer with delta events accumulate its changes: the layer itself, the layer above or the readout.
 // Every `refresh` steps they compute their sums from the output instead, so that rounding errors do not accumulate.
 //
 // For a given dispatch level, the number of threads, the number of streams and the chunk size do not change the result.
 //
-// engine.cpp constructs the engine and handles its state; run.cpp computes.
+// engine.cpp constructs the engine and handles its state; run.cpp computes steps, and skip.cpp steps without input.
 #pragma once
 
 #include <cstdint>
@@ -63,6 +63,16 @@ struct Counters {
     std::vector<int64_t> events;  // one per layer
 };
 
+// The result of Engine::skip. The caller provides memory for `capacity` rows of `step` and `outputs`.
+struct Gap {
+    int64_t* step;       // steps at which the last layer sent events, from 0
+    float* outputs;      // (capacity, outputs) at these steps
+    int capacity;
+    int count = 0;       // number of rows
+    int64_t steps = 0;   // number of steps taken
+    bool finite = true;  // whether all states are finite
+};
+
 class Engine {
 public:
     Engine(const std::vector<LayerSource>& layers, const EngineOptions& options);
@@ -93,6 +103,14 @@ public:
     bool run(const float* x, const int64_t* ids, int steps, bool last, float* out, const uint8_t* mask = nullptr);
     // Compute one step of one stream from its active inputs, in ascending order.
     bool step_sparse(const int32_t* index, const float* value, int count, float* out);
+    // Advance one stream by `steps` steps without input, or fewer after `capacity` steps that could not be skipped.
+    // The output of the last step goes to its row of `out`, (streams, outputs).
+    void skip(int stream, int64_t steps, float* out, Gap& gap);
+
+    // The number of steps since the last reset of all streams, which is the index of the next step. skip() counts its
+    // steps when it advances the last stream.
+    int64_t time() const { return time_; }
+    void set_time(int64_t time) { time_ = time; }
 
     // (streams, hidden). Accumulated sums are not part of the state: both functions make the next step compute them, so
     // that an engine and a copy of it continue with the same bits.
@@ -125,9 +143,16 @@ private:
         Buffer<float> sent[2], chunk_sent, recurrent;
         // The product of input and w plus bias, if the layer below has delta events: (streams, gates * units).
         Buffer<float> received;
+        // Memory of `relaxation`, allocated by the first call of skip(): (3, units) and (units).
+        Buffer<double> relaxation_rates;
+        Buffer<float> relaxation_gate;
 
         bool delta() const { return cell.events == Events::delta; }
         size_t sums() const { return static_cast<size_t>(gates) * static_cast<size_t>(units); }
+        Relaxation relaxation() {
+            double* rates = relaxation_rates.data();
+            return {rates, rates + units, rates + 2 * units, relaxation_gate.data()};
+        }
     };
     struct Readout {
         int outputs = 0, columns = 0;
@@ -136,7 +161,7 @@ private:
     };
     // Working memory of one thread. An item is the input of one stream at one step of a chunk.
     struct Scratch {
-        Buffer<float> sum;        // (concurrent streams, 4 * units) as [q | r | u | z] or [i | f | g | o], or the readout's columns
+        Buffer<float> sum;        // (concurrent streams, 4 * units) as [q | r | u | z] or [i | f | g | o], or columns
         Buffer<float> projected;  // (items, gates * units): x W + b of a chunk
         Buffer<int32_t> index, chunk_index, integers, quantised_index;
         Buffer<float> value, chunk_value;
@@ -190,6 +215,14 @@ private:
         return (age_[static_cast<size_t>(stream)] + step) % options_.refresh == 0;
     }
     bool launch(const Input& input, int steps, bool last, float* out, const uint8_t* mask);
+    bool collect_counters();
+    bool is_quiet(int stream);
+    void settle(const Share& share, Layer& layer);
+    int64_t silent_steps(const Share& share, int64_t limit);
+    int64_t leap(const Share& share, int64_t limit, float* out, bool* sends);
+    int advance_silent(const Share& share, Layer& layer, int64_t steps);
+    int advance_stream(const Share& share, Layer& layer, const Input& input);
+    void decay_trace(int stream, int64_t steps);
     void run_chunk(const Share& share, Input input, int steps, bool last, float* out);
     const float* const* project(const Share& share, Layer& layer, const Input& input, int steps);
     const float* const* project_changes(const Share& share, Layer& layer, const Input& input, int steps);
@@ -215,12 +248,15 @@ private:
     std::vector<int64_t> age_;
     Buffer<float> readout_sum_;
     std::vector<char> readout_stale_;
+    // Delta events: whether nothing was sent since the sums were computed, so that another computation has no effect.
+    std::vector<char> sums_fresh_;
     Buffer<float> embedding_;    // (tokens, inputs)
     Buffer<float> token_table_;  // (tokens, gates * units), filled when a token first occurs
     std::vector<char> token_filled_;
     int tokens_ = 0;
     std::vector<Scratch> scratch_;
     Counters counters_;
+    int64_t time_ = 0;
     TeamSize team_size_;
     double element_work_ = 0;  // cost of the element-wise update of one stream and step, in multiply-adds
     int chunk_steps_ = 1;

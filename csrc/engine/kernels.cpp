@@ -4,8 +4,10 @@
 #include "common/floats.hpp"
 #include "engine/emit.hpp"
 #include "engine/float_products.hpp"
+#include "engine/gates.hpp"
 #include "engine/int8_products.hpp"
 #include "engine/lstm_update.hpp"
+#include "engine/relax.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
@@ -55,22 +57,16 @@ void apply_reset_gate(const SparseVector& y, int from, int to, const float* a, f
 template <Events events, Reset reset, bool after>
 int update(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old, float* y_new,
            float* sent) {
-    const float *q = sum, *r = sum + units, *u = sum + 2 * units, *z = sum + 3 * units;
     const Floats keep = all(cell.keep);
     Ints nonfinite{};
     int count = 0;
     for (int j = from; j < to; j += width) {
-        Floats a = loadf(z + j);
-        if (after) a = simd::fma(simd::sigmoid(loadf(r + j)), loadf(q + j), a);
+        const Gates gates = gru_gates<after>(sum, units, j);
         const Floats theta = loadf(cell.theta + j), rho = loadf(cell.rho + j);
         const Floats c_old = loadf(c + j), y = loadf(y_old + j);
         Floats memory = c_old;
         if (reset == Reset::hard) memory = simd::fma(-rho, y != 0.0f ? c_old : all(0.0f), c_old);
-        // update = 1 / (1 + exp(pre)) and candidate = tanh(a) share one division.
-        const Floats eu = 1.0f + simd::exp(loadf(u + j)), ez = simd::exp(-2.0f * a);
-        const Floats both = 1.0f / (eu * (1.0f + ez));
-        const Floats update = (1.0f + ez) * both, candidate = (1.0f - ez) * eu * both;
-        Floats next = simd::fma(update, candidate - memory, memory);
+        Floats next = simd::fma(gates.update, gates.candidate - memory, memory);
         if (reset == Reset::output) next = simd::fma(-rho, y, next);
         if (cell.keep != 0.0f) next = simd::fma(keep, c_old - next, next);
         count += emit<events, reset>(next, next, y, theta, rho, j, y_new, sent, next, nonfinite);
@@ -105,8 +101,8 @@ int update_units(const Cell& cell, int from, int to, int units, const float* sum
 
 }  // namespace
 
-const EngineTable engine_table{int8_interleaved, find_nonzero,  all_finite,       add_rows,    add_rows_int8, quantise,
-                               project,          project_dense, apply_reset_gate, update_units,
-                               update_lstm};
+const EngineTable engine_table{int8_interleaved, find_nonzero,  all_finite,       add_rows,     add_rows_int8, quantise,
+                               project,          project_dense, apply_reset_gate, update_units, update_lstm,   settle,
+                               first_event,      relax,         emit_relaxed};
 
 }  // namespace egru::EGRU_LEVEL

@@ -66,6 +66,15 @@ struct Cell {
     const float* rho;   // reset_scale
 };
 
+// The units of a layer while its input and its output do not change. After n steps, the state is
+// target + decay^n (c - target) + n slope; `slope` is zero unless `decay` is one.
+struct Relaxation {
+    double* decay;
+    double* target;
+    double* slope;
+    float* out_gate;  // LSTM only
+};
+
 // The kernels of one dispatch level.
 struct EngineTable {
     bool int8_interleaved;
@@ -101,6 +110,17 @@ struct EngineTable {
     // The same for an LSTM. `sum` has the blocks i, f, g, o.
     int (*update_lstm)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
                        float* y_new, float* sent);
+
+    // Compute the relaxation of all units from their sums, arranged as for the updates.
+    void (*settle)(const Cell& cell, int units, const float* sum, const Relaxation& relaxation);
+    // The first step, 1 to `limit`, at which a unit sends an event, or limit + 1.
+    int64_t (*first_event)(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
+                           int64_t limit);
+    // Advance the states by `steps` steps without comparing them with the thresholds.
+    void (*relax)(int units, const Relaxation& relaxation, int64_t steps, float* c);
+    // Compare the states with the thresholds, as at the end of a step: y and c in place. Returns the number of events,
+    // or -1 if a state is not finite.
+    int (*emit_relaxed)(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent);
 };
 
 }  // namespace egru::engine

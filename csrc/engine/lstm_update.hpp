@@ -5,6 +5,7 @@
 
 #include "common/floats.hpp"
 #include "engine/emit.hpp"
+#include "engine/gates.hpp"
 #include "engine/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -16,7 +17,7 @@ template <Events events, Reset reset>
 int update_lstm_cell(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
                      float* y_new, float* sent) {
     using simd::all, simd::Floats, simd::Ints, simd::loadf, simd::store;
-    const float *in = sum, *forget = sum + units, *candidate = sum + 2 * units, *out = sum + 3 * units;
+    const float *forget = sum + units, *out = sum + 3 * units;
     const Floats keep = all(cell.keep);
     Ints nonfinite{};
     int count = 0;
@@ -25,8 +26,7 @@ int update_lstm_cell(const Cell& cell, int from, int to, int units, const float*
         const Floats c_old = loadf(c + j), y = loadf(y_old + j);
         Floats memory = c_old;
         if (reset == Reset::hard) memory = simd::fma(-rho, y != 0.0f ? c_old : all(0.0f), c_old);
-        const Floats added = simd::sigmoid(loadf(in + j)) * simd::tanh(loadf(candidate + j));
-        Floats next = simd::fma(simd::sigmoid(loadf(forget + j)), memory, added);
+        Floats next = simd::fma(simd::sigmoid(loadf(forget + j)), memory, lstm_input(sum, units, j));
         if (reset == Reset::output) next = simd::fma(-rho, y, next);
         if (cell.keep != 0.0f) next = simd::fma(keep, c_old - next, next);
         const Floats value = simd::sigmoid(loadf(out + j)) * simd::tanh(next);

@@ -55,14 +55,7 @@ bool Engine::launch(const Input& input, int steps, bool last, float* out, const 
         } else {
             run_team(threads, body);
         }
-        for (Scratch& s : scratch_) {
-            counters_.macs += s.macs;
-            for (size_t l = 0; l < layers_.size(); ++l) counters_.events[l] += s.events[l];
-            finite = finite && s.finite;
-            s.macs = 0;
-            std::fill(s.events.begin(), s.events.end(), 0);
-            s.finite = true;
-        }
+        finite = collect_counters();
         return static_cast<double>(counters_.macs - macs) + element_work_ * static_cast<double>(active * steps);
     });
     for (Layer& layer : layers_) layer.current = (layer.current + steps) % 2;
@@ -70,9 +63,25 @@ bool Engine::launch(const Input& input, int steps, bool last, float* out, const 
         if (mask != nullptr && mask[s] == 0) continue;
         trace_steps_[static_cast<size_t>(s)] += steps;
         age_[static_cast<size_t>(s)] += steps;
+        sums_fresh_[static_cast<size_t>(s)] = 0;
         readout_stale_[static_cast<size_t>(s)] = last && !options_.has_trace;
     }
     counters_.steps += active * steps;
+    time_ += steps;
+    return finite;
+}
+
+// Add the counters of all threads to those of the engine. Returns whether all states are finite.
+bool Engine::collect_counters() {
+    bool finite = true;
+    for (Scratch& s : scratch_) {
+        counters_.macs += s.macs;
+        for (size_t l = 0; l < layers_.size(); ++l) counters_.events[l] += s.events[l];
+        finite = finite && s.finite;
+        s.macs = 0;
+        std::fill(s.events.begin(), s.events.end(), 0);
+        s.finite = true;
+    }
     return finite;
 }
 

@@ -42,7 +42,7 @@ def test_result_type_follows_the_input_type() -> None:
         assert type(y) is np.ndarray
 
 
-@pytest.mark.parametrize("name", ["engine", "agreement"])
+@pytest.mark.parametrize("name", ["engine", "engine_gaps", "agreement"])
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # an example writes a file
     module = importlib.import_module(f"egru.runtime.{name}")

@@ -4,6 +4,17 @@ from egru.runtime.agreement import Agreement, compare
 from egru.runtime.c import export_c
 from egru.runtime.counters import Activity
 from egru.runtime.engine import EventEngine
+from egru.runtime.gap import Gap
 from egru.runtime.shards import ShardError, load_shards, save_shards
 
-__all__ = ["Activity", "Agreement", "EventEngine", "ShardError", "compare", "export_c", "load_shards", "save_shards"]
+__all__ = [
+    "Activity",
+    "Agreement",
+    "EventEngine",
+    "Gap",
+    "ShardError",
+    "compare",
+    "export_c",
+    "load_shards",
+    "save_shards",
+]

@@ -4,28 +4,21 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from egru import compiled
 from egru.runtime import inputs
-from egru.runtime.counters import Activity
 from egru.runtime.engine_file import read_engine, write_engine
+from egru.runtime.engine_gaps import GapEngine
 from egru.runtime.forward_check import check_forward, check_model
 from egru.runtime.inputs import Array, Indices, Mask, SparseVector, StepInput, TokenIds, TokenSequence
 from egru.runtime.network import Network, Trace, extract_network
 from egru.runtime.options import DEFAULT_TOKEN_TABLE, Options
-from egru.runtime.reference import ReferenceRunner
-from egru.runtime.runners import CompiledRunner, Runner
-from egru.runtime.state import get_state, set_state
 from egru.runtime.tracing import find_parts
 from egru.types import WeightFormat
-
-if TYPE_CHECKING:
-    from egru._core import EngineCore
 
 # Names that `step` uses: a global is faster than an attribute of a module.
 _empty_like = torch.empty_like
@@ -34,7 +27,7 @@ _np_float32, _empty, _ndarray = np.float32, np.empty, np.ndarray
 Out = TypeVar("Out", Tensor, Array)
 
 
-class EventEngine:
+class EventEngine(GapEngine):
     """Run a trained network step by step, reading only the weights of active inputs and units.
 
     The engine has a packed copy of the weights: training the module afterwards does not change it. It also stores the
@@ -144,39 +137,6 @@ class EventEngine:
         engine = cls._from_network(network, options)
         check_model(model)
         return engine
-
-    def _build(self, network: Network, options: Options) -> None:
-        self._network, self._options = network, options
-        self.weights: WeightFormat = options.weights
-        self.threads, self.streams = options.threads, options.streams
-        self._core: EngineCore | None = None
-        self._runner: Runner
-        if compiled.core is None:
-            compiled.warn_missing()
-            self._runner = ReferenceRunner(network, self.weights, self.streams)
-        else:
-            self._runner = CompiledRunner(network, options)
-            self._core = self._runner.core
-        rows = () if self.streams == 1 else (self.streams,)
-        self._in_shape = torch.Size((*rows, network.inputs))
-        self._out_shape = torch.Size((*rows, network.outputs))
-        # empty_like is the fastest way to allocate a small tensor.
-        self._out_like = torch.empty(self._out_shape, dtype=torch.float32, device="cpu")
-
-    @property
-    def input_size(self) -> int:
-        """Number of input features."""
-        return self._network.inputs
-
-    @property
-    def output_size(self) -> int:
-        """Number of outputs of the readout, or of units of the last layer."""
-        return self._network.outputs
-
-    @property
-    def level(self) -> str:
-        """The instruction set that the engine uses, or ``"reference"`` without the compiled core."""
-        return "reference" if self._core is None else self._core.level
 
     # ---- running ----------------------------------------------------------------------------------------------------
 
@@ -301,43 +261,6 @@ class EventEngine:
         self._runner.run(array, ids, last, block[0] if last else block)
         return result
 
-    # ---- state and counters -----------------------------------------------------------------------------------------
-
-    def reset(self, mask: Mask | None = None) -> None:
-        """Set states, events and trace to zero. The counters of :attr:`activity` continue.
-
-        Args:
-            mask: Which streams to reset: N bool. If None, all.
-        """
-        self._runner.reset(None if mask is None else inputs.stream_mask("EventEngine.reset", mask, self.streams))
-
-    @property
-    def state(self) -> dict[str, Tensor]:
-        """A copy of the complete state. Assign to it to continue from there, also in another engine of this network.
-
-        Keys are ``"c"`` and ``"y"``, the two parts of an :class:`egru.EventState`, both ``(layers, [N,] H)``, or
-        ``([N,] H)`` for a cell. If the engine was created from a module with children, the name of the child comes
-        first, as in ``"rnn.c"``. With a trace, ``"trace"`` is its value after the readout and without its bias,
-        ``([N,] O)`` in float64. With ``trace="mean"`` it is a sum, and ``"trace_steps"`` is the number of steps per
-        stream. Values are plain tensors, for ``torch.save``, ``torch.load(weights_only=True)`` or safetensors.
-        """
-        return get_state(self._runner, self._network, self.streams)
-
-    @state.setter
-    def state(self, state: Mapping[str, Tensor]) -> None:
-        set_state(self._runner, self._network, self.streams, state)
-
-    @property
-    def activity(self) -> Activity:
-        """Steps, events and multiply-adds so far."""
-        steps, macs, events = self._runner.counters()
-        hidden = tuple(layer.hidden for layer in self._network.layers)
-        return Activity(steps, hidden, tuple(events), macs)
-
-    def reset_activity(self) -> None:
-        """Set the counters of :attr:`activity` to zero."""
-        self._runner.reset_counters()
-
     # ---- files and copies -------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -388,21 +311,17 @@ class EventEngine:
         return cls._from_network(network, dataclasses.replace(options, **changes))
 
     @classmethod
-    def _from_network(cls, network: Network, options: Options, state: Mapping[str, Tensor] | None = None) -> Self:
+    def _from_network(
+        cls, network: Network, options: Options, state: Mapping[str, Tensor] | None = None, time: int = 0
+    ) -> Self:
         engine = cls.__new__(cls)
         engine._build(network, options)
         if state is not None:
-            engine.state = state
+            engine.state, engine.time = state, time
         return engine
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self)._from_network, (self._network, self._options, self.state)
+        return type(self)._from_network, (self._network, self._options, self.state, self.time)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self._from_network(self._network, self._options, self.state)  # the network is never modified
-
-    def __repr__(self) -> str:
-        sizes = " → ".join(str(n) for n in (self.input_size, *(layer.hidden for layer in self._network.layers)))
-        if self._network.readout is not None:
-            sizes += f" → {self.output_size}"
-        return f"EventEngine({sizes}, weights={self.weights}, streams={self.streams}, level={self.level})"
+        return self._from_network(self._network, self._options, self.state, self.time)  # the network is never modified

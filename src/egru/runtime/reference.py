@@ -9,6 +9,7 @@ from torch import Tensor
 
 from egru import functional
 from egru.events import EventState, Surrogate
+from egru.runtime.gap import Gap, Rows, join_rows
 from egru.runtime.inputs import Array
 from egru.runtime.network import Layer, Network
 from egru.types import WeightFormat
@@ -46,6 +47,8 @@ class ReferenceRunner:
         # Delta events: the last changes of each layer, the sums of their receivers, and the age of these sums in steps.
         self._sent = [torch.zeros_like(state.y) for state in self._states]
         self._sums: dict[str, Tensor] = {}
+        self._sends = torch.zeros(streams, dtype=torch.bool, device="cpu")  # streams with events of the last layer
+        self.time = 0
         self._age = torch.zeros(streams, dtype=torch.int64, device="cpu")
         self.reset_counters()
 
@@ -125,6 +128,7 @@ class ReferenceRunner:
         self._states[index] = step.state
         self._sent[index] = step.state.y - state.y
         self._events[index] += int(step.e.sum())
+        self._sends = step.e.any(-1)
         return step.state.y
 
     def _changes(self, index: int) -> Tensor | None:
@@ -165,11 +169,23 @@ class ReferenceRunner:
                 out[t] = y
             elif t == len(sequence) - 1:
                 out[:] = y
+        self.time += len(sequence)
         if not all(bool(torch.isfinite(state.c).all()) for state in self._states):
             raise ValueError(
                 "EventEngine: the state became NaN or infinite because the weights or the input are too large; "
                 "call reset() to continue"
             )
+
+    def skip(self, steps: int) -> Gap:
+        streams = len(self._age)
+        x = np.zeros((1, streams, self._network.inputs), np.float32)
+        out = np.zeros((1, streams, self._network.outputs), np.float32)
+        rows: list[Rows] = []
+        for step in range(self.time, self.time + steps):
+            self.run(x, None, False, out)
+            for stream in self._sends.nonzero()[:, 0].tolist():
+                rows.append((torch.tensor([step]), stream, torch.from_numpy(out[:, stream].copy())))
+        return join_rows(torch.from_numpy(out[0]), rows)
 
     def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         x = np.zeros((1, 1, self._network.inputs), np.float32)
@@ -178,6 +194,7 @@ class ReferenceRunner:
 
     def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
         if not mask.any():
+            self.time += 1
             return
         states, trace, steps = self._states, self._trace, self._trace_steps
         sent, sums, age = self._sent, self._sums, self._age
@@ -208,6 +225,7 @@ class ReferenceRunner:
             state.c[rows], state.y[rows] = 0, 0
         self._trace[rows], self._trace_steps[rows] = 0, 0
         self._age[rows] = 0
+        self.time = 0 if mask is None else self.time
 
     def reset_counters(self) -> None:
         self._steps, self._macs, self._events = 0, 0, [0] * len(self._network.layers)

@@ -7,10 +7,14 @@ from torch import Tensor
 
 from egru import compiled
 from egru.events import EventState
+from egru.runtime.gap import Gap, Rows, join_rows
 from egru.runtime.inputs import Array
 from egru.runtime.network import Network
 from egru.runtime.options import Options
 from egru.runtime.reference import REFRESH_STEPS
+
+_ROWS = 64
+"""Maximum number of ordinary steps of one call of the core in ``skip``: Python handles Ctrl-C between the calls."""
 
 
 class Runner(Protocol):
@@ -20,7 +24,19 @@ class Runner(Protocol):
     and ``out`` is ``(T, N, O)``, or ``(N, O)`` if only the last step is requested.
     """
 
+    @property
+    def time(self) -> int:
+        """Number of steps since the last reset of all streams."""
+        ...
+
+    @time.setter
+    def time(self, time: int) -> None: ...
+
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None: ...
+    def skip(self, steps: int) -> Gap:
+        """Compute steps without input."""
+        ...
+
     def step_sparse(self, index: Array, value: Array, out: Array) -> None: ...
     def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
         """Compute one step of the streams in ``mask``, ``(N,)`` of bool. Other rows of ``out`` are not written."""
@@ -52,6 +68,7 @@ class CompiledRunner:
             return 0 if tensor is None else tensor.data_ptr()
 
         self._network, self._streams = network, options.streams
+        self._rows: tuple[Tensor, Tensor] | None = None  # memory that `skip` reuses
         self.core = compiled.require().EngineCore(
             [
                 (
@@ -91,6 +108,31 @@ class CompiledRunner:
         self.core.run(
             0 if x is None else x.ctypes.data, 0 if ids is None else ids.ctypes.data, steps, last, out.ctypes.data
         )
+
+    @property
+    def time(self) -> int:
+        return self.core.time
+
+    @time.setter
+    def time(self, time: int) -> None:
+        self.core.time = time
+
+    def skip(self, steps: int) -> Gap:
+        out = torch.empty(self._streams, self._network.outputs, dtype=torch.float32, device="cpu")
+        if self._rows is None:
+            self._rows = torch.empty(_ROWS, dtype=torch.int64), out.new_empty(_ROWS, self._network.outputs)
+        row_steps, row_outputs = self._rows
+        addresses = out.data_ptr(), row_steps.data_ptr(), row_outputs.data_ptr()
+        start = self.core.time
+        rows: list[Rows] = []
+        for stream in range(self._streams):
+            done = 0
+            while done < steps:
+                taken, count = self.core.skip(stream, steps - done, *addresses, _ROWS)
+                if count:
+                    rows.append((row_steps[:count] + (start + done), stream, row_outputs[:count].clone()))
+                done += taken
+        return join_rows(out, rows)
 
     def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         self.core.step_sparse(index.ctypes.data, value.ctypes.data, len(index), out.ctypes.data)
