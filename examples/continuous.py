@@ -4,6 +4,7 @@
     python examples/continuous.py yinyang --output membrane  # the class is the output unit with the largest state
     python examples/continuous.py order                      # in which order did three events arrive?
     python examples/continuous.py intervals                  # which of two intervals was longer?
+    python examples/continuous.py match --output membrane    # were two intervals both short or both long?
     python examples/continuous.py yinyang --freeze           # control: train only the output units
 
 All data are generated. The validation set selects the epoch, and the test set is used once, at the end. The results and
@@ -19,10 +20,9 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from egru import Threshold
@@ -35,8 +35,7 @@ from egru.continuous import (
     membrane_loss,
     silence_penalty,
 )
-from egru.data import EventSamples, event_order, interval_comparison, yin_yang
-from egru.report.theme import LIGHT
+from egru.data import EventSamples, event_order, interval_comparison, interval_match, yin_yang
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +55,7 @@ TASKS = {
     "yinyang": Task(yin_yang, ("yin", "yang", "dot"), 5, 4.0, hidden=60, samples=5000, epochs=30),
     "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, hidden=12, samples=1000, epochs=20),
     "intervals": Task(interval_comparison, ("shorter", "longer"), 3, 6.5, hidden=32, samples=5000, epochs=30),
+    "match": Task(interval_match, ("different", "same"), 3, 6.5, hidden=32, samples=5000, epochs=30),
 }
 
 
@@ -65,22 +65,30 @@ class Config:
 
     Attributes:
         output: What the output units are judged by: their first event ("first") or their final state ("membrane").
+        hidden: The number of hidden units. If 0, that of the task.
+        samples: The number of training samples. If 0, that of the task.
         epochs: The number of epochs. If 0, that of the task.
         learning_rate: The peak learning rate of the recurrent layer; that of the output units is twice as large.
         clip: The maximum norm of the gradient.
         silence: The weight of the penalty on output units without events.
         recurrent: A factor on the initial recurrent weights.
+        tau_m: The time constant of the states of the recurrent layer.
+        trainable_tau: Train the time constants of both layers.
         freeze: Train only the output units.
         folder: Where the results are written.
     """
 
     output: str = "first"
+    hidden: int = 0
+    samples: int = 0
     epochs: int = 0
     batch: int = 50
     learning_rate: float = 5e-3
     clip: float = 1.0
     silence: float = 20.0
     recurrent: float = 0.3
+    tau_m: float = 1.0
+    trainable_tau: bool = False
     seed: int = 0
     freeze: bool = False
     folder: str = "report/continuous"
@@ -97,11 +105,19 @@ class Classifier(nn.Module):
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__()
         self.horizon, self.config = task.horizon, config
-        self.layer = ContinuousEGRU(task.channels, task.hidden, threshold=Threshold(mean=-1.0, std=0.25))
-        classes = len(task.classes)
+        classes, hidden = len(task.classes), config.hidden or task.hidden
+        self.layer = ContinuousEGRU(
+            task.channels,
+            hidden,
+            tau_m=config.tau_m,
+            trainable_tau=config.trainable_tau,
+            threshold=Threshold(mean=-1.0, std=0.25),
+        )
         reach = Threshold.constant(1.5) if config.output == "membrane" else Threshold(mean=-1.0, std=0.0)
         unconnected = torch.zeros(classes, classes, dtype=torch.bool)
-        self.output = ContinuousEGRU(task.hidden, classes, mask=unconnected, threshold=reach)
+        self.output = ContinuousEGRU(
+            hidden, classes, mask=unconnected, threshold=reach, trainable_tau=config.trainable_tau
+        )
         with torch.no_grad():
             self.layer.V.mul_(config.recurrent)
             self.layer.b[0], self.layer.b[2] = 0.5, 0.3  # gates u and z
@@ -137,15 +153,23 @@ def evaluate(model: Classifier, samples: EventSamples) -> tuple[float, float]:
     return correct / len(samples.labels), events / len(samples.labels)
 
 
-def train(model: Classifier, data: EventSamples, validation: EventSamples, epochs: int, progress: Progress) -> list:
-    """Train with Adam and a one-cycle schedule, then restore the epoch with the best validation accuracy."""
+def train(
+    model: Classifier,
+    data: EventSamples,
+    validation: EventSamples,
+    epochs: int,
+    report: Callable[[float], None] = lambda accuracy: None,
+) -> list[dict[str, float]]:
+    """Train with Adam and a one-cycle schedule, then restore the epoch with the best validation accuracy.
+
+    ``report`` is called after every epoch, with the validation accuracy.
+    """
     config = model.config
     batches = -(-len(data.labels) // config.batch)
     rates = [config.learning_rate, 2 * config.learning_rate]
     groups = [{"params": model.layer.parameters()}, {"params": model.output.parameters()}]
     optimizer = torch.optim.Adam(groups, config.learning_rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=epochs * batches)
-    bar = progress.add_task("training", total=epochs, accuracy="")
     history, best, best_weights = [], (-1.0, 0.0), copy.deepcopy(model.state_dict())
     for _ in range(epochs):
         total = 0.0
@@ -164,7 +188,7 @@ def train(model: Classifier, data: EventSamples, validation: EventSamples, epoch
         score = (accuracy, -history[-1]["loss"])  # the loss decides between equal accuracies
         if score > best:
             best, best_weights = score, copy.deepcopy(model.state_dict())
-        progress.update(bar, advance=1, accuracy=f"{100 * accuracy:.1f} %")
+        report(accuracy)
     model.load_state_dict(best_weights)
     return history
 
@@ -172,6 +196,8 @@ def train(model: Classifier, data: EventSamples, validation: EventSamples, epoch
 @torch.no_grad()
 def plot_raster(model: Classifier, task: Task, sample: EventSamples, path: Path) -> None:
     """Plot the input events of a sample above the events of the recurrent layer."""
+    from egru.report.theme import LIGHT
+
     output, _ = model(sample)
     activity = output.units.bincount(minlength=model.layer.hidden_size)
     row_of_unit = activity.argsort(descending=True, stable=True).argsort()
@@ -194,43 +220,59 @@ def plot_raster(model: Classifier, task: Task, sample: EventSamples, path: Path)
         figure.savefig(path, dpi=150)
 
 
-def run(name: str, config: Config, console: Console) -> dict[str, object]:
-    """Train and test on one task, write the results, and return them."""
+def fit(
+    name: str, config: Config, report: Callable[[float], None] = lambda accuracy: None, *, test: bool = True
+) -> tuple[Classifier, dict[str, Any]]:
+    """Train and, unless ``test`` is False, test on one task; return the network and the results."""
     task = TASKS[name]
-    data, validation, test = (
-        task.draw(count, seed + config.seed) for count, seed in ((task.samples, 1000), (1000, 2000), (1000, 3000))
-    )
+    data = task.draw(config.samples or task.samples, 1000 + config.seed)
+    validation = task.draw(2000, 2000 + config.seed)
     torch.manual_seed(config.seed)
     model = Classifier(task, config)
+    start = time.process_time()
+    history = train(model, data, validation, config.epochs or task.epochs, report)
+    seconds = time.process_time() - start
+    result = {
+        "task": name,
+        "validation": max(line["validation"] for line in history),
+        "chance": 1 / len(task.classes),
+        "processor_seconds": round(seconds, 1),
+        "config": dataclasses.asdict(config),
+        "history": history,
+    }
+    if test:
+        result["test"], result["events_per_sample"] = evaluate(model, test_set(name, config.seed))
+    return model, result
+
+
+def test_set(name: str, seed: int) -> EventSamples:
+    return TASKS[name].draw(5000, 4000 + seed)
+
+
+def run(name: str, config: Config) -> dict[str, object]:
+    """Train with a progress bar, write the results and a figure, and return the results."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("training"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("epochs"),
         TimeRemainingColumn(),
         TextColumn("validation {task.fields[accuracy]}"),
     )
-    start = time.process_time()
+    console = Console()
     with Progress(*columns, console=console) as progress:
-        history = train(model, data, validation, config.epochs or task.epochs, progress)
-    seconds = time.process_time() - start
-    (accuracy, events), best = evaluate(model, test), max(line["validation"] for line in history)
+        bar = progress.add_task("training", total=config.epochs or TASKS[name].epochs, accuracy="")
+        model, result = fit(name, config, lambda x: progress.update(bar, advance=1, accuracy=f"{100 * x:.1f} %"))
     folder = Path(config.folder)
-    plot_raster(model, task, test.select(slice(1)), folder / f"{name}.png")
-    result = {
-        "task": name,
-        "test": accuracy,
-        "validation": best,
-        "chance": 1 / len(task.classes),
-        "events_per_sample": events,
-        "processor_seconds": round(seconds, 1),
-        "config": dataclasses.asdict(config),
-        "history": history,
-    }
+    plot_raster(model, TASKS[name], test_set(name, config.seed).select(slice(1)), folder / f"{name}.png")
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
     console.print(
-        f"{name}, seed {config.seed}: test {100 * accuracy:.1f} % (chance {100 / len(task.classes):.1f} %), "
-        f"validation {100 * best:.1f} %, {events:.0f} events per sample, {seconds:.0f} s; results in {folder}"
+        f"{name}, seed {config.seed}: test {100 * result['test']:.1f} % (chance {100 * result['chance']:.1f} %), "
+        f"validation {100 * result['validation']:.1f} %, {result['events_per_sample']:.0f} events per sample, "
+        f"{result['processor_seconds']:.0f} s; results in {folder}"
     )
     return result
 
@@ -251,7 +293,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
     options = vars(parser.parse_args(arguments))
     task = options.pop("task")
     torch.set_num_threads(1)  # the tensors are too small for a second thread to help
-    return run(task, Config(**options), Console())
+    return run(task, Config(**options))
 
 
 if __name__ == "__main__":

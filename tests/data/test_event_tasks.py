@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from egru.data import event_order, interval_comparison, yin_yang
+from egru.data import event_order, interval_comparison, interval_match, yin_yang
 
 
-@pytest.mark.parametrize("draw", [yin_yang, event_order, interval_comparison])
+@pytest.mark.parametrize("draw", [yin_yang, event_order, interval_comparison, interval_match])
 def test_samples_are_sorted_and_reproducible(draw):
     samples, again, other = draw(200, 3), draw(200, 3), draw(200, 4)
     assert torch.equal(samples.times, again.times)
@@ -45,3 +45,11 @@ def test_interval_comparison_has_no_information_in_its_counts():
     counts = torch.nn.functional.one_hot(samples.channels, 3).sum(1).float()
     means = torch.stack([counts[samples.labels == k].mean(0) for k in (0, 1)])
     assert (means[0] - means[1]).abs().max() < 0.2
+
+
+def test_class_of_interval_match_is_whether_both_intervals_are_long_or_short():
+    samples = interval_match(2000)
+    marks = samples.times[samples.channels == 0].view(-1, 4)
+    is_long = torch.stack([marks[:, 1] - marks[:, 0], marks[:, 3] - marks[:, 2]], 1) > 0.85
+    assert torch.equal((is_long[:, 0] == is_long[:, 1]).long(), samples.labels)
+    assert abs(is_long.float().mean() - 0.5) < 0.03

@@ -6,7 +6,7 @@ from egru.data.datasets import Classification, Split, Text
 from egru.data.digits import digits
 from egru.data.dvs_clips import dvs_clips
 from egru.data.event_camera import Events, denoise, event_frames, gesture_frames, read_events, time_slices
-from egru.data.event_tasks import EventSamples, event_order, interval_comparison, yin_yang
+from egru.data.event_tasks import EventSamples, event_order, interval_comparison, interval_match, yin_yang
 from egru.data.files import DataCorrupt, DataMissing, data_root
 from egru.data.gestures import dvs_gesture, dvs_gesture_raw, pack_gestures, unpack_frames
 from egru.data.mnist import sequential_mnist
@@ -37,6 +37,7 @@ __all__ = [
     "fits_on_device",
     "gesture_frames",
     "interval_comparison",
+    "interval_match",
     "pack_gestures",
     "penn_treebank",
     "pokerdvs",

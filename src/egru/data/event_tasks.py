@@ -94,21 +94,45 @@ def interval_comparison(count: int, seed: int = 0, *, distractors: int = 6) -> E
         distractors: The number of events without information.
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def uniform(low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(*shape, generator=generator)
-
-    intervals = uniform(0.3, 1.5, count, 2)
+    intervals = _uniform(0.3, 1.5, (count, 2), generator)
     while (close := (intervals[:, 0] - intervals[:, 1]).abs() < 0.2).any():
-        intervals[close] = uniform(0.3, 1.5, int(close.sum()), 2)
+        intervals[close] = _uniform(0.3, 1.5, (int(close.sum()), 2), generator)
     first, second = intervals.unbind(1)
-    start, pause = uniform(0.0, 1.0, count), uniform(0.5, 1.5, count)
-    marks = torch.stack([start, first, pause, second], 1).cumsum(1)
-    others = uniform(0.0, 6.0, count, distractors)
+    return _two_intervals(intervals, (second > first).long(), distractors, generator)
+
+
+def interval_match(count: int, seed: int = 0, *, distractors: int = 6) -> EventSamples:
+    """Return samples in which two intervals on channel 0 are both short or both long (1), or different (0).
+
+    A short interval lasts from 0.3 to 0.7 and a long one from 1.0 to 1.4. Everything else is as in
+    :func:`interval_comparison`. The class is the exclusive or of two durations, so no linear classifier of counts or of
+    event times exceeds 50 %: a network must measure one interval, remember it during a delay, and compare.
+
+    Args:
+        count: The number of samples.
+        seed: The seed of the random numbers.
+        distractors: The number of events without information.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    is_long = torch.randint(2, (count, 2), generator=generator)
+    intervals = _uniform(0.3, 0.7, (count, 2), generator) + 0.7 * is_long
+    return _two_intervals(intervals, (is_long[:, 0] == is_long[:, 1]).long(), distractors, generator)
+
+
+def _two_intervals(intervals: Tensor, labels: Tensor, distractors: int, generator: torch.Generator) -> EventSamples:
+    """Return samples with four events on channel 0 that mark two intervals, and distractors on channels 1 and 2."""
+    count = len(labels)
+    start, pause = _uniform(0.0, 1.0, (count,), generator), _uniform(0.5, 1.5, (count,), generator)
+    marks = torch.stack([start, intervals[:, 0], pause, intervals[:, 1]], 1).cumsum(1)
+    others = _uniform(0.0, 6.0, (count, distractors), generator)
     channels = torch.cat(
         [torch.zeros(count, 4, dtype=torch.int64), torch.randint(1, 3, (count, distractors), generator=generator)], 1
     )
-    return _sorted(torch.cat([marks, others], 1), channels, (second > first).long())
+    return _sorted(torch.cat([marks, others], 1), channels, labels)
+
+
+def _uniform(low: float, high: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=generator)
 
 
 def _spaced(count: int, events: int, end: float, apart: float, generator: torch.Generator) -> Tensor:
