@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= auto
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-all sanitize lint stub wheel clean
+.PHONY: setup demo test test-all sanitize lint docs stub wheel clean
 setup: $(STAMP)
 
 CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
@@ -32,6 +32,12 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+
+EXECUTE ?= force
+docs: $(STAMP)  # the documentation site in build/docs; EXECUTE=off leaves the tutorials without their outputs
+	EXECUTE=$(EXECUTE) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	$(BIN)/codespell docs README.md CONTRIBUTING.md CHANGELOG.md
+	EGRU_SITE=build/docs $(BIN)/python -m pytest -q tests/site
 
 stub: $(STAMP)  # type stub of the compiled core, after a change of its bindings
 	$(BIN)/python -m nanobind.stubgen -q -m egru._core -o src/egru/_core.pyi

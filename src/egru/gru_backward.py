@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 
 class Gradients(NamedTuple):
-    """Gradients of a sequence, and intermediate results for tests.
+    """Gradients of a sequence, and intermediate results for tests. Other fields are gradients of the arguments.
 
     Attributes:
-        input, state, weight_ih, weight_hh, bias, bias_hh, theta: Gradients of the arguments.
         a: Gradients of the pre-activations with respect to the input product, ``(T, B, 3H)``, in torch's block order.
         y_total: Gradients of ``y_t``, summed over all paths.
         k: Slope ``dy/dc``.

@@ -107,9 +107,9 @@ class EGRU(_EventGRU):
           ``EventState(h, h)``: as in ``torch.nn.GRU``, the state is the output. If None, zeros.
 
     Returns:
-        - **y**: Events of the last layer, arranged like the input, with ``num_directions * H`` features.
-        - **state** (EventState): ``c`` and ``y`` after the last step, each ``(num_layers * num_directions, B, H)``.
-          ``state.y`` is the ``h_n`` of ``torch.nn.GRU``.
+        ``y, state``. ``y`` are the events of the last layer, arranged like the input, with ``num_directions * H``
+        features. ``state`` is an :class:`EventState`: ``c`` and ``y`` after the last step, each of shape
+        ``(num_layers * num_directions, B, H)``. ``state.y`` is the ``h_n`` of ``torch.nn.GRU``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -209,8 +209,8 @@ class EGRUCell(_EventGRU):
         input_size (int): Number of input features ``I``.
         hidden_size (int): Number of units ``H``.
         bias (bool): Whether the cell has ``bias_ih`` and ``bias_hh``. Default: True.
-        events, reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout, backend, lean,
-            recurrent_clip, device, dtype: As in :class:`EGRU`.
+        events, reset, reset_gate, threshold, surrogate, reset_scale, dropconnect, zoneout: As in :class:`EGRU`.
+        backend, lean, recurrent_clip, device, dtype: As in :class:`EGRU`.
 
     Inputs:
         - **input**: ``(B, I)``, or ``(I,)`` unbatched.

@@ -73,8 +73,8 @@ class ERNN(AutogradEventRNN):
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.RNN``.
         reset: ``"output"`` or ``"none"``. The other resets clear a memory that is carried to the next step, and an
             Elman unit has none.
-        events, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode, recurrent_clip, device, dtype: As
-            in :class:`egru.EGRU`.
+        events, threshold, surrogate, reset_scale, dropconnect, zoneout: As in :class:`egru.EGRU`.
+        dropout_mode, recurrent_clip, device, dtype: As in :class:`egru.EGRU`.
 
     Returns:
         ``y, state``, as :class:`egru.EGRU` does.

@@ -1,0 +1,30 @@
+"""Adapt the reference: short default values in signatures, and named tuples without a second list of their fields."""
+
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
+
+def shorten_defaults(
+    app: Sphinx, what: str, name: str, value: object, options: Any, signature: str | None, annotation: str | None
+) -> tuple[str | None, str | None]:
+    """Replace default values whose text fills lines, such as a whole theme, by their names."""
+    if signature is not None:
+        signature = re.sub(r"<built-in function (\w+)>", r"\1", signature)
+        signature = re.sub(r"=Theme\(name='(\w+)'.*?'gray(?:_r)?'\)", lambda match: f"={match[1].upper()}", signature)
+    return signature, annotation
+
+
+def select_members(app: Sphinx, what: str, name: str, value: object, skip: bool, options: Any) -> bool | None:
+    """Include methods without a docstring. Skip fields of named tuples, which the docstring of the class describes."""
+    if (getattr(value, "__doc__", None) or "").startswith("Alias for field number"):
+        return True
+    is_method = callable(value) or isinstance(value, classmethod | staticmethod)
+    return False if what == "class" and is_method and not name.startswith("_") else None
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("autodoc-process-signature", shorten_defaults)
+    app.connect("autodoc-skip-member", select_members)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
