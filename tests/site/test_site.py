@@ -12,7 +12,15 @@ ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ.get("EGRU_SITE", "build/docs"))
 pytestmark = pytest.mark.skipif("EGRU_SITE" not in os.environ, reason="run by make docs, after it has built the site")
 
-LOADED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
+LOADED = {
+    "script": "src",
+    "link": "href",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+}
 """Elements that make a browser request another file, and the attribute with its address."""
 ALIASES = ("egru.activity", "egru.compress", "egru.layers", "egru.runs", "egru.runtime")
 """Modules with names that are documented as names of ``egru``."""
@@ -32,7 +40,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}
-        if (attribute := LOADED.get(tag)) and attribute in values and values.get("rel") not in ("canonical", "next", "prev"):
+        if (
+            (attribute := LOADED.get(tag))
+            and attribute in values
+            and values.get("rel") not in ("canonical", "next", "prev")
+        ):
             self.loaded.append(values[attribute])
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
