@@ -75,7 +75,7 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     """
     fractions = [_state_fraction(layer, i) for i, layer in enumerate(network.layers)]
     input_fraction = INPUT_FRACTION
-    arrays = _tables()
+    arrays = tables()
     if network.embedding is not None:
         table = network.embedding.numpy()
         input_fraction = 15 - max(0, math.ceil(math.log2(max(float(np.abs(table).max()), 2.0**-10))) + 1)
@@ -134,7 +134,8 @@ def _fixed(values: npt.ArrayLike, fraction: int, bits: int = 32) -> npt.NDArray[
     return np.clip(np.rint(np.asarray(values, np.float64) * 2.0**fraction), -limit, limit - 1).astype(np.int64)
 
 
-def _tables() -> str:
+def tables() -> str:
+    """Return the tables of sigmoid and tanh."""
     x = np.arange(-256, 257)
     sigmoid, tanh = 1 / (1 + np.exp(-x / 16)), np.tanh(x / 32)
     return array("int16_t", "sigmoid_table", _fixed(sigmoid, 15, 16)) + array(
