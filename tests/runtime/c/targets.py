@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,12 @@ class Target:
         """Programs that are not installed."""
         return [tool for tool in {self.compiler[0], *self.run[:1]} if shutil.which(tool) is None]
 
-    def build(self, sources: list[Path], program: Path, *flags: str) -> None:
-        """Compile and link sources with the harness of this target."""
+    def build(self, sources: list[Path], program: Path, *flags: str, objects: Sequence[Path] = ()) -> None:
+        """Compile sources, and link them with objects and the harness of this target."""
         folder = program.parent
         harness = [Path(shutil.copy(HARNESS / file, folder)) for file in self.sources]
         compiler = [*self.compiler, self.optimise, f"-I{folder}", *WARNINGS, *flags]
-        objects = compile_objects(compiler, sources, f".{program.name}.o")
+        objects = [*objects, *compile_objects(compiler, sources, f".{program.name}.o")]
         # The harness defines memset and memcpy: the compiler must not implement them by calls of themselves.
         objects += compile_objects([*compiler, "-O1", "-fno-builtin"], harness, f".{program.name}.o")
         command = [*self.compiler, *flags, "-o", str(program), *map(str, objects), *self.link]

@@ -1,8 +1,10 @@
 """Exported C code has the same bits as the engine, its functions do what the header says, and errors write nothing."""
 
 import ctypes
+import platform
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import egru
 from egru import EGRU, EventEngine
 from egru.runtime import export_c
 from egru.runtime.c import template
+from egru.types import RESET_GATES
 from tests.runtime.c.networks import COMPILER, CNetwork, address, compile_library, random_input, random_parts
 
 core = pytest.importorskip("egru._core", reason="the compiled core is not built")
@@ -61,6 +64,38 @@ def test_outputs_of_200_networks_have_the_bits_of_the_engine(first: int, tmp_pat
 @pytest.mark.parametrize("flags", [("-O3",), ("-Os", "-std=c11")])
 def test_optimisation_does_not_change_bits(flags: tuple[str, ...], tmp_path: Path) -> None:
     compare_networks(tmp_path, range(100, 102), *flags)
+
+
+def dense_parts(seed: int, hidden: int, zeros: float = 0.0) -> dict[str, Any]:
+    """Return a network in which most units have events, and a share of the weights is zero."""
+    torch.manual_seed(seed)
+    gate = RESET_GATES[seed % 2]
+    layer = EGRU(20, hidden, reset="none", reset_gate=gate, threshold=egru.Threshold("identity", mean=-0.5)).eval()
+    readout = nn.Linear(hidden, 5)
+    with torch.no_grad():
+        for parameter in (*layer.parameters(), *readout.parameters()):
+            if parameter.dim() == 2:
+                parameter.mul_(torch.rand_like(parameter) >= zeros)
+    return {"module": layer, "readout": readout}
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", ["0", "1", "2"])
+def test_every_way_to_add_rows_has_the_bits_of_the_engine(rows: str, tmp_path: Path) -> None:
+    """Cover sums of more rows than one block, and matrices that are stored without their zeros."""
+    if rows == "2" and platform.machine() != "x86_64":
+        pytest.skip("requires SSE2")
+    parts = [dense_parts(0, 150), dense_parts(1, 90), dense_parts(0, 60, zeros=0.8), dense_parts(1, 61, zeros=0.6)]
+    engines = {f"net{i}": EventEngine(**arguments, weights="int8") for i, arguments in enumerate(parts)}
+    flags = [f"-D{name.upper()}_ROWS={rows}" for name in engines]
+    library = compile_library(tmp_path, engines, "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error", *flags)
+    sparse = ["v_0_mask" in (tmp_path / f"{name}.c").read_text() for name in engines]
+    assert sparse == [False, False, True, True]
+    for name, engine in engines.items():
+        x = random_input(engine, 0, steps=10)
+        network = CNetwork(library, name, engine.output_size)
+        np.testing.assert_array_equal(network.run(x), torch.as_tensor(engine.run(x)).numpy(), err_msg=name)
+        assert engine.activity.events[0] > 0.8 * 10 * engine._network.layers[0].hidden
 
 
 @pytest.fixture(scope="module")

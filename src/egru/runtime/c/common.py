@@ -4,14 +4,12 @@ import zlib
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 import egru
+from egru.runtime.c.matrix import Floats, Matrix
 from egru.runtime.c.template import rename, render
 from egru.runtime.network import Layer, Network
-
-Floats = npt.NDArray[np.float32]
 
 
 def title(network: Network, weights: str) -> str:
@@ -65,19 +63,6 @@ def biases(layer: Layer) -> tuple[Floats, Floats]:
     return bias + recurrent, bias_q
 
 
-def recurrent_rows(layer: Layer) -> Floats:
-    """Return the recurrent weights with the blocks z, r, u, so that those of r and u are next to each other."""
-    weight, H = layer.weight_hh.numpy(), layer.hidden
-    return np.concatenate((weight[2 * H :], weight[: 2 * H]))
-
-
-def quantise(weight: Floats) -> tuple[npt.NDArray[np.int8], Floats]:
-    """Round the rows of a matrix to int8 as the engine does, and return one scale per row."""
-    largest = np.abs(weight).max(1)
-    scale = np.where(largest > 0, largest / np.float32(127), np.float32(1)).astype(np.float32)
-    return np.rint(weight / scale[:, None]).astype(np.int8), scale
-
-
 def layer_lines(network: Network, value_bytes: int, clear: str, finite: str) -> dict[str, str]:
     """Return the lines of functions that treat all layers in turn.
 
@@ -129,6 +114,7 @@ def assemble(
     flags: Mapping[str, bool],
     types: Mapping[str, str],
     value_bytes: int,
+    matrices: Mapping[str, Matrix],
     arrays: str,
     code: str,
     constants: Mapping[str, str],
@@ -142,11 +128,13 @@ def assemble(
         flags: Conditions of the header.
         types: C types ``VALUE_TYPE`` of inputs and events, ``OUT_TYPE`` of sums and outputs, and ``TRACE_TYPE``.
         value_bytes: Size of a value in a saved state.
-        arrays: Definitions of the constant arrays.
+        matrices: Weights.
+        arrays: Definitions of the other constant arrays.
         code: Functions.
         constants: Further names of the header.
     """
     layers = network.layers
+    arrays = "".join(matrix.text for matrix in matrices.values()) + arrays
     fingerprint = f"0x{zlib.crc32((arrays + code).encode()):08x}u"
     saved = 8 + 2 * value_bytes * sum(layer.hidden for layer in layers)
     if network.trace is not None:
@@ -167,6 +155,9 @@ def assemble(
             "MODEL_STATE_FIELDS": "\n".join(_fields(layer, i, types["VALUE_TYPE"]) for i, layer in enumerate(layers)),
             "MODEL_SUM_SIZE": str(max(*sums, network.outputs)),
             "MODEL_UNITS_MAX": str(max(layer.hidden for layer in layers)),
+            "MODEL_TOTAL_SIZE": str(
+                max((-(-m.columns // 8) * 8 for m in matrices.values() if m.kind == "sparse"), default=0)
+            ),
             "MODEL_LIST_MAX": str(max(network.inputs, *(layer.hidden for layer in layers))),
             **types,
             **constants,

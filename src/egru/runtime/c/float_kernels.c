@@ -54,9 +54,10 @@ static void clear(float *to, int count)
 #if FLOAT32
 
 /* sum[j] = value * row[j] + sum[j] for every entry of a sparse vector, in order. */
-static void add_rows(float *restrict sum, int columns, const float *rows, size_t stride, const uint16_t *index,
-                     const float *value, int count)
+static void add_rows(float *restrict sum, int columns, const float *rows, const uint16_t *index, const float *value,
+                     int count)
 {
+    const size_t stride = (size_t)columns;
     int k = 0, j;
     for (; k + 8 <= count; k += 8) {
         const float *row[8];
@@ -119,37 +120,11 @@ static float quantise(const float *value, int count, int16_t *q)
     return magnitude / 255.0f;
 }
 
-/* The same product in integers, scaled and added to `sum`. */
-static void add_rows_int8(float *restrict sum, int columns, const int8_t *rows, size_t stride, const float *scale,
-                          const uint16_t *index, const float *value, int count, int16_t *q)
+/* The product of integers, in real numbers. */
+static void add_scaled(float *restrict sum, const int32_t *total, int columns, const float *scale, float unit)
 {
-    enum { tile = 128 };
-    int32_t total[tile];
-    float unit;
-    int first, k, j;
-    if (count == 0)
-        return;
-    unit = quantise(value, count, q);
-    for (first = 0; first < columns; first += tile, rows += tile, scale += tile, sum += tile) {
-        const int n = columns - first < tile ? columns - first : tile;
-        for (j = 0; j < n; ++j)
-            total[j] = 0;
-        for (k = 0; k + 4 <= count; k += 4) {
-            const int8_t *a = rows + index[k] * stride, *b = rows + index[k + 1] * stride;
-            const int8_t *c = rows + index[k + 2] * stride, *d = rows + index[k + 3] * stride;
-            const int16_t qa = q[k], qb = q[k + 1], qc = q[k + 2], qd = q[k + 3];
-            /* One product fits into sixteen bits: 255 * 127 < 2^15. */
-            for (j = 0; j < n; ++j)
-                total[j] += (int16_t)(qa * a[j]) + (int16_t)(qb * b[j]) + (int16_t)(qc * c[j]) + (int16_t)(qd * d[j]);
-        }
-        for (; k < count; ++k) {
-            const int8_t *a = rows + index[k] * stride;
-            const int16_t qa = q[k];
-            for (j = 0; j < n; ++j)
-                total[j] += (int16_t)(qa * a[j]);
-        }
-        for (j = 0; j < n; ++j)
-            sum[j] = (float)total[j] * (unit * scale[j]) + sum[j];
-    }
+    int j;
+    for (j = 0; j < columns; ++j)
+        sum[j] = (float)total[j] * (unit * scale[j]) + sum[j];
 }
 #endif

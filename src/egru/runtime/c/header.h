@@ -64,6 +64,9 @@ MODEL_STATE_FIELDS
 #if INT8
         int16_t q[MODEL_LIST_MAX];
 #endif
+#if SPARSE
+        int32_t total[MODEL_TOTAL_SIZE];
+#endif
         VALUE_TYPE input_value[MODEL_INPUTS];
         uint16_t input_index[MODEL_INPUTS];
     } work;

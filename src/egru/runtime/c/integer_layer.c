@@ -38,7 +38,7 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
         const int32_t update = sigmoid(-u[j]), candidate = shift_right(hyperbolic_tangent(a), 15 - fraction);
 #if HARD
         const int32_t memory =
-            state->y_LAYER[j] != 0 ? clamp(c - shift_right(rho_LAYER[j] * c, 12), -32768, 32767) : c;
+            state->y_LAYER[j] != 0 ? CLAMP(c - shift_right(rho_LAYER[j] * c, 12), 15) : c;
 #else
         const int32_t memory = c;
 #endif
@@ -47,9 +47,9 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
         next -= shift_right(rho_LAYER[j] * state->y_LAYER[j], 12);
 #endif
 #if KEEP
-        next += shift_right(KEEP_VALUE * (c - clamp(next, -32768, 32767)), 15);
+        next += shift_right(KEEP_VALUE * (c - CLAMP(next, 15)), 15);
 #endif
-        next = clamp(next, -32768, 32767);
+        next = CLAMP(next, 15);
 #if DENSE_Y
         state->y_LAYER[j] = 0;
 #endif
@@ -63,7 +63,7 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
             state->y_LAYER[j] = (int16_t)next;
 #endif
 #if THRESHOLD
-            next = clamp(next - shift_right(rho_LAYER[j] * theta_LAYER[j], 12), -32768, 32767);
+            next = CLAMP(next - shift_right(rho_LAYER[j] * theta_LAYER[j], 12), 15);
 #endif
         }
         state->c_LAYER[j] = (int16_t)next;

@@ -27,11 +27,10 @@ static void write_output(model_state *state, int32_t *out)
 #if MEAN
         value /= state->trace_steps;
 #endif
-        value = saturate(shift_right_long(value, OUTPUT_DROP));
 #else
         const int64_t value = sum[j];
 #endif
-        out[j] = saturate(shift_right_long(value * OUTPUT_SCALE, OUTPUT_SHIFT)OUTPUT_BIAS);
+        out[j] = saturate(OUTPUT);
     }
 }
 

@@ -19,7 +19,7 @@ def render(file: str, flags: Mapping[str, bool], names: Mapping[str, str]) -> st
             them. Other conditions are left to the compiler.
         names: Replacements of whole words.
     """
-    lines: list[str] = []
+    kept: list[str] = []
     open_conditions: list[bool | None] = []  # the value of each enclosing condition, or None if it stays in the text
     for line in Path(__file__).with_name(file).read_text(encoding="utf-8").splitlines():
         match = _CONDITION.match(line)
@@ -34,8 +34,8 @@ def render(file: str, flags: Mapping[str, bool], names: Mapping[str, str]) -> st
         elif line.startswith("#endif") and open_conditions.pop() is not None:
             continue
         if False not in open_conditions:
-            lines.append(line)
-    return replace_words("\n".join(lines) + "\n", names)
+            kept.append(line)
+    return replace_words("\n".join(kept) + "\n", names)
 
 
 def replace_words(text: str, names: Mapping[str, str]) -> str:
@@ -59,15 +59,17 @@ def array(kind: str, name: str, values: npt.NDArray[np.generic]) -> str:
         texts = [_float(value) for value in flat.tolist()]
     else:
         texts = list(map(str, flat.tolist()))
-    lines: list[str] = []
-    line = ""
+    return f"static const {kind} {name}[{flat.size}] = {{\n{lines(texts)}\n}};\n"
+
+
+def lines(texts: list[str]) -> str:
+    """Return the initialisers of an array in lines of at most 120 characters."""
+    result = [""]
     for text in texts:
-        if len(line) + len(text) > 116:
-            lines.append(line)
-            line = ""
-        line += text + ","
-    lines.append(line)
-    return f"static const {kind} {name}[{flat.size}] = {{\n" + "\n".join(lines) + "\n};\n"
+        if len(result[-1]) + len(text) > 116:
+            result.append("")
+        result[-1] += text + ","
+    return "\n".join(result)
 
 
 def _float(value: float) -> str:

@@ -1,0 +1,238 @@
+#if DENSE
+
+/* total[j] = the sum of q[k] * row[j] over the entries of a sparse vector, |q[k]| <= 511. Columns are computed in blocks
+ * of up to sixteen: `total` has room for `tile` columns, and the last row is followed by twelve more weights. */
+enum { tile = 256 };
+#if MODEL_ROWS != 1
+
+/* A multiple of eight entries is added. The last ones are copied, and followed by zeros. */
+typedef struct {
+    uint16_t index[8];
+    int16_t q[8];
+} entries;
+
+static inline entries last_entries(const uint16_t *index, const int16_t *q, int count)
+{
+    entries e = {{0}, {0}};
+    int k;
+    for (k = 0; k < count % 8; ++k) {
+        e.index[k] = index[count - count % 8 + k];
+        e.q[k] = q[count - count % 8 + k];
+    }
+    return e;
+}
+#endif
+#if MODEL_ROWS == 2
+
+static void accumulate(int32_t *total, int columns, const weight *rows, size_t stride, const uint16_t *index,
+                       const int16_t *q, int count)
+{
+    const entries last = last_entries(index, q, count);
+    const __m128i zero = _mm_setzero_si128();
+    int32_t sum = 0;
+    int j, k, p;
+    for (k = 0; k < count; ++k)
+        sum += q[k];
+    for (j = 0; j < tile; ++j)
+        total[j] = -128 * sum; /* weights are stored plus 128 */
+    for (k = 0; k < count; k += 8) {
+        const uint16_t *at = k + 8 <= count ? index + k : last.index;
+        const int16_t *v = k + 8 <= count ? q + k : last.q;
+        const weight *row[8];
+        __m128i values[4]; /* a multiply-add takes one weight of each of two rows */
+        for (p = 0; p < 8; ++p)
+            row[p] = rows + at[p] * stride;
+        for (p = 0; p < 4; ++p)
+            values[p] = _mm_set1_epi32((int32_t)((uint32_t)(uint16_t)v[2 * p + 1] << 16 | (uint16_t)v[2 * p]));
+        for (j = 0; j < columns; j += 16) {
+            __m128i *const to = (__m128i *)(void *)(total + j);
+            __m128i s0 = _mm_loadu_si128(to), s1 = _mm_loadu_si128(to + 1);
+            __m128i s2 = _mm_loadu_si128(to + 2), s3 = _mm_loadu_si128(to + 3);
+            for (p = 0; p < 4; ++p) {
+                const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(row[2 * p] + j));
+                const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(row[2 * p + 1] + j));
+                const __m128i low = _mm_unpacklo_epi8(a, b), high = _mm_unpackhi_epi8(a, b);
+                s0 = _mm_add_epi32(s0, _mm_madd_epi16(_mm_unpacklo_epi8(low, zero), values[p]));
+                s1 = _mm_add_epi32(s1, _mm_madd_epi16(_mm_unpackhi_epi8(low, zero), values[p]));
+                s2 = _mm_add_epi32(s2, _mm_madd_epi16(_mm_unpacklo_epi8(high, zero), values[p]));
+                s3 = _mm_add_epi32(s3, _mm_madd_epi16(_mm_unpackhi_epi8(high, zero), values[p]));
+            }
+            _mm_storeu_si128(to, s0);
+            _mm_storeu_si128(to + 1, s1);
+            _mm_storeu_si128(to + 2, s2);
+            _mm_storeu_si128(to + 3, s3);
+        }
+    }
+}
+#elif MODEL_ROWS == 1
+
+/* A 64-bit sum holds those of two columns: one in its upper 40 bits, and one in its lower 24 bits, whose weights are
+ * stored plus 128. 64 products of at most 511 * 255 fit into 24 bits. A word contains two such pairs of weights. */
+typedef struct {
+    const weight *row;
+    int32_t q;
+} entry;
+
+typedef struct {
+    int64_t first, second;
+} sums;
+
+/* Add the products of the words at `offset` bytes in the rows of a multiple of four entries. */
+static inline sums add_entries(const entry *e, const entry *end, size_t offset)
+{
+    const uint32_t pair = 0xFF0000FFu;
+    sums s = {0, 0};
+#if defined(__thumb2__) && defined(__GNUC__)
+    /* Compilers do not load two entries at once. */
+    __asm__("1:\n"
+            ".rept 2\n"
+            "ldmia %[e]!, {r0, r1, r2, r3}\n"
+            "ldr r0, [r0, %[offset]]\n"
+            "ldr r2, [r2, %[offset]]\n"
+            "and r4, %[pair], r0\n"
+            "and r0, %[pair], r0, ror #16\n"
+            "smlal %Q[first], %R[first], r4, r1\n"
+            "smlal %Q[second], %R[second], r0, r1\n"
+            "and r4, %[pair], r2\n"
+            "and r2, %[pair], r2, ror #16\n"
+            "smlal %Q[first], %R[first], r4, r3\n"
+            "smlal %Q[second], %R[second], r2, r3\n"
+            ".endr\n"
+            "cmp %[e], %[end]\n"
+            "bne 1b\n"
+            : [e] "+r"(e), [first] "+r"(s.first), [second] "+r"(s.second)
+            : [end] "r"(end), [offset] "r"(offset), [pair] "r"(pair)
+            : "r0", "r1", "r2", "r3", "r4", "cc", "memory");
+#else
+    for (; e != end; ++e) {
+        const uint32_t w = e->row[offset / sizeof *e->row];
+        s.first += (int64_t)e->q * (int32_t)(w & pair);
+        s.second += (int64_t)e->q * (int32_t)((w >> 16 | w << 16) & pair);
+    }
+#endif
+    return s;
+}
+
+static inline void split_columns(int32_t *total, int64_t sum, int32_t offset, int add)
+{
+    const int32_t low = (int32_t)(((uint32_t)sum & 0xFFFFFFu) ^ 0x800000u) - 0x800000;
+    const int32_t high = (int32_t)(uint32_t)((uint64_t)(sum - low) >> 24);
+    total[0] = low - offset + (add ? total[0] : 0);
+    total[1] = high + (add ? total[1] : 0);
+}
+
+static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
+                       const int16_t *q, int count)
+{
+    entry list[64];
+    int add, j, k;
+    for (add = 0; count > 0; add = 1) {
+        const int n = count < 64 ? count : 64;
+        const entry *end = list + (n + 3) / 4 * 4;
+        int32_t offset = 0;
+        for (k = 0; k < n; ++k) {
+            list[k].row = rows + index[k] * stride;
+            list[k].q = q[k];
+            offset += 128 * q[k];
+        }
+        for (; list + k < end; ++k) {
+            list[k].row = rows;
+            list[k].q = 0;
+        }
+        for (j = 0; j < columns; j += 4) {
+            const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
+            split_columns(total + j, s.first, offset, add);
+            split_columns(total + j + 2, s.second, offset, add);
+        }
+        index += n;
+        q += n;
+        count -= n;
+    }
+}
+#else
+
+static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
+                       const int16_t *q, int count)
+{
+    const entries last = last_entries(index, q, count);
+    const int n = (columns + 15) & ~15;
+    int j, k;
+    for (j = 0; j < n; ++j)
+        total[j] = 0;
+    for (k = 0; k < count; k += 8) {
+        const uint16_t *at = k + 8 <= count ? index + k : last.index;
+        const int16_t *v = k + 8 <= count ? q + k : last.q;
+        const weight *a = rows + at[0] * stride, *b = rows + at[1] * stride, *c = rows + at[2] * stride;
+        const weight *d = rows + at[3] * stride, *e = rows + at[4] * stride, *f = rows + at[5] * stride;
+        const weight *g = rows + at[6] * stride, *h = rows + at[7] * stride;
+        const int16_t va = v[0], vb = v[1], vc = v[2], vd = v[3], ve = v[4], vf = v[5], vg = v[6], vh = v[7];
+        for (j = 0; j < n; ++j)
+            total[j] += va * a[j] + vb * b[j] + vc * c[j] + vd * d[j] + ve * e[j] + vf * f[j] + vg * g[j] + vh * h[j];
+    }
+}
+#endif
+#endif
+#if SPARSE
+
+/* The same for rows of which only the non-zero weights are stored. A row has one bit per column in `mask`, and its
+ * weights start at start[row]. */
+static void accumulate_sparse(int32_t *restrict total, int columns, const int8_t *weights, const uint32_t *start,
+                              const uint8_t *mask, const uint16_t *index, const int16_t *q, int count)
+{
+    const size_t bytes = ((size_t)columns + 7u) / 8u;
+    size_t j;
+    int k;
+    for (k = 0; k < columns; ++k)
+        total[k] = 0;
+    for (k = 0; k < count; ++k) {
+        const int8_t *w = weights + start[index[k]];
+        const uint8_t *row = mask + index[k] * bytes;
+        const int32_t value = q[k];
+        for (j = 0; j < bytes; ++j) {
+            int32_t *t = total + 8 * j;
+            unsigned bits = row[j];
+            for (; bits != 0; bits >>= 1, ++t)
+                if (bits & 1u)
+                    *t += value * *w++;
+        }
+    }
+}
+#endif
+#if DENSE
+
+/* Add the product of a sparse vector and a matrix of int8 weights to `sum`. */
+static void add_rows_int8(OUT_TYPE *sum, int columns, const weight *rows, const SCALE_TYPE *scale,
+#if INTEGER
+                          int drop,
+#endif
+                          const uint16_t *index, const VALUE_TYPE *value, int count, int16_t *q)
+{
+    const size_t stride = ((size_t)columns + 3u) / 4u * weights_per_group;
+    int32_t total[tile];
+    int first;
+    if (count > 0) {
+        const UNIT_TYPE unit = QUANTISE;
+        for (first = 0; first < columns; first += tile, rows += tile / 4 * weights_per_group) {
+            const int n = columns - first < tile ? columns - first : tile;
+            accumulate(total, n, rows, stride, index, q, count);
+            add_scaled(sum + first, total, n, scale + first, unit);
+        }
+    }
+}
+#endif
+#if SPARSE
+
+static void add_rows_sparse(OUT_TYPE *sum, int columns, const int8_t *weights, const uint32_t *start,
+                            const uint8_t *mask, const SCALE_TYPE *scale,
+#if INTEGER
+                            int drop,
+#endif
+                            const uint16_t *index, const VALUE_TYPE *value, int count, int16_t *q, int32_t *total)
+{
+    if (count > 0) {
+        const UNIT_TYPE unit = QUANTISE;
+        accumulate_sparse(total, columns, weights, start, mask, index, q, count);
+        add_scaled(sum, total, columns, scale, unit);
+    }
+}
+#endif
