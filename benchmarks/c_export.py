@@ -125,7 +125,7 @@ def write_dense_headers(folder: Path, hidden: int, weights: CWeightFormat) -> No
         if name != "scale" or weights != "float32":
             text += template.array(kinds[name], name, values)
     (folder / "weights.h").write_text(text)
-    flags = dict.fromkeys(("FLOAT32", "INT8", "INT16"), False)
+    flags = {"FLOAT32": False, "INT8": False, "INT16": False}
     kernels = template.render("float_kernels.c", flags, {})
     (folder / "exponential.h").write_text(kernels.split("static inline float sigmoid")[0])
     tables = template.render("integer_kernels.c", flags, {"PRE": str(integer_source.PRE_FRACTION)})
@@ -153,7 +153,7 @@ def per_step(
 ) -> tuple[float, int]:
     """Return the instructions per step between two numbers of steps, and the size of the code and its constants."""
     target = TARGETS[name]
-    code = compile_objects([*target.compiler, f"-I{folder}", "-std=c99", *OPTIONS, *flags], [source])
+    code = compile_objects([*target.compiler, f"-I{folder}", "-std=c99", "-w", *OPTIONS, *flags], [source])
     counts: list[int] = []
     for n in steps:
         file = folder / f"main{n}.c"
