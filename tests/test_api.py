@@ -22,6 +22,7 @@ MODULES = (
     "egru.compress",
     "egru.continuous",
     "egru.data",
+    "egru.energy",
     "egru.experiments",
     "egru.functional",
     "egru.kernels",

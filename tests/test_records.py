@@ -15,9 +15,11 @@ from egru.records import FORMAT, FormatError, dumps, from_plain, read_json, to_p
 from egru.training import ClassifierTraining, EpochMetrics, Result, Run, Scores
 from egru.training.records import (
     Derivation,
+    EpochEnergy,
     KeptRecord,
     LayerStability,
     ModelActivity,
+    RunEnergy,
     Sparsity,
     ThresholdTrial,
     TrainingMetrics,
@@ -87,6 +89,7 @@ def run(tmp_path) -> Run:
         )
     summary = ActivitySummary((), (LinearActivity("readout", 2, 3, 4, 5),), 6, EnergyModel())
     run.write_result(Result(2, Scores(1.0, 0.5), summary, 2.0))
+    run.write_energy(RunEnergy({"package-0": "powercap"}, ("no GPU",), (EpochEnergy(1, {"package-0": 2.5}),)))
     KeptRecord("egru train digits", "2026-11-15", "").write(run.folder / "record.json")
     return run
 
@@ -95,6 +98,7 @@ READERS: dict[str, Any] = {
     "config.json": Run.config,
     "environment.json": Run.environment,
     "metrics.jsonl": Run.metrics,
+    "energy.json": Run.energy,
     "result.json": Run.result,
     "record.json": lambda run: KeptRecord.read(run.folder / "record.json"),
 }

@@ -43,12 +43,13 @@ def test_train_and_evaluate(capsys, tmp_path):
     assert (code, err) == (0, "")
     assert "epoch 2: loss" in out
     assert "test, epoch" in out
+    assert "energy per epoch" in out  # measured, or not measured with the reason
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["recipe"] == "digits"
     assert stored["config"]["threshold"]["mean"] == -2
     assert stored["config"]["input_dropout"] == 0.3
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
-        "config.json", "environment.json", "metrics.jsonl", "result.json", "checkpoints", "report"
+        "config.json", "environment.json", "metrics.jsonl", "energy.json", "result.json", "checkpoints", "report"
     }  # fmt: skip
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     code, out, _ = egru(capsys, "evaluate", "run")
@@ -130,6 +131,7 @@ def test_export_writes_weights_and_records(capsys, tmp_path):
     assert re.match(r"small/weights-1-of-1\.safetensors: [1-9]\d*(\.\d+)? KiB$", out.splitlines()[0])
     assert sorted(path.name for path in (tmp_path / "small").iterdir()) == [
         "config.json",
+        "energy.json",
         "environment.json",
         "metrics.jsonl",
         "result.json",

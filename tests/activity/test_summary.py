@@ -60,7 +60,14 @@ SUMMARIES = st.builds(
     st.integers(0, 10**12),
     st.just(EnergyModel()) | st.builds(EnergyModel, JOULES, JOULES),
 )
-DERIVED = ("activity_sparsity", "backward_sparsity", "forward_macs", "dense_backward_macs", "joules", "dense_joules")
+DERIVED = (
+    "activity_sparsity",
+    "backward_sparsity",
+    "forward_macs",
+    "dense_backward_macs",
+    "estimated_joules",
+    "estimated_dense_joules",
+)
 
 
 @given(SUMMARIES)

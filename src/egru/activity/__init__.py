@@ -1,4 +1,4 @@
-"""Activity sparsity, operation counts, energy, activity regularisers and gradient stability."""
+"""Activity sparsity, operation counts, energy estimates, activity regularisers and gradient stability."""
 
 from egru.activity.monitor import ActivityMonitor
 from egru.activity.operations import EnergyModel, LayerCost, count_parameters, macs_per_step

@@ -27,7 +27,7 @@ class ActivityMonitor:
     Args:
         model: Model with at least one recurrent layer.
         tolerance: Largest magnitude of an inactive output of a dense layer. Default: 1e-8.
-        energy: Energy per operation. If None, ``EnergyModel()``.
+        energy: Energy per operation, for the estimate. If None, ``EnergyModel()``.
 
     Raises:
         TypeError: If ``model`` is not a module.

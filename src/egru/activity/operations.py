@@ -1,4 +1,4 @@
-"""Counts of parameters and multiply-accumulate operations (MACs), and an energy model.
+"""Counts of parameters and multiply-accumulate operations (MACs), and an energy estimate.
 
 Following the paper, one step of a layer with ``g`` gates, ``I`` inputs of density ``d`` and ``H`` units of activity
 sparsity ``alpha`` takes ``g*H*(d*I + (1-alpha)*H) + g*H`` MACs. A readout adds ``(1-alpha)*H*outputs``. The same holds
@@ -103,7 +103,7 @@ def count_parameters(model: nn.Module) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class EnergyModel:
-    """Energy per operation of an event-driven chip that processes one sequence.
+    """Energy per operation of an event-driven chip that processes one sequence, for estimates.
 
     The defaults are published figures for 45 nm at 0.9 V (Horowitz, ISSCC 2014). State, activations and control are not
     counted. A GPU would reuse weights between sequences; here every operation reads its weight.
@@ -117,7 +117,7 @@ class EnergyModel:
     weight_read: float = 50e-12
 
     def joules(self, macs: float) -> float:
-        """Return the energy of a number of MACs, each with its weight."""
+        """Return the estimated energy of a number of MACs, each with its weight."""
         return macs * (self.mac + self.weight_read)
 
     @property

@@ -122,7 +122,7 @@ class LinearActivity:
 
 @dataclasses.dataclass(frozen=True)
 class ActivitySummary(JSONRecord):
-    """Activity, operation counts and energy of a model, per layer and overall.
+    """Activity, operation counts and estimated energy of a model, per layer and overall.
 
     MACs are per time step of one sequence. The overall MACs weight each layer by the number of steps it ran. Overall
     sparsities are weighted by the number of units.
@@ -131,7 +131,7 @@ class ActivitySummary(JSONRecord):
         layers: One entry per layer and direction of each recurrent module.
         linears: One entry per linear layer or convolution.
         parameters: Number of parameters, from :func:`egru.activity.count_parameters`.
-        energy: Energy per operation.
+        energy: Energy per operation, for the estimate.
 
     Example:
         >>> with egru.ActivityMonitor(model) as monitor:
@@ -189,13 +189,13 @@ class ActivitySummary(JSONRecord):
         return self._recurrent(lambda cost: cost.dense.backward) + 2 * self._linear(dense=True)
 
     @property
-    def joules(self) -> float:
-        """Energy of one forward step, estimated with :attr:`energy`."""
+    def estimated_joules(self) -> float:
+        """Estimated energy of one forward step: the number of MACs times :attr:`energy`."""
         return self.energy.joules(self.forward_macs)
 
     @property
-    def dense_joules(self) -> float:
-        """Energy of one forward step with nothing skipped."""
+    def estimated_dense_joules(self) -> float:
+        """Estimated energy of one forward step with nothing skipped."""
         return self.energy.joules(self.dense_forward_macs)
 
     def _recurrent(self, macs: Callable[[LayerCost], float]) -> float:
@@ -262,7 +262,8 @@ class ActivitySummary(JSONRecord):
                 rule,
                 lines[-1],
                 f"{format.count(self.parameters)} parameters, {self.steps:,} steps; MACs are per time step",
-                f"energy {format.joules(self.joules)} per step, dense {format.joules(self.dense_joules)}, assuming",
+                f"estimated energy {format.joules(self.estimated_joules)} per step, "
+                f"dense {format.joules(self.estimated_dense_joules)}, assuming",
                 self.energy.assumption,
             ]
         )

@@ -4,7 +4,8 @@
     egru bench cpu infer --sizes 590x1 --rounds 15
 
 Contestants take turns in one process. Times are medians over rounds, in microseconds per step. Ratios compare times of
-the same run. Outputs are checked first: a contestant whose output is wrong gets no ratio.
+the same run. Outputs are checked first: a contestant whose output is wrong gets no ratio. With `--energy`, the energy
+of all steps of a sequence is measured, one step at a time.
 
 Activity comes from the dynamics of the network: the threshold of each unit is a quantile of its states. A layer with
 one input reads random numbers. A layer with as many inputs as units reads the events of another layer, as in a stack;
@@ -13,12 +14,13 @@ a second set of engines reads random numbers ("dense input").
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from torch import nn
 
 from egru import EventEngine
 from egru.bench import dense_rivals, make_parser, results_file, write_results
+from egru.bench.energy import add_option, measure_energy
 from egru.bench.event_networks import Contestant, event_contestants, event_layer
 from egru.cli.arguments import fraction, positive_int
+from egru.energy import EnergyMeter
 from egru.environment import cpu_name
 from egru.types import RESET_GATES, WEIGHT_FORMATS, ResetGate, WeightFormat
 
@@ -195,6 +199,7 @@ def bench(
     length: int = 128,
     rounds: int = 7,
     reset_gate: ResetGate = "before",
+    energy: bool = False,
 ) -> dict[str, Any]:
     """Run the benchmark for all sizes, print the tables and return the results."""
     torch.set_num_threads(1)
@@ -219,7 +224,21 @@ def bench(
             "lines": {weight: straight_line(rows, weight) for weight in weights},
         }
         show(size, results[size])
+        if energy:
+            results[size]["energy"] = stream_energy([*rivals, *ours], length)
     return results
+
+
+def stream_energy(contestants: Sequence[Contestant], length: int) -> dict[str, Any]:
+    """Measure the energy of ``length`` single steps of every contestant that supports them."""
+
+    def stream(step: Callable[[int], Any]) -> None:
+        for i in range(length):
+            step(i)
+
+    runs = {c.name: functools.partial(stream, c.step) for c in contestants if c.step is not None}
+    with EnergyMeter() as meter, torch.inference_mode():
+        return measure_energy(runs, meter)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -262,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--reset-gate", default="before", choices=RESET_GATES, help="where the reset gate acts (default: before)"
     )
+    add_option(parser)
     args = parser.parse_all(arguments)
     out = results_file(parser, args.out, "infer_cpu")
     earlier: dict[str, Any] = {}
@@ -270,7 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             earlier = json.loads(out.read_text())["sizes"]
         except (KeyError, TypeError, ValueError):
             parser.error(f"--out: {out} exists and does not hold results of this benchmark; name another file")
-    results = earlier | bench(args.sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate)
+    settings = (args.sizes, args.sparsities, args.weights, args.length, args.rounds, args.reset_gate, args.energy)
+    results = earlier | bench(*settings)
     overhead = call_overhead()
     print("\ncall overhead, µs:", ", ".join(f"{name} {value:.2f}" for name, value in overhead.items()))
     facts = {

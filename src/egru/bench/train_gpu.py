@@ -12,7 +12,8 @@ Shapes (rows), similar to those of the paper's experiments:
 
 The layers take turns in one process, on random input. A turn is ``--rounds`` forward and backward passes without
 waiting for the device; the result is the median time over ``--repeats`` turns, per round. Memory is what a forward pass
-keeps for the backward pass ("held"), and the peak during the forward pass.
+keeps for the backward pass ("held"), and the peak during the forward pass. With `--energy`, the energy per round is
+measured too.
 
 Before timing, outputs and gradients of EGRU on the first steps are compared with a float64 reference. A kernel that
 differs is not timed, and the exit code is 1. EvNN is the code of the paper's authors.
@@ -31,9 +32,11 @@ from typing import Any
 import torch
 
 from egru.bench import gpu_check, make_parser, results_file
+from egru.bench.energy import add_option, measure_energy
 from egru.bench.evnn import find_evnn
 from egru.bench.gpu_contestants import CUDNN, Contestant, cudnn, make_egru
 from egru.cli.arguments import positive_int
+from egru.energy import EnergyMeter
 from egru.types import ResetGate
 
 
@@ -151,12 +154,17 @@ def run_row(row: Row, options: argparse.Namespace) -> dict[str, Any]:
         ms = times.get(name)
         speed = f"{'':30s}" if ms is None else f"{ms:9.3f} {ms * 1000 / row.T:9.2f} {rival / ms:10.2f}"
         print(f"  {name:30s} {speed:30s} {bytes_['held'] / 1e6:9.1f} {bytes_['peak'] / 1e6:9.1f}", flush=True)
+    energy: dict[str, Any] = {}
+    if options.energy:
+        with EnergyMeter("cuda") as meter:
+            energy = {"energy": measure_energy(timed, meter, torch.cuda.synchronize)}
     return {
         "row": dataclasses.asdict(row),
         "milliseconds": times,
         "memory_bytes": memory,
         "errors": errors,
         "left_out": left_out,
+        **energy,
     }
 
 
@@ -196,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--no-input-gradient", action="store_true", help="do not compute the gradient of the input, as in a first layer"
     )
+    add_option(parser)
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = parser.parse_all(arguments)
     if not torch.cuda.is_available():

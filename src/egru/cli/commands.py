@@ -34,6 +34,7 @@ def train(options: argparse.Namespace) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     from egru import runs
+    from egru.training import Run
 
     if options.resume:
         folder = Path(options.resume)
@@ -53,6 +54,8 @@ def _train(options: argparse.Namespace) -> int:
             options.interrupted = f"`egru train --resume {folder}` continues from the last checkpoint"
         raise
     _print_scores(f"test, epoch {result.best_epoch} (best on validation)", result.test, result.activity)
+    if (energy := Run.open(folder).energy()) is not None:
+        print(energy)
     page = folder / "report" / "index.html"
     print(f"run folder: {folder}; report: {page}" if page.exists() else f"run folder: {folder}")
     return 0

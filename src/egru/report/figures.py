@@ -53,7 +53,7 @@ def run_colours(runs: Sequence[RunReport]) -> list[str]:
 
 
 def computation(runs: Sequence[RunReport]) -> Figure:
-    """Draw MACs and energy per step as bars: effective MACs inside those of the dense network."""
+    """Draw MACs and estimated energy per step as bars: effective MACs inside those of the dense network."""
 
     def rows(used: Callable[[Any], float], dense: Callable[[Any], float], text: Callable[[float], str]) -> str:
         longest = max(dense(run.activity) for run in runs)
@@ -65,11 +65,14 @@ def computation(runs: Sequence[RunReport]) -> Figure:
     groups = (
         ("Forward MACs per step", rows(lambda a: a.forward_macs, lambda a: a.dense_forward_macs, format.count)),
         ("Backward MACs per step", rows(lambda a: a.backward_macs, lambda a: a.dense_backward_macs, format.count)),
-        ("Energy per forward step (estimate)", rows(lambda a: a.joules, lambda a: a.dense_joules, format.joules)),
+        (
+            "Estimated energy per forward step",
+            rows(lambda a: a.estimated_joules, lambda a: a.estimated_dense_joules, format.joules),
+        ),
     )
     return Figure(
         "computation",
-        "Bar chart: effective and dense multiply-accumulates and energy per time step",
+        "Bar chart: effective and dense multiply-accumulates and estimated energy per time step",
         "The whole bar is the network with nothing skipped; the filled part is the computation that was needed.",
         content="".join(f"<h3>{title}</h3>{bars}" for title, bars in groups),
     )

@@ -104,9 +104,9 @@ def cards(run: RunReport, baseline: RunReport | None) -> list[Card]:
             highlight=True,
         ),
         Card(
-            format.joules(activity.joules),
-            "energy per forward step",
-            f"estimate; {format.joules(activity.dense_joules)} if dense",
+            format.joules(activity.estimated_joules),
+            "estimated energy per forward step",
+            f"from operation counts; {format.joules(activity.estimated_dense_joules)} if dense",
         ),
     ]
 

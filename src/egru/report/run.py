@@ -182,8 +182,8 @@ class RunReport(JSONRecord):
             "dense_forward_macs",
             "backward_macs",
             "dense_backward_macs",
-            "joules",
-            "dense_joules",
+            "estimated_joules",
+            "estimated_dense_joules",
         )
         return {name: getattr(self.activity, name) for name in names}
 

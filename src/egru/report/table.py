@@ -43,7 +43,7 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
             cells(lambda run: with_share(run.activity.backward_macs, run.activity.dense_backward_macs)),
         ),
         ("backward MACs (dense)", cells(lambda run: format.count(run.activity.dense_backward_macs))),
-        ("energy per step (estimate)", cells(lambda run: format.joules(run.activity.joules))),
+        ("energy per step (estimated)", cells(lambda run: format.joules(run.activity.estimated_joules))),
         ("time per step (measured)", cells(lambda run: run.step_time and format.seconds(run.step_time.seconds))),
         ("parameters", cells(lambda run: f"{run.activity.parameters:,}")),
         ("epochs", cells(lambda run: f"{len(run.history)}" if run.history else None)),
@@ -56,9 +56,9 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
 
 
 NOTE = (
-    "MACs and energy are per time step of one sequence. Backward sparsity (paper) is the fraction of states outside "
-    "the surrogate's window. Backward sparsity (skippable) is the fraction of states with a zero gradient; backward "
-    "MACs are computed from it."
+    "MACs and estimated energy are per time step of one sequence. Backward sparsity (paper) is the fraction of states "
+    "outside the surrogate's window. Backward sparsity (skippable) is the fraction of states with a zero gradient; "
+    "backward MACs are computed from it."
 )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, measure_stability
 from egru.training import checkpoint, distributed
 from egru.training.config import Training
+from egru.training.energy import EnergyRecorder
 from egru.training.graphs import Capture, GraphedStep, Step, StepOutput
 from egru.training.optimise import (
     AveragedSGD,
@@ -63,12 +64,26 @@ def train(
         >>> print(f"test accuracy {result.test.accuracy:.1%}")
     """
     check_minutes(minutes)
-    start, progress = time.monotonic(), progress or NoProgress()
+    run = distributed.run_for_rank(run)
+    with EnergyRecorder(run, training.device) as energy:
+        return _train(model, task, training, run, progress or NoProgress(), minutes, energy)
+
+
+def _train(
+    model: nn.Module,
+    task: Task,
+    training: Training,
+    run: Run,
+    progress: Progress,
+    minutes: float | None,
+    energy: EnergyRecorder,
+) -> Result:
+    start = time.monotonic()
     deadline = math.inf if minutes is None else start + 60 * minutes
     device = torch.device(training.device)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     step = make_step(model, task, training, optimiser, scaler)
-    run, is_rank_zero = distributed.run_for_rank(run), distributed.rank() == 0
+    is_rank_zero = distributed.rank() == 0
     with distributed.rank_zero_first():
         run.remove_temporary_files()
         if run.saved_epochs():
@@ -83,6 +98,7 @@ def train(
 
     while epoch < training.epochs:
         epoch_start = time.perf_counter()
+        energy.start_epoch()
         statistics = EpochStatistics(epoch + 1, saved_epoch, device, overflows=scaler.is_enabled())
         training_activity = train_epoch(epoch, model, task, training, step, optimiser, scaler, statistics, progress)
         epoch += 1
@@ -100,6 +116,7 @@ def train(
         is_saved = epoch % training.save_every == 0 or is_last or is_late
         if is_saved and (not best.epoch or merit > best.merit):
             best = Best(epoch, merit)
+        joules = energy.since_start()
         metrics = EpochMetrics(
             epoch,
             train_metrics,
@@ -116,6 +133,7 @@ def train(
             run.log(warning)
             warned = True
         run.append_metrics(metrics)
+        energy.write(epoch, joules)
         if is_saved:
             run.save(epoch, model, optimiser, device, best, scaler)
             saved_epoch = epoch

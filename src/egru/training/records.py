@@ -6,6 +6,7 @@
 
 import dataclasses
 import math
+import statistics
 
 from egru import format
 from egru.activity import ActivitySummary, LayerActivity, Stability
@@ -144,6 +145,47 @@ class EpochMetrics(JSONRecord):
     stability: tuple[LayerStability, ...]
     seconds: float
     elapsed: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochEnergy:
+    """Measured energy of one epoch.
+
+    Attributes:
+        epoch: Number of the epoch, from 1.
+        joules: Joules of training and validation by counter. Counters include other processes.
+    """
+
+    epoch: int
+    joules: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunEnergy(JSONRecord):
+    """Measured energy of a run: ``energy.json``.
+
+    Attributes:
+        counters: Where each counter is read, by name, from :attr:`egru.energy.EnergyMeter.sources`. Empty if the
+            machine has no counter.
+        missing: Why counters are missing, from :attr:`egru.energy.EnergyMeter.missing`.
+        epochs: The epochs whose energy was measured, in order.
+    """
+
+    counters: dict[str, str]
+    missing: tuple[str, ...]
+    epochs: tuple[EpochEnergy, ...]
+
+    def __str__(self) -> str:
+        """Return the median energy per epoch by counter, or why nothing was measured."""
+        values = {name: [e.joules[name] for e in self.epochs if name in e.joules] for name in self.counters}
+        parts = [
+            f"{name} {format.joules(statistics.median(joules))} ({self.counters[name]})"
+            for name, joules in values.items()
+            if joules
+        ]
+        if not parts:
+            return f"energy per epoch not measured: {'; '.join(self.missing) or 'no epoch was trained'}"
+        return "; ".join([f"measured energy per epoch, median: {', '.join(parts)}", *self.missing])
 
 
 @dataclasses.dataclass(frozen=True)

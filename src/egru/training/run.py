@@ -17,11 +17,13 @@ from egru.files import replace_file
 from egru.records import read_json, write_json
 from egru.training import checkpoint
 from egru.training import metrics as metrics_file
-from egru.training.records import EpochMetrics, Result
+from egru.training.records import EpochMetrics, Result, RunEnergy
 
 CONFIG, ENVIRONMENT, METRICS, RESULT = "config.json", "environment.json", "metrics.jsonl", "result.json"
+ENERGY = "energy.json"
+RECORDS = (CONFIG, ENVIRONMENT, METRICS, ENERGY, RESULT)
 
-_FILES = "|".join(map(re.escape, (CONFIG, ENVIRONMENT, METRICS, RESULT)))
+_FILES = "|".join(map(re.escape, RECORDS))
 _TEMPORARY = re.compile(rf"\.(({_FILES})|epoch-\d+(\.old)?)\.\d+")
 """Temporary names of :mod:`egru.files` and :mod:`egru.training.checkpoint`; they end with a process or thread id."""
 _CHECKPOINT = re.compile(r"epoch-(\d{5,})")
@@ -335,6 +337,20 @@ class Run:
         """
         return metrics_file.read(self.folder / METRICS)
 
+    def write_energy(self, energy: RunEnergy) -> None:
+        """Write the measured energy of all epochs."""
+        with self._report_write_errors():
+            energy.write(self.folder / ENERGY)
+
+    def energy(self) -> RunEnergy | None:
+        """Return the measured energy, or None in runs that did not record it.
+
+        Raises:
+            ValueError: If the file is damaged. The message names it.
+        """
+        path = self.folder / ENERGY
+        return RunEnergy.read(path) if path.exists() else None
+
     def write_result(self, result: Result) -> None:
         """Write the result, which marks the run as finished."""
         with self._report_write_errors():
@@ -346,8 +362,8 @@ class Run:
         return Result.read(path) if path.exists() else None
 
     def copy_records(self, folder: Path) -> list[Path]:
-        """Copy config, environment, metrics and result, as far as they exist, and return the copies."""
-        paths = [path for name in (CONFIG, ENVIRONMENT, METRICS, RESULT) if (path := self.folder / name).exists()]
+        """Copy config, environment, metrics, energy and result, as far as they exist, and return the copies."""
+        paths = [path for name in RECORDS if (path := self.folder / name).exists()]
         return [Path(shutil.copyfile(path, folder / path.name)) for path in paths]
 
 
