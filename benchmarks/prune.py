@@ -3,6 +3,7 @@
     python benchmarks/prune.py RUN                      # the folder of a run or of an export (`egru export`)
     python benchmarks/prune.py smnist --out benchmarks/results/prune_smnist.json   # the pretrained model
     python benchmarks/prune.py --table                  # print the stored results as Markdown
+    python benchmarks/prune.py --figure RECORD IMAGE    # plot a record
 
 Units are ranked by their activity on training data (the first --ranked-on sequences or words) and removed with
 `egru.compress.prune`. The smaller network is scored on the validation split without further training. Then all networks
@@ -28,6 +29,7 @@ from egru.compress import prune
 from egru.data import Split, Text
 from egru.format import count, percent
 from egru.models import LanguageModel
+from egru.report import LIGHT
 from egru.runs.load import find_run
 from egru.training.loop import score
 
@@ -86,6 +88,7 @@ def measure(name: str, ranked_on: int | None, turns: int) -> dict[str, Any]:
                 "accuracy": scores.accuracy,
                 "perplexity": scores.perplexity,
                 "activity_sparsity": after.activity_sparsity,
+                "backward_sparsity": after.backward_sparsity,
                 "forward_macs": after.forward_macs,
             }
         )
@@ -119,6 +122,34 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|", *(table_row(row, rows[0]) for row in rows)])
 
 
+def figure(record: dict[str, Any]) -> Any:
+    """Plot quality and sparsity of a record against the fraction of removed units."""
+    rows = [row for row in record["rows"] if isinstance(row["fraction"], float)]
+    removed = [row["fraction"] for row in rows]
+    quality = "accuracy" if rows[0]["perplexity"] is None else "perplexity"
+    with LIGHT.context():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
+
+        drawn = Figure(figsize=(6.4, 4.6), layout="constrained")
+        above, below = drawn.subplots(2, 1, sharex=True)
+        above.plot(removed, [row[quality] for row in rows], color=LIGHT.event[0], marker="o")
+        above.set_title(f"Validation {quality}, {record['recipe']}", loc="left")
+        for name, label, colour in (
+            ("activity_sparsity", "activity sparsity", LIGHT.event[0]),
+            ("backward_sparsity", "backward sparsity, as counted in the paper", LIGHT.event[1]),
+        ):
+            if all(row.get(name) is not None for row in rows):
+                below.plot(removed, [row[name] for row in rows], color=colour, marker="o", label=label)
+        below.set_title("Sparsity on the validation split", loc="left")
+        below.legend(fontsize=8)
+        below.set_xlabel("fraction of units removed from every layer")
+        for axes in (above, below) if quality == "accuracy" else (below,):
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        below.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return drawn
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run or an export, or smnist")
@@ -130,7 +161,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=pathlib.Path, help="write the record to this JSON file")
     parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
+    parser.add_argument(
+        "--figure", nargs=2, type=pathlib.Path, metavar=("RECORD", "IMAGE"), help="plot a record and measure nothing"
+    )
     options = parser.parse_args(arguments)
+    if options.figure:
+        record, image = options.figure
+        figure(json.loads(record.read_text())).savefig(image, dpi=150)
+        return
     if options.table:
         for path in sorted(RESULTS.glob("prune_*.json")):
             record = json.loads(path.read_text())

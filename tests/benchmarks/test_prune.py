@@ -25,6 +25,10 @@ def test_pruning_a_run_writes_a_record(tmp_path, capsys):
     assert rows[0.5]["units"] == [10]
     assert rows[0.0]["parameters"] > rows[0.5]["parameters"]
     assert all(row["microseconds"] > 0 and 0 <= row["accuracy"] <= 1 for row in rows.values())
+    assert all(0 <= row["backward_sparsity"] <= 1 for row in rows.values())
+    pytest.importorskip("matplotlib", reason="figures require matplotlib")
+    _, sparsity = prune.figure(record).axes
+    assert [len(line.get_xdata()) for line in sparsity.lines] == [6, 6]
     printed = capsys.readouterr().out
     assert f"| 50 % | 10 | {count(rows[0.5]['parameters'])} |" in printed
 
