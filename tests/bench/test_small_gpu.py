@@ -176,3 +176,13 @@ def test_a_wrong_precision_is_not_timed(tmp_path, monkeypatch, capsys):
 def test_flags_of_torch(precision, cudnn, matmul):
     small_gpu.set_precision(precision)
     assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == (cudnn, matmul)
+
+
+def test_a_layer_may_return_float16_under_autocast():
+    class Half(torch.nn.Linear):  # cuDNN's recurrent layers do, even under autocast to bfloat16
+        def forward(self, input):
+            return (super().forward(input.float()).half(),)
+
+    layer = Half(small_gpu.make_layer(8).input_size, 8)
+    small_gpu.make_round(layer, (2, 3, 8), "bfloat16", "training", "cpu")()
+    assert layer.weight.grad is not None

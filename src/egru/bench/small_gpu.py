@@ -101,7 +101,8 @@ def make_round(layer: nn.Module, shape: Shape, precision: str, mode: str, device
     T, B, H = shape
     torch.manual_seed(1)
     x = torch.randn(T, B, make_layer(H).input_size, device=device)
-    gradients = {dtype: torch.randn(T, B, H, device=device, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)  # under autocast to bfloat16, cuDNN returns float16
+    gradients = {dtype: torch.randn(T, B, H, device=device, dtype=dtype) for dtype in dtypes}
     autocast = gpu_check.autocast(device, checked_precision(precision))
 
     def train() -> None:
