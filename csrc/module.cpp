@@ -10,6 +10,7 @@
 
 #include "common/levels.hpp"
 #include "common/memory.hpp"
+#include "common/openmp.hpp"
 
 namespace nb = nanobind;
 
@@ -43,6 +44,8 @@ NB_MODULE(_core, m) {
         });
         return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(block->address, {bytes}, owner);
     }, nb::arg("bytes"), "Return an uninitialised array whose memory is cached for reuse when the array is deleted.");
+    m.def("shares_threads", &egru::openmp_available,
+          "Return whether the core runs on torch's threads. If not, it starts its own.");
     m.def("cached_memory", &egru::cached_memory, "Return the number of bytes in the memory cache.");
     m.def("release_memory", &egru::release_memory, "Free all memory in the cache.");
     bind_sequence(m);

@@ -9,6 +9,8 @@
 #include <pthread.h>
 #endif
 
+#include "common/openmp.hpp"
+
 namespace egru {
 namespace {
 
@@ -36,10 +38,26 @@ struct Job {
     int size = 0;
 };
 
+// Run a job on torch's threads, if possible. Members of the team beyond the requested number do nothing.
+bool run_shared(int threads, void (*body)(const Team&, void*), void* context) {
+    Barrier barrier(threads);
+    Job job{body, context, &barrier, threads};
+    return run_openmp(
+        threads,
+        [](void* data, int index, int size) {
+            const Job& job = *static_cast<Job*>(data);
+            if (size > job.size) size = job.size;
+            job.barrier->set_count(size);  // every member sets the same value before it waits
+            if (index < size) job.body(Team{index, size, job.barrier}, job.context);
+        },
+        &job);
+}
+
 class Pool {
 public:
     void run(int threads, void (*body)(const Team&, void*), void* context) {
         std::unique_lock<std::mutex> owner(busy_, std::try_to_lock);
+        if (threads > 1 && owner.owns_lock() && run_shared(threads, body, context)) return;
         if (threads <= 1 || !owner.owns_lock() || !grow(threads - 1)) {
             Barrier alone(1);
             body(Team{0, 1, &alone}, context);
@@ -114,7 +132,7 @@ Pool& shared_pool() {
 
 void Barrier::wait() {
     const unsigned round = round_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == count_.load(std::memory_order_relaxed)) {
         arrived_.store(0, std::memory_order_relaxed);
         round_.store(round + 1, std::memory_order_release);
         return;

@@ -1,7 +1,8 @@
 // A thread pool whose members run one function together, and a barrier for them.
 //
-// Kernels synchronise at every step, so a wait spins briefly and then yields. Spinning alone would be very slow as soon
-// as another process uses the core. Workers sleep between jobs.
+// The threads are torch's where possible (openmp.hpp), else those of a pool, which sleep between jobs. Kernels
+// synchronise at every step, so a wait spins briefly and then yields. Spinning alone would be very slow as soon as
+// another process uses the core.
 #pragma once
 
 #include <atomic>
@@ -13,10 +14,11 @@ namespace egru {
 class Barrier {
 public:
     explicit Barrier(int count) : count_(count) {}
+    void set_count(int count) { count_.store(count, std::memory_order_relaxed); }
     void wait();
 
 private:
-    const int count_;
+    std::atomic<int> count_;
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> round_{0};
 };

@@ -13,13 +13,13 @@ inline void Backward<S>::recompute_gates() {
     S* h = space.h[team.index];
     const auto pack = [&](uintptr_t weight, int width, int tiles, int p, int at) {
         S* to = space.panels[team.index] + at * layer.panel_size(tiles);
-        pack_panel(layer.as(weight), H, width, blocks, tiles, p, to, block);
+        pack_panel(layer.as(weight), H, width, blocks, 0, tiles * tile, p, to, block);
         return to;
     };
     if (call.direct_gates)
         project_input_directly(layer, team, space.p);
     else
-        project_input(layer, team, space.rows, space.p,
+        project_input(layer, team, space.rows, false, space.p,
                       [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g * blocks + b, g); });
     team.meet();
     list_rows(layer.y_prev, call.first - 1);

@@ -17,17 +17,21 @@ void begin(const TrainCall& call) {
     for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
     if (call.direct) return;
     run_team(call.threads, [&](const Team& team) {
-        const int panels = layer.weight_gates * layer.blocks, from = team.begin(panels), to = team.end(panels);
-        const int H = layer.H, I = layer.I, blocks = layer.blocks;
+        const int H = layer.H, I = layer.I, blocks = layer.blocks, panels = layer.weight_gates * blocks;
+        const int first = team.begin(blocks), last = team.end(blocks);
+        // The weights of this thread's units, which `recurrent_dots` reads in whole rows.
+        const int end = last == blocks ? layer.tiles_H * tile : last * block;
         for (const PanelGroups& groups : recurrent_groups(layer))
-            pack_groups(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, groups, from, to, space.V_rows);
-        for (int b = from; layer.before && b < to && b < blocks; ++b)
+            pack_groups(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, groups, first * block, end,
+                        space.V_rows);
+        for (int b = first; layer.before && b < last; ++b)
             pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
         if (call.grad_input)
-            pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, PanelGroups(0, panels), from, to,
-                        space.W_rows);
+            pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, PanelGroups(0, panels),
+                        team.begin(layer.tiles_I) * tile, team.end(layer.tiles_I) * tile, space.W_rows);
         for (const GradPanels<S>& grad : {space.grad_V, space.grad_W})
-            for (int p = from; p < to; ++p) __builtin_memset(grad.panel(p), 0, grad.size() * sizeof(S));
+            for (int b = first; b < last; ++b)
+                for (int p = b; p < panels; p += blocks) __builtin_memset(grad.panel(p), 0, grad.size() * sizeof(S));
     });
 }
 

@@ -13,7 +13,10 @@ struct ForwardSpace {
     S* reset;         // r * y of the current step ("before")
     S* gates;         // of one step, if they are not saved
     S* cells;         // memory cells of the previous step, [b][s][32] (LSTM that compares its output)
-    Lists<S> inputs;  // non-zero inputs of a chunk
+    // Non-zero inputs of a chunk. With few inputs there is one list per thread: to list them again takes less time than
+    // to read what another core has written.
+    bool own_inputs;
+    Lists<S> inputs[max_team];
     // One per thread: the products of a few blocks, and the events of the previous step.
     S* h[max_team];
     Lists<S> events[max_team];
@@ -28,8 +31,9 @@ struct ForwardSpace {
         reset = arena.take<S>(layer.before ? (int64_t)layer.B * layer.H : 0);
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
         cells = arena.take<S>(layer.call.compare_output ? (int64_t)layer.blocks * layer.B * block : 0);
-        if (packed) inputs = Lists<S>(arena, layer.rows_max(), layer.I);
+        own_inputs = layer.tiles_I == 1;
         for (int i = 0; i < layer.call.threads; ++i) {
+            if (packed) inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
             h[i] = arena.take<S>((int64_t)layer.weight_gates * together_max * layer.B * block);
             if (packed) events[i] = Lists<S>(arena, layer.B, layer.H);
         }
@@ -66,7 +70,7 @@ protected:
         if (call.direct)
             project_input_directly(layer, team, space.p);
         else
-            project_input(layer, team, space.inputs, space.p,
+            project_input(layer, team, space.inputs[team.index], space.own_inputs, space.p,
                           [&](int g, int b) { return space.W + (g * layer.blocks + b) * size; });
     }
 
@@ -147,14 +151,15 @@ int begin(const TrainCall& call) {
     bool finite[max_team];
     for (bool& flag : finite) flag = true;
     run_team(call.threads, [&](const Team& team) {
-        const int panels = layer.weight_gates * layer.blocks;
         // Steps skip the weights of inactive units, so NaN there would not reach the state.
         const int64_t size_V = layer.panel_size(layer.tiles_H), size_W = layer.panel_size(layer.tiles_I);
+        const int gates = layer.weight_gates, blocks = layer.blocks;
         bool& flag = finite[team.index];
-        for (int p = team.begin(panels); p < team.end(panels); ++p) {  // a panel is checked while it is in the cache
-            pack_panels(layer.as(call.weight_hh), layer.H, layer.H, layer.blocks, layer.tiles_H, p, p + 1, space.V);
-            pack_panels(layer.as(call.weight_ih), layer.H, layer.I, layer.blocks, layer.tiles_I, p, p + 1, space.W);
-            flag = flag && all_finite(space.V + p * size_V, size_V) && all_finite(space.W + p * size_W, size_W);
+        for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
+            pack_block(layer.as(call.weight_hh), layer.H, layer.H, gates, blocks, layer.tiles_H, b, space.V);
+            pack_block(layer.as(call.weight_ih), layer.H, layer.I, gates, blocks, layer.tiles_I, b, space.W);
+            for (int p = b; p < gates * blocks; p += blocks)  // while they are in the cache
+                flag = flag && all_finite(space.V + p * size_V, size_V) && all_finite(space.W + p * size_W, size_W);
         }
     });
     for (bool flag : finite)

@@ -77,16 +77,16 @@ struct Keep {
     }
 };
 
-// Copy panel p of the transpose of weight (gates * H, width), torch's layout, to to[source * stride][32]. Sources and units
-// that do not exist are zero, up to the end of the last tile.
+// Copy panel p of the transpose of weight (gates * H, width), torch's layout, to to[source * stride][32], for the
+// sources in [begin, end). Sources and units that do not exist are zero.
 template <class S>
-void pack_panel(const S* weight, int H, int width, int blocks, int tiles, int p, S* to, int64_t stride) {
+void pack_panel(const S* weight, int H, int width, int blocks, int begin, int end, int p, S* to, int64_t stride) {
     const int gate = p / blocks, unit = p % blocks * block;
     const int units = H - unit < block ? H - unit : block;
     const S* from = weight + ((int64_t)gate * H + unit) * width;
     constexpr int L = lanes<S>;
     for (int i0 = 0; i0 < block; i0 += L)
-        for (int n0 = 0; n0 < tiles * tile; n0 += L) {
+        for (int n0 = begin; n0 < end; n0 += L) {
             Vector<S> v[L];
             for (int i = 0; i < L; ++i)
                 v[i] = i0 + i < units && n0 < width
@@ -106,21 +106,21 @@ void pack_sources(const S* weight, int H, int tiles, int b, S* to) {
             to[n * block + i] = n < H && i < columns ? weight[(int64_t)n * H + b * block + i] : S(0);
 }
 
-// Pack the panels in [begin, end) for `gather`.
+// Pack the panels of block b for `gather`, panels[gate * blocks + b]. The thread that reads them packs them.
 template <class S>
-void pack_panels(const S* weight, int H, int width, int blocks, int tiles, int begin, int end, S* panels) {
-    for (int p = begin; p < end; ++p)
-        pack_panel(weight, H, width, blocks, tiles, p, panels + (int64_t)p * tiles * tile * block, block);
+void pack_block(const S* weight, int H, int width, int gates, int blocks, int tiles, int b, S* panels) {
+    for (int p = b; p < gates * blocks; p += blocks)
+        pack_panel(weight, H, width, blocks, 0, tiles * tile, p, panels + (int64_t)p * tiles * tile * block, block);
 }
 
-// Pack the panels in [begin, end) that belong to `groups` for `dots`, in whole rows of a group.
+// Pack the panels of `groups` for `dots`, in whole rows of a group, for the sources in [begin, end).
 template <class S>
 void pack_groups(const S* weight, int H, int width, int blocks, int tiles, const PanelGroups& groups, int begin,
                  int end, S* to) {
-    for (int p = begin > groups.first ? begin : groups.first; p < end && p < groups.first + groups.count; ++p) {
-        const int within = p - groups.first, from = within / groups.size_max * groups.size_max;
+    for (int within = 0; within < groups.count; ++within) {
+        const int from = within / groups.size_max * groups.size_max;
         S* group = to + (int64_t)(groups.first + from) * tiles * tile * block;
-        pack_panel(weight, H, width, blocks, tiles, p, group + (within - from) * block,
+        pack_panel(weight, H, width, blocks, begin, end, groups.first + within, group + (within - from) * block,
                    (int64_t)groups.size(from) * block);
     }
 }
@@ -139,13 +139,14 @@ constexpr int together_max = 4;
 inline int blocks_together(int left) { return left <= together_max ? left : 3; }
 
 // p[gate][b][row][32] = x W + bias over the rows of a chunk, for the blocks of this thread. panel(gate, b) is a panel
-// of W.
+// of W. Threads divide the listing of the inputs, unless `lists` belong to one thread.
 template <class S, class Panel>
-void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, S* p, Panel panel) {
+void project_input(const Layer<S>& layer, const Team& team, const Lists<S>& lists, bool own_lists, S* p, Panel panel) {
     const int rows = layer.rows(), blocks = layer.blocks;
-    for (int at = team.begin(layer.tiles_I); at < team.end(layer.tiles_I); ++at)
-        list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
-    team.meet();
+    const int begin = own_lists ? 0 : team.begin(layer.tiles_I);
+    const int end = own_lists ? layer.tiles_I : team.end(layer.tiles_I);
+    for (int at = begin; at < end; ++at) list_tile(layer.input, layer.call.first, layer.B, rows, layer.I, at, lists);
+    if (!own_lists) team.meet();
     for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
         Columns<S> columns;
         for (int g = 0; g < layer.weight_gates; ++g) {

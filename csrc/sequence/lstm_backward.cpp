@@ -48,13 +48,13 @@ private:
         const int rows = layer.rows();
         const auto pack = [&](uintptr_t weight, int width, int tiles, int g, int b) {
             S* to = space.panels[team.index] + g * layer.panel_size(tiles);
-            pack_panel(layer.as(weight), H, width, blocks, tiles, g * blocks + b, to, block);
+            pack_panel(layer.as(weight), H, width, blocks, 0, tiles * tile, g * blocks + b, to, block);
             return to;
         };
         if (call.direct_gates)
             project_input_directly(layer, team, space.p);
         else
-            project_input(layer, team, space.rows, space.p,
+            project_input(layer, team, space.rows, false, space.p,
                           [&](int g, int b) { return pack(call.weight_ih, layer.I, layer.tiles_I, g, b); });
         team.meet();
         Base::list_rows(layer.y_prev, call.first - 1);

@@ -25,6 +25,11 @@ def allocate(bytes: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]
     Return an uninitialised array whose memory is cached for reuse when the array is deleted.
     """
 
+def shares_threads() -> bool:
+    """
+    Return whether the core runs on torch's threads. If not, it starts its own.
+    """
+
 def cached_memory() -> int:
     """Return the number of bytes in the memory cache."""
 

@@ -64,7 +64,9 @@ class Implementation(NamedTuple):
     def active(self) -> Iterator[Any]:
         before, limits = torch.get_num_threads(), cpu_kernel.limits
         rows = 1 << 30 if self.direct else 0
-        cpu_kernel.limits = cpu_kernel.Limits(direct_forward=rows, direct_backward=rows, one_thread=0)
+        cpu_kernel.limits = cpu_kernel.Limits(
+            direct_forward=rows, direct_backward=rows, one_thread=0, per_thread=1, own_threads=0
+        )
         torch.set_num_threads(self.threads)
         if self.level is not None:
             assert compiled.core is not None

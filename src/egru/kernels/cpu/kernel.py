@@ -41,9 +41,20 @@ class Limits:
     Above, it packs them first and skips zeros."""
     direct_backward: int = 48
     """The same for the backward pass, which would also have to unpack the weight gradients."""
-    one_thread: int = 200_000_000
-    """Multiplications of dense products up to which one thread is faster than several. After a parallel operation the
-    threads of torch keep spinning for milliseconds, and the core's threads compete with them."""
+    one_thread: int = 800_000
+    """Multiplications of dense products per call up to which one thread is faster than several."""
+    per_thread: int = 120_000
+    """Multiplications per step and thread. With fewer, threads wait longer for each other's events than they gain."""
+    own_threads: int = 200_000_000
+    """The value of ``one_thread`` if the core cannot use torch's threads. After a parallel operation those keep
+    spinning for milliseconds, and the core's threads compete with them."""
+
+    def threads(self, steps: int, batch: int, features: int, hidden: int) -> int:
+        """Return the number of threads for a call."""
+        work = batch * 3 * hidden * (hidden + features)
+        if steps * work <= (self.one_thread if _core.shares_threads() else self.own_threads):
+            return 1
+        return max(1, min(torch.get_num_threads(), -(-hidden // 32), work // self.per_thread, 64))
 
 
 limits = Limits()
@@ -212,7 +223,7 @@ class _Call:
         all_rows, work = T * B, problem.weight_hh.shape[0] * (H + features)
         raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
         raw.direct, raw.direct_gates = all_rows <= direct_rows, all_rows <= limits.direct_forward
-        raw.threads = min(torch.get_num_threads(), -(-H // 32), 64) if all_rows * work > limits.one_thread else 1
+        raw.threads = limits.threads(T, B, features, H)
         raw.float64 = problem.c0.dtype == torch.float64
         raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
         raw.after = not raw.lstm and problem.reset_gate == "after"
