@@ -49,9 +49,9 @@ class Limits:
     """The value of ``one_thread`` if the core cannot use torch's threads. After a parallel operation those keep
     spinning for milliseconds, and the core's threads compete with them."""
 
-    def threads(self, steps: int, batch: int, features: int, hidden: int) -> int:
+    def threads(self, steps: int, batch: int, features: int, hidden: int, gates: int = 3) -> int:
         """Return the number of threads for a call."""
-        work = batch * 3 * hidden * (hidden + features)
+        work = batch * gates * hidden * (hidden + features)
         if steps * work <= (self.one_thread if _core.shares_threads() else self.own_threads):
             return 1
         return max(1, min(torch.get_num_threads(), -(-hidden // 32), work // self.per_thread, 64))
@@ -223,7 +223,7 @@ class _Call:
         all_rows, work = T * B, problem.weight_hh.shape[0] * (H + features)
         raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
         raw.direct, raw.direct_gates = all_rows <= direct_rows, all_rows <= limits.direct_forward
-        raw.threads = limits.threads(T, B, features, H)
+        raw.threads = limits.threads(T, B, features, H, problem.weight_hh.shape[0] // H)
         raw.float64 = problem.c0.dtype == torch.float64
         raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
         raw.after = not raw.lstm and problem.reset_gate == "after"
