@@ -54,7 +54,7 @@ def fine_tune(
     rates = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=steps)
     schedule = ThresholdSchedule(model, activity, steps, ramp=0.7)
     distillation = Distillation(model, teacher, states=0.0)
-    events = egru.ActivityLoss(model, rate=2.0, state=0.0, target=0.0)
+    events = egru.ActivityLoss(model, rate=4.0, state=0.0, target=0.0)
     for epoch in range(epochs):
         with schedule:  # counts events; leave it for evaluation
             for x, y in loader:

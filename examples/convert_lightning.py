@@ -34,7 +34,7 @@ class FineTuning(L.LightningModule):
                 parameter.requires_grad_(True)
         self.schedule = ThresholdSchedule(model, activity, steps, ramp=0.7)
         self.distillation = Distillation(model, teacher, states=0.0)
-        self.events = egru.ActivityLoss(model, rate=2.0, state=0.0, target=0.0)
+        self.events = egru.ActivityLoss(model, rate=4.0, state=0.0, target=0.0)
 
     def on_fit_start(self) -> None:
         self.distillation.teacher.to(self.device)

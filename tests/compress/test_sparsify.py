@@ -161,18 +161,18 @@ def test_sparsify_meets_the_budget_and_keeps_the_accuracy(trained, target):
 
 def test_patience_stops_early_and_the_best_epoch_is_kept(trained):
     teacher, batches = trained
-    scores = iter([90.0] + [50.0] * 40)
     model, states = egru.convert(teacher), []
 
     def metric(model):
-        states.append([parameter.detach().clone() for parameter in model.parameters()])
-        return next(scores, 10.0)
+        """Rise until the twelfth epoch and fall afterwards. The first call measures the model before."""
+        states.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+        return 40.0 + len(states) if len(states) <= 13 else 30.0
 
     result = egru.sparsify(model, batches, loss, 0.9, metric=metric, epochs=30, ramp=0.1, patience=3, **QUIET)
-    assert result.epochs < 30
-    weights = [parameter for name, parameter in model.named_parameters() if "threshold" not in name]
-    kept = [all(torch.equal(a, b) for a, b in zip(weights, state, strict=False)) for state in states[1:-1]]
-    assert sum(kept[:-1]) <= 1
+    assert result.epochs == 15
+    weights = {name: parameter for name, parameter in model.named_parameters() if "threshold" not in name}
+    same = [all(torch.equal(state[name], value) for name, value in weights.items()) for state in states[:-1]]
+    assert [epoch for epoch, equal in enumerate(same) if equal] == [12]
 
 
 def test_within_keeps_the_sparsest_model_whose_metric_is_accepted(trained):

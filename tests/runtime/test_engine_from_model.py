@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import egru
 from egru import EGRU, EventEngine, Threshold, exponential_trace
+from egru.types import EVENTS
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +235,31 @@ def test_converted_model_runs_in_the_engine():
         engine.reset()
         torch.testing.assert_close(engine.run(sequence, last=True), target, rtol=1e-4, atol=1e-5)
     assert math.isclose(sum(engine.activity.events), 2 * 24 * 48)
+
+
+class LastOutput(nn.Module):
+    """Two recurrent layers and a readout of the last output."""
+
+    def __init__(self, layer_class: Any) -> None:
+        super().__init__()
+        self.rnn, self.readout = layer_class(3, 24, 2, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.readout(self.rnn(x)[0][:, -1])
+
+
+@pytest.mark.parametrize("layer_class", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("events", EVENTS)
+def test_sparse_converted_model_runs_in_the_engine(layer_class, events):
+    model = egru.convert(LastOutput(layer_class).eval(), events)
+    egru.compress.raise_thresholds(model, 0.03)
+    engine, x = EventEngine.from_model(model), torch.randn(2, 15, 3)
+    for sequence in x:
+        engine.reset()
+        for t in range(1, 16):
+            scores = engine.step(sequence[t - 1])
+            torch.testing.assert_close(scores, model(sequence[None, :t])[0].detach(), rtol=1e-4, atol=1e-5)
+    with egru.ActivityMonitor(model) as monitor:
+        model(x)
+    assert engine.activity.events == tuple(sum(layer.active) for layer in monitor.summary().layers)
+    assert 0.1 < sum(engine.activity.events) / (2 * 15 * 48) < 0.95

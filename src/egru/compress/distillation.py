@@ -25,7 +25,7 @@ class Distillation:
         model: Model with event layers, such as a result of :func:`egru.convert`.
         teacher: The model it was converted from. Recurrent layers are matched by their names.
         outputs: Weight of the difference of outputs. Default: 1.
-        states: Weight of the difference of states. Default: 0.1.
+        states: Weight of the difference of states. Default: 0.
         compare: How outputs are compared: ``"classes"`` for scores of classes in the last dimension (Kullback-Leibler
             divergence), ``"values"`` for other outputs (squared difference, relative to the teacher's variance).
             Default: ``"classes"``.
@@ -50,7 +50,7 @@ class Distillation:
         teacher: nn.Module,
         *,
         outputs: float = 1.0,
-        states: float = 0.1,
+        states: float = 0.0,
         compare: Literal["classes", "values"] = "classes",
         temperature: float = 2.0,
     ) -> None:

@@ -78,7 +78,7 @@ class ThresholdSchedule:
         model: Model with at least one event layer, for example a result of :func:`egru.convert`.
         target: Final activity, or a :class:`Budget` of activity or MACs.
         steps: Number of training steps.
-        ramp: Fraction of the steps during which the activity falls. Default: 0.5.
+        ramp: Fraction of the steps during which the activity falls. Default: 0.7.
         gain: Relative change of the thresholds per relative deviation. Default: 0.3.
 
     Raises:
@@ -97,7 +97,7 @@ class ThresholdSchedule:
     """
 
     def __init__(
-        self, model: nn.Module, target: float | Budget, steps: int, *, ramp: float = 0.5, gain: float = 0.3
+        self, model: nn.Module, target: float | Budget, steps: int, *, ramp: float = 0.7, gain: float = 0.3
     ) -> None:
         self.budget = target if isinstance(target, Budget) else Budget(activity=target)
         if self.budget.limit is None:

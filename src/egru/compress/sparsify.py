@@ -58,10 +58,10 @@ def sparsify(
     target: float | Budget,
     *,
     teacher: nn.Module | None = None,
-    epochs: int = 20,
-    lr: float = 2e-3,
-    ramp: float = 0.5,
-    rate: float = 0.0,
+    epochs: int = 80,
+    lr: float = 4e-3,
+    ramp: float = 0.7,
+    rate: float = 4.0,
     distillation: Distillation | None = None,
     metric: Callable[[nn.Module], float] | None = None,
     patience: int | None = None,
@@ -72,7 +72,8 @@ def sparsify(
     """Fine-tune a model until its activity meets a budget, in place.
 
     A :class:`ThresholdSchedule` lowers the activity to the target during the first part of training; weights and
-    thresholds are trained throughout. Afterwards thresholds are adjusted until the budget holds in evaluation mode on
+    thresholds are trained throughout. The loss contains the event rate, so that the network learns to do without events
+    instead of losing them. Afterwards thresholds are adjusted until the budget holds in evaluation mode on
     ``data``. With a metric, the parameters of the best epoch that meets the budget are kept.
 
     With ``Budget(within=..., metric=...)``, the activity is lowered by a quarter per stage of ``epochs`` epochs. The
@@ -83,11 +84,12 @@ def sparsify(
         data: Batches for ``loss``, iterated once per epoch: a ``DataLoader`` or a list.
         loss: Function of model and batch that runs the model and returns the loss.
         target: Final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
-        teacher: The dense original, for distillation of outputs (as classes) and states. If None, no distillation.
-        epochs: Number of epochs, or of epochs per stage. Default: 20.
-        lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 2e-3.
-        ramp: Fraction of training during which the activity falls. Default: 0.5.
-        rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. Default: 0.
+        teacher: The dense original, for distillation of its outputs as scores of classes. If None, no distillation.
+        epochs: Number of epochs, or of epochs per stage. Default: 80.
+        lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 4e-3.
+        ramp: Fraction of training during which the activity falls. Default: 0.7.
+        rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. The default suits a cross-entropy in
+            nats; scale it like the loss. Default: 4.
         distillation: Distillation with other options, instead of ``teacher``.
         metric: Function of the model, evaluated after every epoch; higher is better.
         patience: Stop after this many epochs without improvement since the budget was met first. Requires ``metric``.
