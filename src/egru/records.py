@@ -64,6 +64,10 @@ class JSONRecord:
         return cls.from_dict(_load(path), path)
 
 
+OPTIONAL = {"optional": True}
+"""Metadata of a dataclass field that is not stored if it is None."""
+
+
 def to_plain(value: Any) -> Any:
     """Convert dataclasses, mappings, tuples and lists to JSON values.
 
@@ -72,7 +76,8 @@ def to_plain(value: Any) -> Any:
         3
     """
     if dataclasses.is_dataclass(value):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        entries = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {f.name: to_plain(entry) for f, entry in entries if entry is not None or "optional" not in f.metadata}
     if isinstance(value, Mapping):
         return {name: to_plain(entry) for name, entry in value.items()}
     return [to_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
@@ -93,7 +98,7 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = T
     if unknown := sorted(plain.keys() - fields.keys()):
         raise ValueError(f"{cls.__name__}: unknown field {unknown[0]!r}; known fields: {', '.join(sorted(fields))}")
     for name, (_, has_default) in fields.items():
-        if name not in plain and not (use_defaults and has_default):
+        if name not in plain and not (use_defaults and has_default) and name not in _optional(cls):
             raise ValueError(f"{cls.__name__}: field {name!r} is missing")
     values: dict[str, Any] = {}
     for name, value in plain.items():
@@ -111,6 +116,12 @@ class _WrongType(Exception):
 def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@functools.cache
+def _optional(cls: Any) -> frozenset[str]:
+    """Return the names of the fields with the metadata :data:`OPTIONAL`."""
+    return frozenset(field.name for field in dataclasses.fields(cls) if "optional" in field.metadata)
 
 
 @functools.cache

@@ -66,6 +66,7 @@ def language(processes: int, **changes):
 CASES = {
     "classifier": (classifier, {}),
     "language": (language, {}),
+    "pruned": (language, {"weight_sparsity": 0.5}),
     "bfloat16": (classifier, {"exchange": "bfloat16"}),
 }
 

@@ -63,7 +63,7 @@ def scores(of: Scores) -> dict:
     return {name: value for name, value in to_plain(of).items() if value is not None}
 
 
-@pytest.mark.parametrize("name", ["classifier", "language"])
+@pytest.mark.parametrize("name", ["classifier", "language", "pruned"])
 def test_two_processes_equal_one_with_the_doubled_batch(name, both):
     one, two = (folder / name for folder in both)
     assert len(curve(one)) >= 20

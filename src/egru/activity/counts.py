@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from egru.activity.changes import Changes
 from egru.activity.chunks import time_chunks
 from egru.activity.operations import LayerCost
+from egru.activity.pruned import PrunedProduct
 from egru.activity.summary import LayerActivity, LinearActivity
 from egru.layers import Direction, EventRNN, Record
 from egru.layers.structure import direction_label, direction_name
@@ -51,7 +52,7 @@ class EventCounts(Counts):
         self.events = torch.zeros(layer.hidden_size, dtype=torch.int64, device=device)
         self.inside_window = torch.zeros((), dtype=torch.int64, device=device)
         self.gradient = torch.zeros((), dtype=torch.int64, device=device)
-        self.input_active = torch.zeros((), dtype=torch.int64, device=device)
+        self.input_active = torch.zeros(direction.input_size, dtype=torch.int64, device=device)
         self.steps = torch.zeros((), dtype=torch.int64, device=device)
         self.input_gradient = False
 
@@ -61,13 +62,13 @@ class EventCounts(Counts):
         T, B, _ = record.seen.shape
         self.steps += T * B if record.lengths is None else record.lengths.sum()
         self.input_gradient = self.input_gradient or record.input.requires_grad
-        before = self.events.sum()
+        before = self.events.clone()
         changes = self.changes.received(record)
         for chunk in time_chunks(record.seen):
             self._count(record, chunk, count_input=changes is None)
         if changes is not None:
             self.input_active += changes
-        self.changes.add(record, self.events.sum() - before)
+        self.changes.add(record, self.events - before)
 
     def _count(self, record: Record, chunk: slice, count_input: bool) -> None:
         x, theta, surrogate = record.input[chunk], record.theta, record.surrogate
@@ -85,23 +86,26 @@ class EventCounts(Counts):
         self.inside_window += inside.sum()
         self.gradient += nonzero.sum()
         if count_input:
-            self.input_active += active.sum()
+            self.input_active += active.sum((0, 1))
 
     def activity(self, gradient_density_below: float) -> LayerActivity:
         """Return the activity; ``gradient_density_below`` is the gradient density of the layer that feeds this one."""
+        weights = self.layer.weights(self.direction)
         return LayerActivity(
             self.label,
-            type(self.layer).__name__,
+            type(self.layer).__name__.removeprefix("Parametrized"),  # the class of a layer with masks
             self.direction.input_size,
             self.layer.hidden_size,
             self.layer.gates,
             recurrent_size=None,
             steps=int(self.steps),
             active=tuple(self.events.tolist()),
-            input_active=int(self.input_active),
+            input_active=int(self.input_active.sum()),
             inside_window=int(self.inside_window),
             nonzero_gradients=int(self.gradient),
             input_gradient_density=gradient_density_below if self.input_gradient else 0.0,
+            input_pruned=PrunedProduct.count(weights.ih, self.input_active),
+            recurrent_pruned=PrunedProduct.count(weights.hh, self.events),
         )
 
 
@@ -176,7 +180,7 @@ class LinearCounts(Counts):
 
     def __init__(self, module: LinearModule, label: str, changes: Changes) -> None:
         self.module, self.label, self.calls, self.changes = module, label, 0, changes
-        self.active: Tensor | int = 0
+        self.active: Tensor | int = 0  # of a linear layer, one entry per input
 
     @torch.no_grad()
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -185,7 +189,7 @@ class LinearCounts(Counts):
         if isinstance(self.module, nn.Linear):
             self.calls += x.numel() // x.shape[-1]
             changes = self.changes.find(x)
-            self.active = self.active + ((x != 0).sum() if changes is None else changes)
+            self.active = self.active + ((x != 0).flatten(0, -2).sum(0) if changes is None else changes)
             return
         transposed = self.module.transposed
         calls = x.numel() // self.module.in_channels if transposed else output.numel() // self.module.out_channels
@@ -194,7 +198,10 @@ class LinearCounts(Counts):
 
     def activity(self) -> LinearActivity:
         """Return the counts so far."""
-        return LinearActivity(self.label, *self._sizes(), self.calls, int(self.active))
+        if not isinstance(self.active, Tensor):
+            return LinearActivity(self.label, *self._sizes(), self.calls, self.active)
+        pruned = PrunedProduct.count(self.module.weight, self.active)
+        return LinearActivity(self.label, *self._sizes(), self.calls, int(self.active.sum()), pruned)
 
     def _sizes(self) -> tuple[int, int]:
         """Return the number of inputs and outputs of one call, so that their product is the number of weights."""

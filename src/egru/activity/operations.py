@@ -2,7 +2,8 @@
 
 Following the paper, one step of a layer with ``g`` gates, ``I`` inputs of density ``d`` and ``H`` units of activity
 sparsity ``alpha`` takes ``g*H*(d*I + (1-alpha)*H) + g*H`` MACs. A readout adds ``(1-alpha)*H*outputs``. The same holds
-for ``events="delta"``, where receivers accumulate changes: ``d`` of a layer above it is its ``1-alpha``.
+for ``events="delta"``, where receivers accumulate changes: ``d`` of a layer above it is its ``1-alpha``. Products with
+weights that are zero do not count.
 """
 
 import dataclasses
@@ -29,6 +30,8 @@ class LayerCost:
         activity: Density of the output. Default: 1.
         gradient_density: Density of ``dy/dc``, which the backward pass cannot skip. Default: 1.
         input_gradient_density: Density of the gradient of the input; 0 if it is not needed. Default: 0.
+        input_weight_density: Fraction of the products with non-zero inputs whose weight is not zero. Default: 1.
+        recurrent_weight_density: The same for recurrent weights. Default: 1.
 
     Example:
         >>> from egru.activity import LayerCost
@@ -44,6 +47,8 @@ class LayerCost:
     activity: float = 1.0
     gradient_density: float = 1.0
     input_gradient_density: float = 0.0
+    input_weight_density: float = 1.0
+    recurrent_weight_density: float = 1.0
 
     @property
     def _fan_in(self) -> int:
@@ -53,22 +58,27 @@ class LayerCost:
     def forward(self) -> float:
         """Effective MACs of one forward step."""
         rows = self.gates * self.hidden_size
-        return rows * (self.input_density * self.input_size + self.activity * self._fan_in) + rows
+        inputs = self.input_density * self.input_weight_density * self.input_size
+        return rows * (inputs + self.activity * self.recurrent_weight_density * self._fan_in) + rows
 
     @property
     def backward(self) -> float:
         """Effective MACs of one backward step: gradients of events, recurrent weights, input weights and input."""
         rows = self.gates * self.hidden_size
-        recurrent = (self.gradient_density + self.activity) * self._fan_in
-        inputs = (self.input_density + self.input_gradient_density) * self.input_size
+        recurrent = (self.gradient_density + self.activity) * self.recurrent_weight_density * self._fan_in
+        inputs = (self.input_density + self.input_gradient_density) * self.input_weight_density * self.input_size
         return rows * (recurrent + inputs) + rows
 
     @property
     def dense(self) -> "LayerCost":
         """The cost of the same layer with nothing skipped."""
         needs_input_gradient = float(self.input_gradient_density > 0)
-        return dataclasses.replace(
-            self, input_density=1.0, activity=1.0, gradient_density=1.0, input_gradient_density=needs_input_gradient
+        return LayerCost(
+            self.input_size,
+            self.hidden_size,
+            self.gates,
+            self.recurrent_size,
+            input_gradient_density=needs_input_gradient,
         )
 
 

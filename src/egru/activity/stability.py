@@ -6,7 +6,6 @@ and through the recurrent weights. With ``reset="output"`` the factor of the fir
 together: it sends a random gradient from the last state of a batch back to the first.
 """
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -147,8 +146,8 @@ def adjoint_growth(layer: EGRU, call: Record, seed: int = 0) -> tuple[float, flo
     Returns:
         ``adjoint_growth`` and ``adjoint_peak``, as in :class:`Stability`.
     """
-    layer = copy.copy(layer).eval()  # shares the parameters
-    layer.recurrent_clip = None
+    original, layer = layer, type(layer).__new__(type(layer))  # copy.copy refuses layers with parametrisations
+    layer.__dict__ = {**original.__dict__, "training": False, "recurrent_clip": None}  # shares the parameters
     weights = Weights(*(None if part is None else part.detach() for part in layer.weights(call.direction)))  # pyright: ignore[reportArgumentType]
     x = call.input.detach().to(weights.hh.dtype)
     with torch.autocast(x.device.type, enabled=False):

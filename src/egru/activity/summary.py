@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from egru import format
 from egru.activity.operations import EnergyModel, LayerCost
-from egru.records import JSONRecord, dumps
+from egru.activity.pruned import PrunedProduct, weight_sparsity
+from egru.records import OPTIONAL, JSONRecord, dumps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +28,8 @@ class LayerActivity:
         inside_window: Number of states whose distance to the threshold is below ``width``. None for dense layers.
         nonzero_gradients: Number of states with ``dy/dc != 0``. None for dense layers.
         input_gradient_density: Fraction of the input's gradient that is needed; 0 if the input needs none.
+        input_pruned: Counts of the product with the input weights if some of them are zero, else None.
+        recurrent_pruned: The same for the recurrent weights.
     """
 
     name: str
@@ -41,6 +44,8 @@ class LayerActivity:
     inside_window: int | None
     nonzero_gradients: int | None
     input_gradient_density: float
+    input_pruned: PrunedProduct | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    recurrent_pruned: PrunedProduct | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         if self.steps < 1 or not self.active:
@@ -67,7 +72,16 @@ class LayerActivity:
             activity=sum(self.active) / (self.steps * len(self.active)),
             gradient_density=1.0 if nonzero is None else nonzero / (self.steps * self.hidden_size),
             input_gradient_density=self.input_gradient_density,
+            input_weight_density=1.0 if self.input_pruned is None else self.input_pruned.density,
+            recurrent_weight_density=1.0 if self.recurrent_pruned is None else self.recurrent_pruned.density,
         )
+
+    @property
+    def products(self) -> list[tuple[PrunedProduct | None, int]]:
+        """Counts of the two matrices, with their numbers of weights."""
+        rows = self.gates * self.hidden_size
+        recurrent = self.hidden_size if self.recurrent_size is None else self.recurrent_size
+        return [(self.input_pruned, rows * self.input_size), (self.recurrent_pruned, rows * recurrent)]
 
     @property
     def activity_sparsity(self) -> float:
@@ -96,6 +110,7 @@ class LinearActivity:
         calls: Number of input rows or patches.
         active: Number of input entries that are not skipped: the non-zero ones of a linear layer (for the output of a
             layer with ``events="delta"``, its events), all of a convolution.
+        pruned: Counts of the product of a linear layer if some of its weights are zero, else None.
     """
 
     name: str
@@ -103,6 +118,12 @@ class LinearActivity:
     out_features: int
     calls: int
     active: int
+    pruned: PrunedProduct | None = dataclasses.field(default=None, metadata=OPTIONAL)
+
+    @property
+    def product(self) -> tuple[PrunedProduct | None, int]:
+        """Counts of the product, with the number of weights."""
+        return self.pruned, self.in_features * self.out_features
 
     @property
     def input_density(self) -> float:
@@ -111,8 +132,8 @@ class LinearActivity:
 
     @property
     def macs(self) -> float:
-        """Multiply-accumulates of all rows. Zero inputs of a linear layer are skipped."""
-        return float(self.active * self.out_features)
+        """Multiply-accumulates of all rows. Zero inputs and weights of a linear layer are skipped."""
+        return float(self.active * self.out_features if self.pruned is None else self.pruned.macs)
 
     @property
     def dense_macs(self) -> float:
@@ -157,6 +178,12 @@ class ActivitySummary(JSONRecord):
         sparsity = _weighted_mean([(layer.activity_sparsity, layer.hidden_size) for layer in self.layers])
         assert sparsity is not None  # ActivityMonitor raises if no layer ran
         return sparsity
+
+    @property
+    def weight_sparsity(self) -> float:
+        """Fraction of the weights of recurrent and linear layers that are zero. Biases and thresholds do not count."""
+        products = [product for layer in self.layers for product in layer.products]
+        return weight_sparsity(products + [linear.product for linear in self.linears])
 
     @property
     def backward_sparsity(self) -> float | None:
@@ -212,7 +239,10 @@ class ActivitySummary(JSONRecord):
 
     def __str__(self) -> str:
         """Return a table with one row per layer, followed by the assumptions of the energy estimate."""
-        header = ("layer", "units", "sparse", "backward", "skippable", "input", "MACs fwd", "of dense", "MACs bwd")
+        header = (
+            *("layer", "units", "sparse", "backward", "skippable", "input", "weights"),
+            *("MACs fwd", "of dense", "MACs bwd"),
+        )
         rows = [
             (
                 f"{layer.name} ({layer.kind})",
@@ -221,6 +251,7 @@ class ActivitySummary(JSONRecord):
                 format.percent(layer.backward_sparsity),
                 format.percent(layer.backward_skippable),
                 format.percent(layer.cost.input_density),
+                format.percent(1 - weight_sparsity(layer.products)),
                 format.count(layer.cost.forward),
                 format.percent(layer.cost.forward / layer.cost.dense.forward),
                 format.count(layer.cost.backward),
@@ -235,8 +266,9 @@ class ActivitySummary(JSONRecord):
                 "",
                 "",
                 format.percent(linear.input_density),
+                format.percent(1 - weight_sparsity([linear.product])),
                 format.count(linear.macs / self.steps),
-                format.percent(linear.input_density),
+                format.percent(linear.macs / linear.dense_macs),
                 format.count(2 * linear.macs / self.steps),
             )
             for linear in self.linears
@@ -248,6 +280,7 @@ class ActivitySummary(JSONRecord):
             format.percent(self.backward_sparsity),
             format.percent(self.backward_skippable),
             "",
+            format.percent(1 - self.weight_sparsity),
             format.count(self.forward_macs),
             format.percent(self.forward_macs / self.dense_forward_macs),
             format.count(self.backward_macs),

@@ -335,5 +335,7 @@ def _print_scores(label: str, scores: Any, activity: Any) -> None:
     sparsity = f"activity sparsity {format.percent(activity.activity_sparsity)}"
     if activity.backward_sparsity is not None:
         sparsity += f", backward sparsity {format.percent(activity.backward_sparsity)}"
+    if activity.weight_sparsity:
+        sparsity += f", weight sparsity {format.percent(activity.weight_sparsity)}"
     macs = f"{format.count(activity.forward_macs)} of {format.count(activity.dense_forward_macs)} MACs per step"
     print(f"{label}: {quality}, {sparsity}, {macs}")

@@ -1,4 +1,4 @@
-"""Conversion and compression of trained networks: event layers, thresholds, fine-tuning, pruning of units."""
+"""Conversion and compression of networks: event layers, thresholds, fine-tuning, pruning of units and weights."""
 
 from egru.compress.batches import Measurement
 from egru.compress.calibrate import Calibration, calibrate
@@ -10,6 +10,7 @@ from egru.compress.quieten import MeasuredFloor, Quietening, quieten
 from egru.compress.schedule import Budget, ThresholdSchedule
 from egru.compress.sparsify import Sparsification, sparsify
 from egru.compress.thresholds import raise_thresholds
+from egru.compress.weights import WeightPruning, prune_weights
 
 __all__ = [
     "Budget",
@@ -25,9 +26,11 @@ __all__ = [
     "Quietening",
     "Sparsification",
     "ThresholdSchedule",
+    "WeightPruning",
     "calibrate",
     "convert",
     "prune",
+    "prune_weights",
     "quieten",
     "raise_thresholds",
     "sparsify",

@@ -31,6 +31,7 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
             cells(lambda run: format.percent(run.history[-1].validation_accuracy) if run.history else None),
         ),
         ("activity sparsity", cells(lambda run: format.percent(run.activity.activity_sparsity))),
+        ("weight sparsity", cells(lambda run: format.percent(run.activity.weight_sparsity or None))),
         ("backward sparsity (paper)", cells(lambda run: format.percent(run.activity.backward_sparsity))),
         ("backward sparsity (skippable)", cells(lambda run: format.percent(run.activity.backward_skippable))),
         (

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from egru import files
+from egru.compress.weights import fold_masks
 from egru.records import FORMAT, read_json
 from egru.training.optimise import AveragedSGD
 
@@ -113,7 +114,7 @@ def load(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, devic
     """
     tensors, stored = _read_tensors(folder / TRAINER), _read_state(folder)
     raw = {name.removeprefix("raw."): value for name, value in tensors.items() if name.startswith("raw.")}
-    set_weights(model, read_weights(folder) | raw)
+    set_weights(model, _read_tensors(folder / WEIGHTS) | raw)
     try:
         _load_optimiser(optimiser, stored["optimiser"], tensors)
         torch.set_rng_state(tensors["random.cpu"])
@@ -130,8 +131,11 @@ def load_metadata(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint by name; raises as :func:`load` does. Tied weights appear once."""
-    return _read_tensors(folder / WEIGHTS)
+    """Return the weights of a checkpoint by name; raises as :func:`load` does.
+
+    Tied weights appear once. Masks of pruned weights are applied, so that the weights fit a model without masks.
+    """
+    return fold_masks(_read_tensors(folder / WEIGHTS))
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:

@@ -53,6 +53,16 @@ class Training:
     """Weight of the loss that pulls states below their thresholds (w_v in the paper)."""
     squared_rate: bool = False
     """Square the rate loss, as EvNN does."""
+    weight_sparsity: float = 0.0
+    """Set this fraction of the weights to zero, those with the smallest magnitudes, more of them from epoch to epoch
+    (event cells)."""
+    block: int = 1
+    """Number of consecutive outputs whose weights are set to zero together; 8 and 16 match the engine's vectors."""
+    pruning_scope: Literal["global", "layer"] = "global"
+    """Whether the weights of the whole network that are smallest relative to their matrix are set to zero, or the same
+    fraction of every matrix."""
+    pruning_share: float = 0.75
+    """Fraction of the epochs after which the final weight sparsity is reached."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Precision of matrix products under autocast; weights and states stay in float32. float16 requires cuda, scales
     the loss and skips steps whose gradient overflows."""
@@ -72,14 +82,15 @@ class Training:
     """Write the metrics for TensorBoard into the run folder."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs", "save_every"):
+        for name in ("epochs", "batch", "evaluation_batch", "patience", "step_epochs", "save_every", "block"):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
         _require(self, "learning_rate", self.learning_rate > 0, "positive")
         _require(self, "weight_decay", self.weight_decay >= 0, "zero or more")
         _require(self, "clip", self.clip is None or self.clip > 0, "positive, or none")
-        for name in ("constant_share", "final_factor", "step_factor"):
+        _require(self, "weight_sparsity", 0 <= self.weight_sparsity < 1, "in [0, 1)")
+        for name in ("constant_share", "final_factor", "step_factor", "pruning_share"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
-        for name in ("optimiser", "schedule", "precision", "exchange"):
+        for name in ("optimiser", "schedule", "pruning_scope", "precision", "exchange"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
             _require(self, name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
         _require(self, "device", _is_device(self.device), "a device of torch, such as cpu or cuda")

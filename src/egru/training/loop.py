@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, measure_stability
+from egru.compress.weights import WeightPruning
 from egru.training import checkpoint, distributed
 from egru.training.config import Training
 from egru.training.energy import EnergyRecorder
@@ -81,6 +82,7 @@ def _train(
     start = time.monotonic()
     deadline = math.inf if minutes is None else start + 60 * minutes
     device = torch.device(training.device)
+    pruning = make_pruning(model, training)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     step = make_step(model, task, training, optimiser, scaler)
     is_rank_zero = distributed.rank() == 0
@@ -99,6 +101,8 @@ def _train(
     while epoch < training.epochs:
         epoch_start = time.perf_counter()
         energy.start_epoch()
+        if pruning is not None:
+            pruning.update(pruning_progress(epoch, training))
         statistics = EpochStatistics(epoch + 1, saved_epoch, device, overflows=scaler.is_enabled())
         training_activity = train_epoch(epoch, model, task, training, step, optimiser, scaler, statistics, progress)
         epoch += 1
@@ -111,6 +115,8 @@ def _train(
         if isinstance(optimiser, AveragedSGD):
             optimiser.epoch_done(scores.loss)
         merit = task.merit(scores)
+        if pruning is not None:  # epochs with the final sparsity are better than those before
+            merit = (pruning.goal(pruning_progress(epoch - 1, training)), *merit)
         is_last = epoch == training.epochs
         is_late = distributed.from_rank_zero(lambda: time.monotonic() >= deadline)
         is_saved = epoch % training.save_every == 0 or is_last or is_late
@@ -145,12 +151,32 @@ def _train(
             )
 
     distributed.barrier()
+    if pruning is not None:
+        pruning.remove()
     best_epoch = run.best_epoch()
     checkpoint.load_weights(run.checkpoint_path(best_epoch), model)
     scores, activity = score(model, task, "test")
     result = Result(best_epoch, scores, activity, sum(line.seconds for line in run.metrics()))
     run.write_result(result)
     return result
+
+
+def make_pruning(model: nn.Module, training: Training) -> WeightPruning | None:
+    """Add masks to the weights of a model if the config prunes them."""
+    if not training.weight_sparsity:
+        return None
+    return WeightPruning(
+        model,
+        training.weight_sparsity,
+        block=training.block,
+        scope=training.pruning_scope,
+        share=training.pruning_share,
+    )
+
+
+def pruning_progress(epoch: int, training: Training) -> float:
+    """Return the progress of pruning during an epoch, counted from 0; 1 in the last epoch."""
+    return epoch / (training.epochs - 1) if training.epochs > 1 else 1.0
 
 
 def train_epoch(

@@ -48,10 +48,12 @@ def describe_epoch(metrics: EpochMetrics) -> str:
     quality = f"accuracy {format.percent(scores.accuracy)}"
     if scores.perplexity is not None:
         quality = f"perplexity {scores.perplexity:.1f}"
+    sparsity = f"activity sparsity {100 * metrics.activity.activity_sparsity:.0f} %"
+    if metrics.activity.weight_sparsity is not None:
+        sparsity += f", weight sparsity {100 * metrics.activity.weight_sparsity:.0f} %"
     waiting = train.waited / max(metrics.seconds, 1e-9)
     return (
-        f"epoch {metrics.epoch}: loss {train.loss:.3f}, validation {quality}, "
-        f"activity sparsity {100 * metrics.activity.activity_sparsity:.0f} %, "
+        f"epoch {metrics.epoch}: loss {train.loss:.3f}, validation {quality}, {sparsity}, "
         f"gradient norm {train.gradient_norm:.2g} (max {train.gradient_norm_max:.2g}), "
         f"{metrics.seconds:.1f} s, {100 * waiting:.0f} % waiting for data"
     )

@@ -10,7 +10,7 @@ import statistics
 
 from egru import format
 from egru.activity import ActivitySummary, LayerActivity, Stability
-from egru.records import JSONRecord
+from egru.records import OPTIONAL, JSONRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,17 +83,21 @@ class ModelActivity(Sparsity):
     Attributes:
         forward_macs: Effective multiply-accumulates per forward step.
         backward_macs: Effective multiply-accumulates per backward step.
+        weight_sparsity: Fraction of weights that are zero. None if there are none.
     """
 
     forward_macs: float
     backward_macs: float
+    weight_sparsity: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def of_model(cls, activity: ActivitySummary) -> "ModelActivity":
         """Return the stored numbers of a summary."""
-        sparsity = Sparsity.of(activity)
         return cls(
-            **dataclasses.asdict(sparsity), forward_macs=activity.forward_macs, backward_macs=activity.backward_macs
+            **dataclasses.asdict(Sparsity.of(activity)),
+            forward_macs=activity.forward_macs,
+            backward_macs=activity.backward_macs,
+            weight_sparsity=activity.weight_sparsity or None,
         )
 
 

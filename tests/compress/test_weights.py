@@ -1,0 +1,176 @@
+"""Magnitude pruning of weights: schedule, blocks, tied weights, and masks in training, checkpoints and compilers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import egru
+from egru.compress import WeightPruning, prune_weights
+from egru.compress.weights import fold_masks
+from egru.models import LanguageModel, SequenceClassifier
+from egru.training import Paused, Run, checkpoint
+from tests.training.tiny import classifier_run, language_run
+
+ALL: Any = "all"
+
+
+def density(weight):
+    return (weight != 0).double().mean().item()
+
+
+def test_sparsity_follows_a_cubic_schedule_and_zeros_stay():
+    model = SequenceClassifier(6, 32, 5)
+    pruning = WeightPruning(model, 0.9, share=0.5)
+    before = torch.zeros(0, dtype=torch.bool)
+    for step in range(11):
+        goal = pruning.update(step / 10)
+        assert goal == pytest.approx(0.9 * (1 - max(0, 1 - step / 5) ** 3))
+        assert pruning.sparsity == pytest.approx(goal, abs=1e-3)
+        zero = torch.cat([matrix.mask.flatten() == 0 for matrix in pruning.matrices])
+        assert not step or bool(zero[before].all())
+        before = zero
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+
+
+def test_the_smallest_weights_are_removed():
+    layer: Any = egru.EGRU(4, 16)
+    names = ("weight_ih_l0", "weight_hh_l0")
+    with torch.no_grad():
+        layer.weight_hh_l0.mul_(0.01)  # magnitudes are relative to their matrix
+
+    def magnitudes():
+        return torch.cat([(getattr(layer, n).detach().abs() / means[n]).flatten() for n in names])
+
+    means = {n: getattr(layer, n).detach().abs().mean() for n in names}
+    before = magnitudes()
+    prune_weights(layer, 0.7)
+    after = magnitudes()
+    assert before[after == 0].max() < after[after != 0].min()
+    assert density(after) == pytest.approx(0.3, abs=2e-3)
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_blocks_are_consecutive_outputs_of_one_gate(scope):
+    model = SequenceClassifier(6, 32, 5)
+    prune_weights(model, 0.6, block=16, scope=scope)
+    layer: Any = model.layers[0]
+    for weight in (layer.weight_ih_l0, layer.weight_hh_l0):
+        kept = (weight != 0).view(3, 2, 16, -1)
+        assert torch.equal(kept.all(2), kept.any(2))
+        assert scope == "global" or density(weight) == pytest.approx(0.4, abs=0.02)
+    assert 0 < density(model.readout.weight) < 1, "with fewer outputs than a block, pruned weight by weight"
+
+
+def test_tied_weights_share_one_mask_and_stay_tied():
+    model: Any = LanguageModel(32, 16, 16, num_layers=2)
+    pruning = WeightPruning(model, 0.5, block=8)
+    pruning.update(1.0)
+    assert torch.equal(model.embedding.weight, model.readout.weight)
+    kept = (model.readout.weight != 0).view(4, 8, 16)
+    assert torch.equal(kept.all(1), kept.any(1))
+    parameters = list(model.parameters())
+    masked = model.embedding.weight.detach().clone()
+    pruning.remove()
+    assert model.readout.weight is model.embedding.weight
+    assert {id(p) for p in model.parameters()} == {id(p) for p in parameters}, "an optimiser's parameters stay valid"
+    assert torch.equal(model.embedding.weight, masked)
+
+
+def test_masked_weights_have_no_gradient_and_dropconnect_sees_the_mask():
+    model = SequenceClassifier(3, 16, 4, dropconnect=0.3, threshold=egru.Threshold(mean=-3.0))
+    WeightPruning(model, 0.8).update(1.0)
+    model(torch.randn(2, 10, 3))[0].sum().backward()
+    layer: Any = model.layers[0]
+    original = layer.parametrizations.weight_hh_l0.original
+    zero = layer.weight_hh_l0 == 0
+    assert not original.grad[zero].any()
+    assert original.grad[~zero].any()
+    assert original[zero].abs().min() > 0, "the mask, not the parameter, is zero"
+
+
+def test_a_pruned_model_stays_pruned():
+    model: Any = egru.EGRU(4, 32)
+    prune_weights(model, 0.6)
+    zero = model.weight_hh_l0 == 0
+    pruning = WeightPruning(model, 0.1)
+    pruning.update(1.0)
+    assert pruning.sparsity == pytest.approx(0.6, abs=0.01)
+    assert not model.weight_hh_l0[zero].any()
+
+
+def test_compiled_models_follow_changes_of_the_masks():
+    layer = egru.EGRU(4, 16, threshold=egru.Threshold(mean=-3.0))
+    pruning = WeightPruning(layer, 0.9)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    x = torch.randn(5, 2, 4)
+    for progress in (0.1, 1.0):
+        pruning.update(progress)
+        torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+    assert pruning.sparsity > 0.89
+
+
+def test_resume_of_a_pruned_run_is_bit_identical(tmp_path):
+    options = {"epochs": 4, "weight_sparsity": 0.6, "block": 4}
+    for _ in range(3):
+        with pytest.raises(Paused):
+            classifier_run(tmp_path / "paused", minutes=1e-9, **options)
+    classifier_run(tmp_path / "paused", **options)
+    result, model = classifier_run(tmp_path / "whole", **options)
+    one, two = (Run.open(tmp_path / name).checkpoint_path(4) / "weights.safetensors" for name in ("paused", "whole"))
+    assert one.read_bytes() == two.read_bytes()
+    assert result.best_epoch == 4, "epochs before the final sparsity are not chosen"
+    assert not any("parametrizations" in name for name in model.state_dict())
+    weights = torch.cat([p.flatten() for name, p in model.named_parameters() if "weight" in name])
+    assert density(weights) == pytest.approx(0.4, abs=0.02)
+
+
+def test_weights_of_a_pruned_run_fit_a_model_without_masks(tmp_path):
+    _, model = language_run(tmp_path / "run", weight_sparsity=0.5, optimiser="ntavsgd", learning_rate=0.5)
+    run = Run.open(tmp_path / "run")
+    weights = checkpoint.read_weights(run.checkpoint_path(run.best_epoch()))
+    other: Any = LanguageModel(7, 12, 16, num_layers=2)
+    checkpoint.set_weights(other, weights)
+    assert torch.equal(other.readout.weight, model.readout.weight)
+    assert density(other.layers[0].weight_hh_l0) < 0.7
+
+
+def test_fold_masks_leaves_other_parametrisations_alone():
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))
+    assert set(fold_masks(linear.state_dict())) == set(linear.state_dict())
+
+
+def masked():
+    layer = egru.EGRU(2, 8)
+    WeightPruning(layer, 0.5)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: WeightPruning(egru.EGRU(2, 8), 1.0), r"sparsity must be in \[0, 1\), got 1.0"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), -0.1), r"sparsity must be in \[0, 1\), got -0.1"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), float("nan")), "sparsity must be in"),
+        (lambda: WeightPruning(egru.EGRU(2, 20), 0.5, block=8), "divide the 20 units of egru, got 8; use 16 or 24, or"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), 0.5, block=0), "block must be at least 1, got 0"),
+        (lambda: WeightPruning(LanguageModel(20, 16, 16), 0.5, block=16), "divide the 20 outputs of readout, got 16"),
+        (lambda: WeightPruning(masked(), 0.5), "egru.weight_ih_l0 must not be parametrised; remove its"),
+        (lambda: WeightPruning(nn.Linear(2, 8), 0.5), "the model must have an event layer, got Linear"),
+        (lambda: prune_weights(egru.EGRU(2, 16), 0.98, scope="layer", block=16), "removes all weights of egru.weight"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), 0.5, scope=ALL), "scope must be 'global' or 'layer', got 'all'"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_failed_update_leaves_no_masks():
+    layer = egru.EGRU(2, 16)
+    with pytest.raises(ValueError, match="removes all"):
+        prune_weights(layer, 0.98, scope="layer", block=16)
+    assert not hasattr(layer, "parametrizations")
