@@ -37,8 +37,10 @@ def exponential_trace(
         ValueError: If ``decay`` is outside [0, 1] or ``y`` is empty or has a wrong number of dimensions.
 
     Example:
-        >>> y, _ = layer(x)
-        >>> logits = readout(egru.exponential_trace(y, last=True))
+        >>> layer, readout = egru.EGRU(3, 16), torch.nn.Linear(16, 10)
+        >>> y, _ = layer(torch.randn(20, 2, 3))
+        >>> readout(egru.exponential_trace(y, last=True)).shape
+        torch.Size([2, 10])
     """
     if not isinstance(decay, Tensor) and not 0 <= decay <= 1:
         raise ValueError(f"exponential_trace: decay must be in [0, 1], got {decay!r}")

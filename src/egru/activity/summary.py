@@ -155,11 +155,12 @@ class ActivitySummary(JSONRecord):
         energy: Energy per operation, for the estimate.
 
     Example:
+        >>> model = egru.EGRU(3, 16)
         >>> with egru.ActivityMonitor(model) as monitor:
-        ...     model(x)
+        ...     _ = model(torch.randn(20, 2, 3))
         >>> summary = monitor.summary()
-        >>> ActivitySummary.from_dict(summary.to_dict()) == summary
-        True
+        >>> summary.steps, [layer.name for layer in summary.layers]
+        (40, ['egru'])
     """
 
     layers: tuple[LayerActivity, ...]

@@ -48,7 +48,7 @@ class InputEvents(NamedTuple):
             ValueError: If ``horizon`` is a tensor of another shape.
 
         Example:
-            >>> layer(events.until(100.0), horizon=100.0)
+            >>> output = layer(events.until(1.0), horizon=1.0)
         """
         limit = torch.as_tensor(horizon).to(self.times)
         if limit.shape not in ((), (self.batch,)):
@@ -192,7 +192,7 @@ class InputEvents(NamedTuple):
             ValueError: If a field is missing or outside the sensor.
 
         Example:
-            >>> events = InputEvents.from_tonic([data[i][0] for i in rows], data.sensor_size).until(100.0)
+            >>> events = InputEvents.from_tonic([data[i][0] for i in rows], data.sensor_size)  # doctest: +SKIP
         """
         sizes: dict[str, int] = dict(zip(("x", "y", "p"), sensor_size, strict=True))
         channels = []
