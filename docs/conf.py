@@ -38,7 +38,7 @@ myst_heading_anchors = 4
 
 # Notebooks are text files with code cells. They are executed during the build and must not fail.
 nb_execution_mode = os.environ.get("EXECUTE", "force")
-nb_execution_timeout = 240  # seconds per tutorial cell; a tutorial takes less than two minutes on two cores
+nb_execution_timeout = 600  # seconds per cell, for busy machines: a tutorial takes less than two minutes on two cores
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True

@@ -53,7 +53,7 @@ def test_paths_named_in_the_documentation_exist() -> None:
 
 
 def shell_commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands in the documentation: in indented lines, shell blocks, cells, and the first column of tables."""
+    """Yield the commands of the documentation: indented lines, shell blocks, cells, and first columns of tables."""
     for page in PAGES:
         if page.name == "CHANGELOG.md":
             continue

@@ -70,7 +70,7 @@ class EGRU(_EventGRU):
             apply to the state. Default: False.
         dropout (float): Dropout probability between layers. Default: 0.
         bidirectional (bool): If True, every layer also runs backwards in time. Default: False.
-        events (Events): When a unit emits an event: ``"positive"`` (paper) if ``c > theta``, ``"signed"`` if
+        events (egru.types.Events): When a unit emits an event: ``"positive"`` (paper) if ``c > theta``, ``"signed"`` if
             ``|c| > theta``, ``"delta"`` if ``c`` differs by more than ``theta`` from the output, which otherwise keeps
             its last value; see :data:`egru.types.Events`. ``"delta"`` requires ``reset="none"`` and
             ``reset_gate="after"``. Default: ``"positive"``.

@@ -34,7 +34,8 @@ class ELSTM(KernelEventRNN):
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.
-        events (Events): As in :class:`egru.EGRU`. ``"delta"`` requires ``reset="none"`` and ``compare="output"``.
+        events (egru.types.Events): As in :class:`egru.EGRU`. ``"delta"`` requires ``reset="none"`` and
+            ``compare="output"``.
         reset, threshold, surrogate, reset_scale, dropconnect, zoneout, dropout_mode: As in :class:`egru.EGRU`.
         backend, lean, recurrent_clip, device, dtype: As in :class:`egru.EGRU`.
         compare (Compare): What is compared with the threshold: the memory cell ``c`` (``"cell"``), or the value of an
