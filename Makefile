@@ -35,7 +35,7 @@ lint: $(STAMP)
 
 EXECUTE ?= force
 docs: $(STAMP)  # the documentation site in build/docs; EXECUTE=off leaves the tutorials without their outputs
-	EXECUTE=$(EXECUTE) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	EXECUTE=$(EXECUTE) PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m sphinx -E -q -W --keep-going -b html -d build/doctrees docs build/docs
 	$(BIN)/codespell docs README.md CONTRIBUTING.md CHANGELOG.md
 	EGRU_SITE=build/docs $(BIN)/python -m pytest -q tests/site
 
