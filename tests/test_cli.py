@@ -10,7 +10,8 @@ from egru import bench, cli
 from egru.cli.exit_codes import MEANINGS, ExitCode
 
 COMMANDS = [
-    "train", "evaluate", "report", "export", "quieten", "sweep", "list", "reproduce", "bench", "doctor", "info"
+    "train", "evaluate", "report", "export", "quieten", "sweep", "list", "reproduce", "bench", "demo", "doctor",
+    "info",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch
 
 import egru
 from egru import format
+from egru.demo import PAGE
 from egru.environment import Environment
 from egru.records import to_plain
 from egru.report import DARK, LIGHT, Epoch, Raster, page, read_runs, write_report
@@ -307,3 +308,12 @@ def test_folder_must_not_be_a_file(tmp_path):
     with pytest.raises(NotADirectoryError, match="folder must be a directory or not exist yet"):
         write(tmp_path / "report")
     assert (tmp_path / "report").read_text() == "text"
+
+
+def test_reports_on_sequential_mnist_link_the_interactive_page(tmp_path):
+    runs = [examples.run("EGRU", config={"data": "smnist"})]
+    page = write_report(tmp_path, "digits", runs, [], command="", config={}).read_text(encoding="utf-8")
+    assert '<a href="digits.html">Draw a digit</a>' in page
+    assert (tmp_path / "digits.html").read_bytes() == PAGE.read_bytes()
+    for other in (examples.run("GRU", config={"data": "smnist"}), examples.run("EGRU", config={"data": "dvs"})):
+        assert "digits.html" not in write_report(tmp_path, "other", [other], [], command="", config={}).read_text()

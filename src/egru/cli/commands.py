@@ -218,6 +218,22 @@ def bench(options: argparse.Namespace) -> int:
     return max(run(module) for module in modules)
 
 
+def demo(options: argparse.Namespace) -> int:
+    """Open the page that reads drawn digits, or write a copy."""
+    from egru.demo import PAGE
+    from egru.files import replace_file
+
+    if options.out is not None:
+        replace_file(Path(options.out), PAGE.read_bytes())
+        print(f"written: {options.out}")
+    else:
+        import webbrowser
+
+        opened = webbrowser.open(PAGE.as_uri())
+        print(PAGE if opened else f"no browser found; open this file: {PAGE}")
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Show packages, kernels and data sets."""
     from egru.doctor import describe

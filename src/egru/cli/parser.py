@@ -54,6 +54,7 @@ def make_parser() -> Parser:
     _add_list(subparsers)
     _add_reproduce(subparsers)
     _add_bench(subparsers)
+    _add_demo(subparsers)
     _add_doctor(subparsers)
     _add_info(subparsers)
     return parser
@@ -311,6 +312,18 @@ def _add_bench(subparsers: Any) -> None:
         takes_extra=True,
         interrupted="a benchmark cannot be resumed: run the command again",
     )
+
+
+def _add_demo(subparsers: Any) -> None:
+    command = _add_command(
+        subparsers,
+        "demo",
+        commands.demo,
+        "open a page on which a network reads digits that you draw",
+        "Open a page in the browser on which the pretrained network reads digits that you draw, pixel by pixel. The "
+        "page is one file; nothing is loaded from or sent to the network.",
+    )
+    command.add_argument("--out", metavar="FILE", help="write a copy of the page instead of opening it")
 
 
 def _add_doctor(subparsers: Any) -> None:

@@ -36,7 +36,7 @@ def document(title: str, parts: Iterable[str], figures: Iterable[Figure]) -> str
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_colours()}{_read_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{colour_variables()}{_read_file('page.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, parts))
         + '\n</main>\n<div id="tip" role="status" hidden></div>\n'
         + f'<script type="application/json" id="numbers">{numbers}</script>\n'
@@ -48,7 +48,7 @@ def _read_file(name: str) -> str:
     return importlib.resources.files("egru.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _colours() -> str:
+def colour_variables() -> str:
     """Return the colours of both themes as CSS variables."""
 
     def variables(theme: Theme) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from egru import format
+from egru.demo import PAGE
 from egru.environment import Environment
 from egru.files import replace_file
 from egru.records import FORMAT, read_json, to_plain
@@ -35,6 +36,9 @@ MAX_COLUMNS = 6
 """Runs that the table shows side by side. With more, each run is a row."""
 MAX_SUMMARIES = 4
 """Runs with one sentence each at the top. Pages with more have only the table."""
+
+DIGITS = "digits.html"
+"""Name of the interactive page next to the report."""
 
 
 def write_report(
@@ -90,6 +94,8 @@ def write_report(
     page = _page(record, environment, runs, rasters, notes)
     files = _png_files(runs, rasters)
     files["report.json"] = json.dumps(record, indent=2, allow_nan=False).encode()
+    if _reads_digits(runs):
+        files[DIGITS] = PAGE.read_bytes()
     files["index.html"] = page.encode()
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -173,6 +179,11 @@ def _page(
         parts += ["<h2>Threshold search</h2>", *(_search(*entry) for entry in searches)]
     if sequences or notes:
         parts += ["<h2>Event raster</h2>", figure_grid(sequences), *map(small, notes)]
+    if _reads_digits(runs):
+        parts.append(
+            f'<p class="small"><a href="{DIGITS}">Draw a digit</a> and watch a pretrained network of this kind read it '
+            "pixel by pixel in the browser.</p>"
+        )
     if units:
         parts += ["<h2>Activity of the units</h2>", figure_grid(units)]
     if training:
@@ -220,6 +231,11 @@ def _headlines(title: str, runs: Sequence[RunReport], with_cards: bool) -> list[
         ),
         small(f"The energy estimate assumes {'; or '.join(assumptions)}."),
     ]
+
+
+def _reads_digits(runs: Sequence[RunReport]) -> bool:
+    """Return whether an event-based run reads MNIST pixel by pixel, as the network of the interactive page does."""
+    return any(run.event_layers and run.config.get("data") == "smnist" for run in runs)
 
 
 def emphasise_percentages(text: str) -> str:
