@@ -26,6 +26,7 @@ exclude_patterns = ["_extensions"]
 html_theme = "furo"
 html_title = "egru"
 html_static_path = ["_static"]
+html_extra_path = ["../src/egru/demo/digits.html"]
 html_css_files = ["style.css"]
 html_math_renderer = "mathml"
 html_copy_source = False

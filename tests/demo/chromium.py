@@ -125,10 +125,10 @@ def open_tab(profile: Path) -> Iterator[Tab]:
     to_browser, from_browser = os.pipe(), os.pipe()
 
     def connect() -> None:  # Chromium reads commands from descriptor 3 and writes answers to 4
-        os.dup2(to_browser[0], 13)
-        os.dup2(from_browser[1], 14)
-        os.dup2(13, 3)
-        os.dup2(14, 4)
+        os.dup2(to_browser[0], 200)  # 3 and 4 may be in use
+        os.dup2(from_browser[1], 201)
+        os.dup2(200, 3)
+        os.dup2(201, 4)
 
     process = subprocess.Popen(
         [PROGRAM, *_OPTIONS, f"--user-data-dir={profile}"],

@@ -56,8 +56,5 @@ def strokes_of(image: npt.NDArray[np.float32], factor: int = 4) -> list[Stroke]:
         torch.from_numpy(image)[None, None], scale_factor=factor, mode="bilinear", align_corners=False
     )[0, 0]
     strokes = follow(thin((fine > 0.5).numpy()))
-    return [
-        [(x / factor, y / factor) for x, y in stroke[::2]] + [tuple(v / factor for v in stroke[-1])]
-        for stroke in strokes
-        if len(stroke) > 2 or len(strokes) == 1
-    ]
+    longer = [stroke for stroke in strokes if len(stroke) > 2] or strokes
+    return [[(x / factor, y / factor) for x, y in (*stroke[::2], stroke[-1])] for stroke in longer]

@@ -103,7 +103,8 @@ def test_every_control_has_a_name_and_text_has_contrast(tab: Tab) -> None:
         assert set(unnamed) <= {"status"}
         contrast = tab.evaluate(
             """(() => {
-            const hasText = (e) => e.checkVisibility() && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+            const hasText = (e) =>
+                e.checkVisibility() && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
             const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
             const light = (c) => rgb(c).map((v) => ((v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
                 .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);

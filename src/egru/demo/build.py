@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from egru.demo import PAGE
 from egru.files import replace_file
@@ -45,7 +46,7 @@ def compile_network(folder: Path) -> bytes:
     return module.read_bytes()
 
 
-def describe_network() -> dict[str, object]:
+def describe_network() -> dict[str, Any]:
     """Return the facts about the network that the page shows.
 
     "order" lists the units that are active on the test images, the most active ones first. "dense" is the number of
