@@ -60,7 +60,7 @@ def shell_commands() -> Iterator[tuple[str, list[str]]]:
         text = page.read_text().replace("\\\n", " ")
         lines = re.findall(r"^(?: {4}|!|\$ )?((?:egru|torchrun|python|make) .*)$", text, re.MULTILINE)
         for line in lines + re.findall(r"^\| `(egru [^`\n]+ [^`\n]+)` \|", text, re.MULTILINE):
-            words = shlex.split(re.split(r" [|>] | 2>&1", line)[0], comments=True)
+            words = shlex.split(re.split(r" \|+ | > | 2>&1", line)[0], comments=True)
             if words[0] == "torchrun" and "egru" in words:
                 words = words[words.index("egru") :]
             yield f"{page.relative_to(ROOT)}: {line}", words
