@@ -1,7 +1,9 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import egru
 
@@ -64,3 +66,22 @@ def test_invalid_arguments_raise_value_error():
         egru.exponential_trace(torch.zeros(2, 2), 1.5)
     with pytest.raises(ValueError, match=r"non-empty .* got \(0, 2, 2\)"):
         egru.exponential_trace(torch.zeros(0, 2, 2))
+
+
+def test_last_trace_without_gradients_equals_the_one_with_them_and_needs_no_product_of_all_steps():
+    class Sizes(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **kwargs or {})
+            if func is torch.ops.aten.mul.Tensor:
+                Sizes.largest = max(Sizes.largest, result.numel())
+            return result
+
+    y, lengths = torch.randn(200, 3, 4), torch.tensor([200, 7, 130])
+    cases: list[dict[str, Any]] = [{}, {"lengths": lengths}, {"initial": torch.randn(3, 4)}]
+    for options in cases:
+        expected = egru.exponential_trace(y, last=True, **options)
+        with torch.no_grad(), Sizes():
+            torch.testing.assert_close(egru.exponential_trace(y, last=True, **options), expected)
+    assert Sizes.largest <= 64 * 12

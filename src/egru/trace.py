@@ -57,7 +57,7 @@ def exponential_trace(
     if last:
         age = T - 1 - steps if lengths is None else lengths.to(y.device)[:, None] - 1 - steps
         weight = torch.where(age >= 0, a ** age.clamp_min(0).to(y.dtype), 0)
-        out = gain * (weight * y).sum(0)
+        out = gain * _weighted_sum(weight, y)
         return out if initial is None else out + a ** (age[0] + 1).to(y.dtype) * initial
     # Within a chunk: a triangular matrix of powers of the decay. Between chunks: the carried trace.
     carry = torch.zeros_like(y[0]) if initial is None else initial
@@ -72,3 +72,13 @@ def exponential_trace(
         carry = chunks[-1][-1]
     out = torch.cat(chunks)
     return out.transpose(0, 1) if batch_first else out
+
+
+def _weighted_sum(weight: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of ``weight * y`` over the steps. On a CPU the products of a few steps stay in the cache."""
+    if y.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return (weight * y).sum(0)
+    total = y.new_zeros(y.shape[1:])
+    for part, steps in zip(weight.split(_CHUNK), y.split(_CHUNK), strict=True):
+        total += (part * steps).sum(0)
+    return total

@@ -246,3 +246,25 @@ def test_counts_do_not_depend_on_the_chunk_size(packed, monkeypatch):
     whole = counted()
     monkeypatch.setattr("egru.activity.chunks._CPU_STATES", 50)
     assert counted() == whole
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_gradient_counts_equal_the_slopes_of_the_output(bounded, monkeypatch):
+    surrogate = egru.Surrogate(width=0.1, bounded=bounded)
+    layer = lively(egru.EGRU(3, 40, surrogate=surrogate, threshold=egru.Threshold.constant(0.05)))
+    with torch.no_grad():
+        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+            layer.get_parameter(name).view(3, 40, -1)[:, :3] = 0  # three units whose state is exactly zero
+    slopes = []
+    original = egru.Surrogate.slope
+    monkeypatch.setattr(egru.Surrogate, "slope", lambda *args: slopes.append(args) or original(*args))
+    records = []
+    with torch.no_grad(), egru.ActivityMonitor(layer) as activity:
+        layer.observe(records.append)
+        layer(torch.randn(9, 4, 3))
+    assert not slopes, "the slope need not be computed"
+    (record,) = records
+    events = (record.c > record.theta).to(record.c.dtype)
+    expected = surrogate.output_slope(record.c, events, original(surrogate, record.c, record.theta)) != 0
+    assert activity.summary().layers[0].nonzero_gradients == expected.sum()
+    assert 0 < expected.sum() < expected.numel()
