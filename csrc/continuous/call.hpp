@@ -14,6 +14,7 @@ struct ContinuousCall {
     double panel = 0.5;        // longest panel, in units of the fastest rate
     double tie = 0;            // events closer than this are simultaneous
     double grazing_floor = 0;  // smallest z - theta that the backward pass divides by
+    bool linear = false;  // u = r = 1 and z = a_z
     bool self_connections = false;
     bool receiver_reset = false;  // the reset gate is that of the receiver, not of the emitter
     bool unit_amplitude = false;  // events carry 1, not theta

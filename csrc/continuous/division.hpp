@@ -7,6 +7,7 @@
 extern "C" {
 double exp(double);
 double log(double);
+double tanh(double);
 }
 
 namespace egru::EGRU_LEVEL {
@@ -15,8 +16,10 @@ namespace continuous {
 
 // How fast the gates change, in units of 1 / tau_s, at a distance max |a_x - b_x| from rest. The longest panel is
 // inversely proportional to it. Far from rest the activations may pass zero, where the gates bend, at full speed.
+// The gates of linear units do not bend.
 template <class T>
-inline T gate_speed(T distance) {
+inline T gate_speed(const Model& m, T distance) {
+    if (m.linear) return 1.0 + distance * 0.0;
     const T beyond = distance - 10.0;
     return 1.0 + 0.5 * distance + (beyond > 0.0 ? beyond : beyond * 0.0);
 }
@@ -27,6 +30,9 @@ constexpr int max_equal_panels = 1000;
 
 // At |a| above this, sigmoid and tanh are constant to rounding.
 constexpr double saturation = 38;
+
+inline double gate_u(const Model& m, double a) { return m.linear ? 1 : 1 / (1 + exp(-a)); }
+inline double gate_z(const Model& m, double a) { return m.linear ? a : tanh(a); }
 
 inline double larger(double a, double b) { return a > b ? a : b; }
 inline double smaller(double a, double b) { return a < b ? a : b; }
@@ -41,7 +47,7 @@ inline double time_to_rest(const Model& m, double d_u, double d_z) {
 
 // How long a gate with activation `a` and bias `b` stays saturated; 0 if it is not.
 inline double time_saturated(const Model& m, double a, double b) {
-    if (!(magnitude(a) > saturation)) return 0;
+    if (m.linear || !(magnitude(a) > saturation)) return 0;
     const double edge = a > 0 ? saturation : -saturation;
     if (a > 0 ? b >= edge : b <= edge) return __builtin_inf();
     return m.tau_s * log((a - b) / (edge - b));
@@ -58,7 +64,7 @@ struct Division {
         : d_u(d_u), b_u(b_u), d_z(d_z), b_z(b_z), span(span) {
         const double by_s = 1.0 / (m.tau_s * m.panel), by_m = 1.0 / (m.tau_m * m.panel);
         const double distance = larger(magnitude(d_u), magnitude(d_z));
-        const double load = span * (gate_speed(distance) * by_s + by_m);
+        const double load = span * (gate_speed(m, distance) * by_s + by_m);
         const int32_t whole = load <= max_equal_panels ? (int32_t)load : 0;
         count = load <= max_equal_panels ? whole + (load > whole || whole == 0) : 0;
         h = count > 0 ? span / count : 0;
@@ -71,7 +77,7 @@ struct Division {
         const double held_u = time_saturated(m, b_u + far_u, b_u), held_z = time_saturated(m, b_z + far_z, b_z);
         const double distance = larger(held_u > 0 ? 0 : magnitude(far_u), held_z > 0 ? 0 : magnitude(far_z));
         const bool constant = held_u > 0 && held_z > 0;
-        double longest = m.panel / ((constant ? 0 : gate_speed(distance) / m.tau_s) + 1.0 / m.tau_m);
+        double longest = m.panel / ((constant ? 0 : gate_speed(m, distance) / m.tau_s) + 1.0 / m.tau_m);
         if (held_u > 0) longest = smaller(longest, held_u);
         if (held_z > 0) longest = smaller(longest, held_z);
         return smaller(larger(longest, 0x1p-48 * (m.tau_s + from)), span - from);
@@ -150,7 +156,7 @@ inline void fill(const Model& m, Scratch* scratch, int result_rows, const Divisi
 inline void flow_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
         for (int i = 0; i < p.count; i += width) {
-            const Affine map = flow<n.nodes>(m, p.panel(m, i));
+            const Affine map = flow<n.nodes, n.linear>(m, p.panel(m, i));
             put(p.results + i, map.scale);
             put(p.results + row_stride + i, map.shift);
         }
@@ -163,7 +169,7 @@ inline bool single_panels(const Model& m, const double* d_u, const double* d_z, 
     Longs several{};
     for (int k = 0; k < count; k += width) {
         const Doubles distance = max_of(abs_of(get(d_u + k)), abs_of(get(d_z + k)));
-        several |= get(span + k) * (gate_speed(distance) * by_s + by_m) > 1.0;
+        several |= get(span + k) * (gate_speed(m, distance) * by_s + by_m) > 1.0;
     }
     return !any(several);
 }

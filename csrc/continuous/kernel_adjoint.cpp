@@ -4,9 +4,7 @@
 #include "continuous/division.hpp"
 
 extern "C" {
-double exp(double);
 double expm1(double);
-double tanh(double);
 }
 
 namespace egru::EGRU_LEVEL {
@@ -64,7 +62,7 @@ inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* 
         for (int k = 0; k < s.count; k += width) {
             const Panel panel{get(s.d_u + k), get(s.b_u + k),    get(s.d_z + k),
                               get(s.b_z + k), get(s.active + k), decays};
-            const Bilinear b = bilinear<n.nodes>(m, panel);
+            const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
                                        {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
                                        get(s.c + k)};
@@ -84,10 +82,10 @@ inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* 
 
 // Pulls back over the time `at_rest`, in which u and z are constant, in closed form. `c` is the state at its start.
 inline void pull_back_rest(const Model& m, double at_rest, double b_u, double b_z, double c, Accumulated<double>* a) {
-    const double u = 1 / (1 + exp(-b_u)), z = tanh(b_z), k = u / m.tau_m, s = 1 / m.tau_s;
+    const double u = gate_u(m, b_u), z = gate_z(m, b_z), dz = m.linear ? 1 : 1 - z * z, k = u / m.tau_m, s = 1 / m.tau_s;
     const double kept = exp(-k * at_rest), q = exp(-s * at_rest);
     const double held = (z - c) * kept * a->p_c;  // (z - c) p_c is constant
-    const double u_rate = u * (1 - u) / m.tau_m * held, z_rate = k * (1 - z * z) * a->p_c;
+    const double u_rate = u * (1 - u) / m.tau_m * held, z_rate = k * dz * a->p_c;
     const double near = (s - k) * at_rest;  // nearly equal rates cancel: use expm1
     const double late = near == 0                   ? kept * at_rest
                         : near < 1 && near > -1.0 ? kept * at_rest * -expm1(-near) / near
@@ -121,7 +119,7 @@ inline void slice_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
         for (int i = 0; i < p.count; i += width) {
             const Panel panel = p.panel(m, i);
-            const Bilinear b = bilinear<n.nodes>(m, panel);
+            const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
             // In the order of SliceRow.
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
                                                  b.v[0],  b.v[1], b.v[2], b.rate, b.lag,  panel.d_u, panel.d_z, b.shift,
@@ -248,8 +246,8 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
         add(t.grad_r, t.scale * p_r);
         add(t.grad_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
-        const Gates after = gates(a_u, a_z);
-        const Gates before = gates(get(s.b_u + k) + get(s.before_u + k), get(s.b_z + k) + get(s.before_z + k));
+        const Gates after = gates_of(m, a_u, a_z);
+        const Gates before = gates_of(m, get(s.b_u + k) + get(s.before_u + k), get(s.b_z + k) + get(s.before_z + k));
         if (has_emitter && emitter >= k && emitter < k + width) {
             sums->emitter_u = after.u[emitter - k];
             sums->emitter_z = after.z[emitter - k];

@@ -21,7 +21,7 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
         const double* decays = common_decays(m, span, s.count, memory);
         with_nodes(m, [&](auto n) {
             for (int k = 0; k < s.count; k += width) {
-                const Affine map = flow<n.nodes>(
+                const Affine map = flow<n.nodes, n.linear>(
                     m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), decays});
                 put(s.c + k, map.scale * get(s.c + k) + map.shift);
             }
@@ -54,7 +54,7 @@ inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     flow_panels(m, s, span, scratch);
     if (!any(may_rest)) return;
     for (int k = 0; k < s.count; k += width) {
-        const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
+        const Gates g = gates_of(m, get(s.b_u + k), get(s.b_z + k));
         const Doubles at_rest = get(s.span + k) - get(span + k), pace = at_rest * g.u * (1.0 / m.tau_m);
         const Doubles c = get(s.c + k);
         put(s.c + k, at_rest > 0.0 ? g.z + (c - g.z) * exponential(max_of(-pace, splat(-700.0))) : c);
@@ -74,7 +74,7 @@ inline void lower_bounds(const Model& m, Units& s, double time) {
             continue;
         }
         const Doubles b_u = get(s.b_u + k), c = get(s.c + k), theta = get(s.theta + k);
-        const Gates g = gates(max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
+        const Gates g = gates_of(m, max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
         const Doubles ratio = d_z / (onset - b_z);
         const Longs turns = (now ^ later) & (ratio < 1e300) & (ratio > 1.0);
         const Doubles turn = m.tau_s * logarithm(turns ? ratio : splat(1.0));

@@ -5,10 +5,6 @@
 #include "continuous/kernel_entries.hpp"
 #include "continuous/division.hpp"
 
-extern "C" {
-double tanh(double);
-}
-
 namespace egru::EGRU_LEVEL {
 namespace {
 namespace continuous {
@@ -30,7 +26,7 @@ Value evaluate(const Model& m, const Start& s, double t) {
     const double decay = -t / m.tau_s, pace = t / m.tau_m;
     for (int i = 0; i < m.stride; i += width) {
         const Doubles qi = exponential(decay * get(m.points + i));
-        const Gates g = gates(s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
+        const Gates g = gates_of(m, s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
         put(u + i, g.u);
         put(z + i, g.z);
         put(du + i, g.du);
@@ -66,7 +62,7 @@ double refine(const Model& m, const Start& s, double theta, double low, double h
     // Initial guess: the root of the cubic interpolant if the interval starts at 0, else a Newton step from its end.
     double t = high - (at_high.c - theta) / at_high.slope;
     if (low == 0) {
-        const double u = 1 / (1 + exp(-(s.b_u + s.d_u)));
+        const double u = gate_u(m, s.b_u + s.d_u);
         const double h = high, from = s.c - theta, to = at_high.c - theta;
         const double m0 = h * u * (s.z - s.c) / m.tau_m, m1 = h * at_high.slope;
         const double k2 = 3 * (to - from) - 2 * m0 - m1, k3 = 2 * (from - to) + m0 + m1;
@@ -131,7 +127,7 @@ Reached first_above(const Model& m, const Division& d, double limit, double c, S
             const Doubles past = exponential(max_of(get(from + i) * (-1.0 / m.tau_s), splat(-700.0)));
             const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), nullptr};
             with_nodes(m, [&](auto n) {
-                const Affine map = flow<n.nodes>(m, panel);
+                const Affine map = flow<n.nodes, n.linear>(m, panel);
                 put(scale + i, map.scale);
                 put(shift + i, map.shift);
             });
@@ -174,13 +170,13 @@ Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double 
     const Reached r = single ? Reached{true, 0, end, c} : first_above(m, interval, theta, c, scratch);
     const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
     if (!r.found && end < span && end < closes) {  // at rest: u and z are constant
-        const double u = 1 / (1 + exp(-b_u)), z = tanh(b_z);
+        const double u = gate_u(m, b_u), z = gate_z(m, b_z);
         const double time = end + m.tau_m / u * log((z - r.c) / (z - theta));
         return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
     }
     if (!r.found) return missed;
     const double past = exp(-r.from / m.tau_s);
-    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, tanh(b_z + d_z * past)};
+    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, gate_z(m, b_z + d_z * past)};
     const Value last = evaluate(m, start, r.h);
     const double low = opens > r.from ? opens - r.from : 0;
     Crossing result{Outcome::found, r.from + r.h, 1};

@@ -18,9 +18,10 @@ constexpr int block = 64;                  // units that are processed together
 // Parameters of one run.
 struct Model {
     int units;
+    bool linear;  // u = r = 1 and z = a_z: leaky integrate-and-fire units
     double tau_s, tau_m, tau_o;
     const double *b_u, *b_r, *b_z, *theta;
-    const double* onset;  // artanh(theta), infinite for theta >= 1: z > theta if a_z > onset
+    const double* onset;  // z > theta if a_z > onset: artanh(theta), infinite for theta >= 1; theta if linear
     bool receiver_reset;  // the reset gate is that of the receiver, not of the emitter
     int nodes;            // the quadrature rule: x, w, and A[i * nodes + j], which integrates up to x_i
     double panel;

@@ -134,7 +134,7 @@ Network::Network(const ContinuousCall& call)
     b_.assign(at<double>(call.b), at<double>(call.b) + 3 * H);
     theta_.assign(at<double>(call.theta), at<double>(call.theta) + H);
     for (const double theta : theta_)
-        onset_.push_back(theta < 1 ? std::atanh(theta) : std::numeric_limits<double>::infinity());
+        onset_.push_back(call.linear ? theta : theta < 1 ? std::atanh(theta) : std::numeric_limits<double>::infinity());
     const double *x = at<double>(call.rule_x), *w = at<double>(call.rule_w), *A = at<double>(call.rule_A);
     rule_.resize(n * (n + 2));
     std::copy_n(x, n, rule_.data());
@@ -151,7 +151,7 @@ Network::Network(const ContinuousCall& call)
         for (size_t i = 0; i < n; ++i) column[i] = A[i * n + j];
         column[n] = w[j];
     }
-    model_ = Model{call.units, call.tau_s, call.tau_m, call.tau_o, b_.data(), b_.data() + H, b_.data() + 2 * H,
+    model_ = Model{call.units, call.linear, call.tau_s, call.tau_m, call.tau_o, b_.data(), b_.data() + H, b_.data() + 2 * H,
                    theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
                    rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
                    padded_rule_.data() + stride,

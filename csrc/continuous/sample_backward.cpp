@@ -63,7 +63,7 @@ private:
     void internal(const Step& step) {
         const int n = step.source;
         const FanOut& fan = network_.recurrent();
-        const double y = network_.amplitude(n), r = sigmoid(step.a_r);
+        const double y = network_.amplitude(n), r = model_.linear ? 1 : sigmoid(step.a_r);
         TouchAdjoint touch = touch_receivers(fan, n, y, step, gradients_.V);
         touch.emitter = fan.self_position[static_cast<size_t>(n)];
         touch.gated = model_.receiver_reset;
@@ -92,9 +92,10 @@ private:
         double p_c_before = 0;
         double& theta = gradients_.theta[static_cast<size_t>(n)];
         if (step.kind == StepKind::internal) {
-            const double rise = std::tanh(step.a_z) - model_.theta[n];
+            const double rise = (model_.linear ? step.a_z : std::tanh(step.a_z)) - model_.theta[n];
+            const double u = model_.linear ? 1 : sigmoid(step.a_u);
             floored_ += rise < call_.grazing_floor;
-            p_c_before = -by_event_time * model_.tau_m / (sigmoid(step.a_u) * std::max(rise, call_.grazing_floor));
+            p_c_before = -by_event_time * model_.tau_m / (u * std::max(rise, call_.grazing_floor));
             theta -= p_c_before;
         }
         if (!call_.unit_amplitude) theta += sum + p_o_[n] + at<double>(call_.cotangent_amplitudes)[event];

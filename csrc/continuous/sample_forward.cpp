@@ -104,7 +104,7 @@ private:
         apply(touch, Step{StepKind::start, true, false, -1, 0, 0, 0, 0, 0, 0, nullptr}, 0);
         group_.clear();
         for (size_t n = 0; n < H_; ++n)
-            if (state_.c[n] >= model_.theta[n] && std::tanh(state_.a_z[n]) > model_.theta[n])
+            if (state_.c[n] >= model_.theta[n] && z_of(state_.a_z[n]) > model_.theta[n])
                 group_.push_back(static_cast<int32_t>(n));
         if (!group_.empty()) emit(StepKind::forced);
     }
@@ -221,14 +221,14 @@ private:
             }
             const auto [a_u, a_r, a_z] = before_[k];
             if (kind == StepKind::internal)
-                tape_.min_slope = std::min(tape_.min_slope, std::tanh(a_z) - model_.theta[n]);
+                tape_.min_slope = std::min(tape_.min_slope, z_of(a_z) - model_.theta[n]);
             const double y = network_.amplitude(n);
             o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o) + y;
             o_last_[n] = position_.now;
             Touch touch = touch_receivers(fan, n, y);
             touch.emitter = fan.self_position[static_cast<size_t>(n)];
             touch.gated = model_.receiver_reset;
-            if (!model_.receiver_reset) touch.scale_z = y * sigmoid(a_r);
+            if (!model_.receiver_reset) touch.scale_z = model_.linear ? y : y * sigmoid(a_r);
             if (model_.receiver_reset && size > 1) touch.gate = gate_.data();
             apply(touch, Step{kind, k == 0, size > 1, n, tape_.events, position_.now, a_u, a_r, a_z, o_[n], nullptr}, 0);
             position_.events = ++tape_.events;
@@ -269,6 +269,7 @@ private:
         at<double>(call_.min_slope)[sample_] = tape_.min_slope;
     }
 
+    double z_of(double a) const { return model_.linear ? a : std::tanh(a); }
     int64_t rows() const { return model_.receiver_reset ? record_rows_receiver_reset : record_rows; }
 
     Touch touch_all() const {

@@ -41,6 +41,10 @@ class _Run:
         self.a, self.c = self.leaves["a0"][self.sample], self.leaves["c0"][self.sample]
         self.o = torch.zeros_like(self.c)
         self.integral = torch.zeros(())
+        self.linear = self.p.options.cell == "lif"
+
+    def gates(self, a_u: Tensor, a_z: Tensor) -> tuple[Tensor, Tensor]:
+        return (torch.ones_like(a_u), a_z) if self.linear else (torch.sigmoid(a_u), torch.tanh(a_z))
 
     def flow(self, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return ``a, c, o`` at ``time`` and the integral of the running loss; c = e^-E (c0 + integral of e^E u z)."""
@@ -53,7 +57,7 @@ class _Run:
         for k in range(count):
             q = torch.exp(-x * h / tau_s)[:, None, None]
             nodes = b + (a - b) * q
-            u, z = torch.sigmoid(nodes[:, 0]), torch.tanh(nodes[:, 2])
+            u, z = self.gates(nodes[:, 0], nodes[:, 2])
             E, E1 = h / tau_m * (A @ u), h / tau_m * (w @ u)
             drive = u * z * torch.exp(E) / tau_m
             if self.running_loss is not None:
@@ -70,7 +74,8 @@ class _Run:
 
     def event_time(self, n: int, known: Tensor) -> Tensor:
         a, c, _, _ = self.flow(known)
-        slope = torch.sigmoid(a[0, n]) * (torch.tanh(a[2, n]) - c[n]) / self.leaves["tau_m"]
+        u, z = self.gates(a[0, n], a[2, n])
+        slope = u * (z - c[n]) / self.leaves["tau_m"]
         return known - (c[n] - self.leaves["theta"][n]) / slope.detach()
 
     def emit(self, n: int, forced: bool) -> Tensor:
@@ -78,7 +83,11 @@ class _Run:
         H = len(self.c)
         is_emitter = torch.eye(H)[n]
         y = torch.ones(()) if options.amplitude == "one" else L["theta"][n] if forced else self.c[n]
-        r = torch.sigmoid(self.a[1] if options.reset_side == "post" else self.a[1, n])
+        r = (
+            torch.ones(())
+            if self.linear
+            else torch.sigmoid(self.a[1] if options.reset_side == "post" else self.a[1, n])
+        )
         one = torch.ones(H)
         jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
         if not options.self_connections:

@@ -42,7 +42,7 @@ def calibrate_activity(
     events = positive_number("calibrate_activity", "events", events)
     positive_int("calibrate_activity", "iterations", iterations)
     sign, start = 1.0 if layer.bias_sign == "+" else -1.0, layer.b.clone()
-    gates = torch.tensor([[1.0], [0.0], [1.0]]).to(start) * sign
+    gates = torch.tensor([[1.0], [0.0], [1.0]][-len(start) :]).to(start) * sign  # LIF neurons have one bias
     shift = torch.zeros_like(start[0])
     step, direction = torch.full_like(shift, 0.5), torch.zeros_like(shift)
     best, best_error = shift, torch.full_like(shift, torch.inf)

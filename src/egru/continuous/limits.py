@@ -9,6 +9,10 @@ MAX_PANELS = 10**9
 """The maximum number of panels of one unit between two events that reach it."""
 
 
+MAX_LIF_EVENTS = 10**6
+"""The default of ``max_events`` for LIF neurons: their current has no bound, so they have no refractory time."""
+
+
 class EventLimitError(RuntimeError):
     """A sample emitted more events than ``max_events``, than any network can emit, or than times can distinguish."""
 
@@ -26,17 +30,18 @@ def event_bound(theta: Tensor, tau_m: float, horizon: float) -> float:
 
 def event_limit(problem: Problem) -> int:
     """Return the number of events per sample above which a run raises :class:`EventLimitError`."""
-    bound = min(event_bound(problem.theta, float(problem.tau_m), problem.longest_horizon), 2.0**62)
     max_events = problem.options.max_events
+    if problem.options.cell == "lif":
+        return MAX_LIF_EVENTS if max_events is None else max_events
+    bound = min(event_bound(problem.theta, float(problem.tau_m), problem.longest_horizon), 2.0**62)
     return int(bound) if max_events is None else min(max_events, int(bound))
 
 
 def limit_error(problem: Problem, sample: int, time: float) -> EventLimitError:
     """Return the error for ``sample``, which exceeded :func:`event_limit` at ``time``."""
     max_events, limit = problem.options.max_events, event_limit(problem)
-    reason = (
-        f"max_events={max_events}" if max_events is not None and max_events <= limit else "the refractory-time bound"
-    )
+    bound = "the default of max_events" if problem.options.cell == "lif" else "the refractory-time bound"
+    reason = f"max_events={max_events}" if max_events is not None and max_events <= limit else bound
     return EventLimitError(
         f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of "
         f"{float(problem.horizons[sample]):g}; "

@@ -21,6 +21,7 @@ from egru.continuous.options import (
     AboveThreshold,
     Amplitude,
     BiasSign,
+    Cell,
     EngineName,
     Options,
     ResetSide,
@@ -103,6 +104,9 @@ class ContinuousEGRU(nn.Module):
         >>> output.trace.sum().backward()
     """
 
+    cell: Cell = "gru"
+    gate_count = 3
+
     def __init__(
         self,
         input_size: int,
@@ -144,6 +148,7 @@ class ContinuousEGRU(nn.Module):
             raise ValueError(f"{owner}: grazing_floor must be a number from 0 to below 1, got {grazing_floor!r}")
         self.nodes = None if nodes is None else positive_int(owner, "nodes", nodes)
         self.options = Options(
+            cell=self.cell,
             self_connections=bool(self_connections),
             reset_side=choice(owner, "reset_side", reset_side, RESET_SIDES),
             amplitude=choice(owner, "amplitude", amplitude, AMPLITUDES),
@@ -159,7 +164,7 @@ class ContinuousEGRU(nn.Module):
         def parameter(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, device=device, dtype=dtype))
 
-        H, D = self.hidden_size, self.input_size
+        H, D, gates = self.hidden_size, self.input_size, self.gate_count
         self.connections: Tensor | None
         self.input_connections: Tensor | None
         for name, other, value, sources in (
@@ -169,9 +174,10 @@ class ContinuousEGRU(nn.Module):
             if value is not None and other is not None:
                 raise ValueError(f"{owner}: {name} and {name.replace('connections', 'mask')} exclude each other")
             self.register_buffer(name, checks.connection_list(owner, name, value, H, sources, device))
-        self.V = parameter(3, H, H) if self.connections is None else parameter(3, self.connections.shape[1])
-        self.U = parameter(3, H, D) if self.input_connections is None else parameter(3, self.input_connections.shape[1])
-        self.b = parameter(3, H)
+        recurrent, inputs = self.connections, self.input_connections
+        self.V = parameter(gates, H, H) if recurrent is None else parameter(gates, recurrent.shape[1])
+        self.U = parameter(gates, H, D) if inputs is None else parameter(gates, inputs.shape[1])
+        self.b = parameter(gates, H)
         self.mask: Tensor | None
         self.input_mask: Tensor | None
         self.register_buffer("mask", checks.connection_mask(owner, "mask", mask, (H, H), device))
@@ -294,8 +300,8 @@ class ContinuousEGRU(nn.Module):
         tau_s, tau_m, tau_o = self.tau.unbind()
         nodes = self.nodes or (6 if self.V.dtype == torch.float64 else 4)
         return Problem(
-            V=self.V,
-            U=self.U,
+            V=self._all_gates(self.V),
+            U=self._all_gates(self.U),
             b=self._signed_bias(),
             theta=self.thresholds().contiguous(),
             tau_s=tau_s,
@@ -318,7 +324,11 @@ class ContinuousEGRU(nn.Module):
         )
 
     def _signed_bias(self) -> Tensor:
-        return self.b if self.bias_sign == "+" else -self.b
+        return self._all_gates(self.b if self.bias_sign == "+" else -self.b)
+
+    def _all_gates(self, parameter: Tensor) -> Tensor:
+        """Return a parameter with an entry for each of the three gates of the engines."""
+        return parameter
 
     def _check_state(self, state: ContinuousState, batch: int) -> ContinuousState:
         owner, H = type(self).__name__, self.hidden_size

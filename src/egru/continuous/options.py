@@ -13,6 +13,8 @@ BiasSign = Literal["+", "-"]
 """The sign of the bias in the dynamics of ``a``."""
 Start = Literal["zero", "rest"]
 """Where the activations ``a`` start: at 0, or at rest at their biases."""
+Cell = Literal["gru", "lif"]
+"""The gates: those of the event-based GRU, or constant ones, ``u = r = 1`` and ``z = a_z``, which give LIF neurons."""
 EngineName = Literal["auto", "compiled", "lockstep", "reference"]
 """An engine; "auto" selects the fastest one that supports the call."""
 
@@ -21,6 +23,7 @@ AMPLITUDES: tuple[Amplitude, ...] = get_args(Amplitude)
 ABOVE_THRESHOLD: tuple[AboveThreshold, ...] = get_args(AboveThreshold)
 BIAS_SIGNS: tuple[BiasSign, ...] = get_args(BiasSign)
 STARTS: tuple[Start, ...] = get_args(Start)
+CELLS: tuple[Cell, ...] = get_args(Cell)
 ENGINE_NAMES: tuple[EngineName, ...] = get_args(EngineName)
 
 
@@ -29,6 +32,7 @@ class Options:
     """Options that every engine implements.
 
     Args:
+        cell: The gates of the units, "gru" or "lif".
         self_connections: Whether an event of unit ``n`` also reaches ``n``, through the diagonal of ``V``.
         reset_side: Whose reset gate ``rho_z`` is: the emitter's ("pre") or each receiver's ("post").
         amplitude: The value an event carries, "theta" or "one".
@@ -43,6 +47,7 @@ class Options:
             the backward pass repeats the run. If None, every step is recorded.
     """
 
+    cell: Cell = "gru"
     self_connections: bool = False
     reset_side: ResetSide = "pre"
     amplitude: Amplitude = "theta"

@@ -149,6 +149,7 @@ class _Call:
         raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
         raw.panel, raw.grazing_floor = options.panel, options.grazing_floor
         raw.tie = TIE[torch.float64] * raw.tau_m
+        raw.linear = options.cell == "lif"
         raw.self_connections = options.self_connections
         raw.receiver_reset = options.reset_side == "post"
         raw.unit_amplitude = options.amplitude == "one"

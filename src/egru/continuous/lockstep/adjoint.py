@@ -50,7 +50,8 @@ class _Adjoint:
         return self.net.b + (iteration.a[rows] - self.net.b) * q
 
     def slope(self, a: Tensor, c: Tensor) -> Tensor:
-        return torch.sigmoid(a[:, U]) * (torch.tanh(a[:, Z]) - c) / self.net.settings.tau_m
+        settings = self.net.settings
+        return settings.u(a[:, U]) * (settings.z(a[:, Z]) - c) / settings.tau_m
 
     def input(self, iteration: Iteration, rows: Tensor, k: Tensor, a: Tensor, c: Tensor) -> None:
         """Accumulate the gradients of input events ``k``; ``a`` and ``c`` are the state after them."""
@@ -89,10 +90,10 @@ class _Adjoint:
                 jump = self.loss(c_minus, t, rows) - self.loss(c_plus, t, rows)
             Q = Q + self.cotangents.integral[rows] * jump
 
-        rise = torch.tanh(a_group[i, Z, n]) - net.theta[n]
+        rise = net.settings.z(a_group[i, Z, n]) - net.theta[n]
         floored = (rise < options.grazing_floor) & ~forced
         self.floored[rows] += floored
-        rate = torch.sigmoid(a_group[i, U, n]) * rise.clamp(min=options.grazing_floor) / net.settings.tau_m
+        rate = net.settings.u(a_group[i, U, n]) * rise.clamp(min=options.grazing_floor) / net.settings.tau_m
         p_c_minus = torch.where(forced, 0.0, -Q / rate)
         theta = -p_c_minus
         if options.amplitude == "theta":
@@ -137,7 +138,7 @@ class _Adjoint:
             p_c = p_c + torch.exp(E) * (whole - h * settings.integrate_to_nodes(f))
             p_c_start = p_c_start + whole
         drive = (z - c) * u * p_c / tau_m
-        gamma = torch.stack([(1 - u) * drive, u * (1 - z * z) * p_c / tau_m], 2) * h[:, None]  # gates u and z
+        gamma = torch.stack([(1 - u) * drive, u * settings.dz(z) * p_c / tau_m], 2) * h[:, None]  # gates u and z
         a_decay = torch.exp(dt / -tau_s)[:, None, None]
         q, gates = q[:, :, None], [U, Z]
         weighted = q * gamma
@@ -157,11 +158,11 @@ class _Adjoint:
         """Propagate over the flow of samples at rest, where ``u`` and ``z`` are constant, in closed form."""
         net, tau_s, tau_m = self.net, self.net.settings.tau_s, self.net.settings.tau_m
         dt = torch.where(iteration.rests, iteration.dt, 0.0)[:, None]
-        u, z = torch.sigmoid(net.b[U]), torch.tanh(net.b[Z])
+        u, z = net.settings.u(net.b[U]), net.settings.z(net.b[Z])
         k = u / tau_m
         kept, q = torch.exp(-k * dt), torch.exp(dt / -tau_s)
         held = (z - iteration.c) * kept * self.p_c  # (z - c) p_c is constant
-        u_rate, z_rate = u * (1 - u) / tau_m * held, k * (1 - z * z) * self.p_c
+        u_rate, z_rate = u * (1 - u) / tau_m * held, k * net.settings.dz(z) * self.p_c
         near = (1 / tau_s - k) * dt  # the integral of exp(-k (dt - t)) exp(-t / tau_s)
         late = dt * torch.where(near > 0, kept * _mean_decay(near), q * _mean_decay(-near))
         u_late, z_late = u_rate * (1 - q) * tau_s, z_rate * late

@@ -55,8 +55,8 @@ def find_crossings(
     w0 = torch.where(now, 0.0, torch.where(later, change, torch.inf))
     hi = torch.minimum(torch.where(later, torch.inf, torch.where(now, change, 0.0)), horizon[:, None])
     tiny = 4 * torch.finfo(c.dtype).eps
-    gap = (torch.tanh(torch.maximum(a_z, b_z)) - theta + tiny).clamp(min=tiny)
-    u = torch.sigmoid(torch.maximum(a_u, b_u)).clamp(min=torch.finfo(c.dtype).tiny)  # it may round to 0
+    gap = (settings.z(torch.maximum(a_z, b_z)) - theta + tiny).clamp(min=tiny)
+    u = settings.u(torch.maximum(a_u, b_u)).clamp(min=torch.finfo(c.dtype).tiny)  # it may round to 0
     bound = torch.log1p((theta - c).clamp(min=0) / gap) / u
     bound = torch.maximum(w0, bound * (settings.tau_m * (1 - tiny)))
     candidates = (bound <= hi) & (horizon > 0)[:, None] & ((c < theta) | (w0 > 0))
@@ -90,7 +90,7 @@ def _newton(
 ) -> tuple[Tensor, Tensor]:
     """Return the roots of ``c(t) = theta`` in ``[lo, hi]`` and the number of evaluations of each."""
     a_u, b_u, a_z, b_z, c = units
-    u, z = torch.sigmoid(a_u), torch.tanh(a_z)
+    u, z = settings.u(a_u), settings.z(a_z)
     t = torch.log((z - c) / (z - theta)) * (settings.tau_m / u)
     t = torch.where((t > lo) & (t < hi), t, torch.where((bound > lo) & (bound < hi), bound, 0.5 * (lo + hi)))
     root, last = t.clone(), torch.full_like(t, torch.inf)
@@ -100,7 +100,7 @@ def _newton(
         q = torch.exp(t / -settings.tau_s)
         state = units.state_after(t, settings)
         miss = state - theta
-        rise = torch.sigmoid(b_u + (a_u - b_u) * q) * (torch.tanh(b_z + (a_z - b_z) * q) - state) / settings.tau_m
+        rise = settings.u(b_u + (a_u - b_u) * q) * (settings.z(b_z + (a_z - b_z) * q) - state) / settings.tau_m
         cost += active
         below = miss < 0
         lo, hi = torch.where(below, t, lo), torch.where(below, hi, t)

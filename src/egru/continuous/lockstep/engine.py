@@ -46,7 +46,7 @@ class _Batch:
         self.schedule = make_schedule(problem)
         self.next_entry = torch.zeros(B, dtype=torch.int64, device=device)
         self.above = self.c >= self.net.theta
-        self.pending = self.above & (torch.tanh(self.a[:, Z]) > self.net.theta)
+        self.pending = self.above & (self.net.settings.z(self.a[:, Z]) > self.net.theta)
         """Units of the current group that have yet to emit; at the start, those above threshold with ``z > theta``."""
         self.forced = self.pending.any(1)
         self.starts_group = self.forced.clone()
@@ -155,7 +155,7 @@ class _Batch:
             raise resolution_error(int(rows[k]), int(n[k]), float(self.t[rows[k]]))
         self.emitted[rows, n] = self.t[rows]
         forced, a_group = self.forced[rows], self.a_group[rows]
-        rise = torch.tanh(a_group[torch.arange(len(rows), device=rows.device), Z, n]) - net.theta[n]
+        rise = net.settings.z(a_group[torch.arange(len(rows), device=rows.device), Z, n]) - net.theta[n]
         rise = torch.where(forced, torch.inf, rise)
         self.counters.min_slope[rows] = torch.minimum(self.counters.min_slope[rows], rise)
         y, scale = net.jump(n, a_group)

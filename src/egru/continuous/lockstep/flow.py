@@ -18,7 +18,8 @@ class FlowSettings(NamedTuple):
 
     ``x``, ``w`` and ``A`` are the fields of :class:`egru.continuous.quadrature.Rule` as tensors. The crossing search
     stops if ``c`` is within ``state_tolerance`` of its threshold, or if a Newton step is shorter than
-    ``step_tolerance`` times ``tau_m``. If Newton stalls, ``stall_tolerance`` is accepted.
+    ``step_tolerance`` times ``tau_m``. If Newton stalls, ``stall_tolerance`` is accepted. ``linear`` units have
+    ``u = 1`` and ``z = a_z``.
     """
 
     tau_s: float
@@ -29,13 +30,26 @@ class FlowSettings(NamedTuple):
     state_tolerance: float
     step_tolerance: float
     stall_tolerance: float
+    linear: bool
 
     @classmethod
-    def create(cls, tau_s: float, tau_m: float, nodes: int, like: Tensor) -> "FlowSettings":
+    def create(cls, tau_s: float, tau_m: float, nodes: int, like: Tensor, linear: bool) -> "FlowSettings":
         """Return the settings for the dtype and device of ``like``."""
         x, w, A = (torch.as_tensor(v).to(like) for v in gauss_legendre(nodes))
         tolerances = (8e-16, 2e-15, 1e-12) if like.dtype == torch.float64 else (1e-7, 1e-6, 1e-5)
-        return cls(tau_s, tau_m, x, w, A, *tolerances)
+        return cls(tau_s, tau_m, x, w, A, *tolerances, linear)
+
+    def u(self, a: Tensor) -> Tensor:
+        """Return the update gate: sigmoid, or 1 for linear units."""
+        return torch.ones_like(a) if self.linear else torch.sigmoid(a)
+
+    def z(self, a: Tensor) -> Tensor:
+        """Return the proposed state: tanh, or ``a`` itself for linear units."""
+        return a if self.linear else torch.tanh(a)
+
+    def dz(self, z: Tensor) -> Tensor:
+        """Return the derivative of ``z`` with respect to ``a``, given ``z``."""
+        return torch.ones_like(z) if self.linear else 1 - z * z
 
     def integrate(self, values: Tensor) -> Tensor:
         """Integrate over a panel of length 1, from ``(nodes, *S)`` to ``S``."""
@@ -78,8 +92,9 @@ def _time_saturated(a: Tensor, b: Tensor, settings: FlowSettings) -> Tensor:
 
 def longest_panel(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, panel: float, settings: FlowSettings) -> Tensor:
     """Return the length of the next panel of each unit; see :func:`egru.continuous.reference.flow.longest_panel`."""
-    if not bool((torch.maximum(a_u.abs(), a_z.abs()) > SATURATION).any()):
+    if settings.linear or not bool((torch.maximum(a_u.abs(), a_z.abs()) > SATURATION).any()):
         distance = torch.maximum((a_u - b_u).abs(), (a_z - b_z).abs())
+        distance = distance.clamp(max=1e-3) if settings.linear else distance
         return panel / (_gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
     held_u, held_z = _time_saturated(a_u, b_u, settings), _time_saturated(a_z, b_z, settings)
     changes_u, changes_z = held_u == 0, held_z == 0
@@ -95,21 +110,21 @@ def longest_panel(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, panel: flo
 def panel_nodes(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, settings: FlowSettings) -> Nodes:
     """Return the gates at the nodes of one panel of length ``h``."""
     q = torch.exp(settings.x.view(-1, *[1] * h.dim()) * (h / -settings.tau_s))
-    u = torch.sigmoid(torch.addcmul(b_u, a_u - b_u, q))
-    z = torch.tanh(torch.addcmul(b_z, a_z - b_z, q))
-    zdot = (1 - z * z) * ((b_z - a_z) / settings.tau_s) * q
+    u = settings.u(torch.addcmul(b_u, a_u - b_u, q))
+    z = settings.z(torch.addcmul(b_z, a_z - b_z, q))
+    zdot = settings.dz(z) * ((b_z - a_z) / settings.tau_s) * q
     rate = h / settings.tau_m
     return Nodes(q, u, z, zdot, rate * settings.integrate_to_nodes(u), rate * settings.integrate(u))
 
 
 def end_state(c: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
     """Return ``c`` at the end of the panel."""
-    z1 = torch.tanh(b_z + (a_z - b_z) * torch.exp(h / -settings.tau_s))
+    z1 = settings.z(b_z + (a_z - b_z) * torch.exp(h / -settings.tau_s))
     integral = settings.integrate(torch.exp(nodes.E - nodes.E1) * nodes.zdot)
-    return z1 + torch.exp(-nodes.E1) * (c - torch.tanh(a_z)) - h * integral
+    return z1 + torch.exp(-nodes.E1) * (c - settings.z(a_z)) - h * integral
 
 
 def node_states(c: Tensor, a_z: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
     """Return ``c`` at the nodes of the panel."""
     integral = settings.integrate_to_nodes(torch.exp(nodes.E) * nodes.zdot)
-    return nodes.z + torch.exp(-nodes.E) * (c - torch.tanh(a_z) - h * integral)
+    return nodes.z + torch.exp(-nodes.E) * (c - settings.z(a_z) - h * integral)

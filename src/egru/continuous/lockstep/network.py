@@ -16,7 +16,7 @@ class Network:
     Attributes:
         Vt: Recurrent weights ``(H, 3, H)``, ``[pre, gate, post]``.
         Ut: Input weights ``(D, 3, H)``, ``[channel, gate, post]``.
-        level: ``artanh(theta)``, infinite for ``theta >= 1``: ``z > theta`` if ``a_z > level``.
+        level: ``z > theta`` if ``a_z > level``: ``artanh(theta)``, infinite for ``theta >= 1``; ``theta`` if linear.
     """
 
     Vt: Tensor
@@ -36,8 +36,9 @@ class Network:
         if not problem.options.self_connections:
             diagonal = torch.arange(len(theta), device=theta.device)
             Vt[diagonal, :, diagonal] = 0.0
-        settings = FlowSettings.create(float(problem.tau_s), float(problem.tau_m), problem.options.nodes, theta)
-        level = torch.where(theta < 1, torch.atanh(theta.clamp(max=1)), torch.inf)
+        linear = problem.options.cell == "lif"
+        settings = FlowSettings.create(float(problem.tau_s), float(problem.tau_m), problem.options.nodes, theta, linear)
+        level = theta if linear else torch.where(theta < 1, torch.atanh(theta.clamp(max=1)), torch.inf)
         Ut = U.permute(2, 0, 1).contiguous()
         return cls(Vt, Ut, problem.b.detach(), theta, level, float(problem.tau_o), settings, problem)
 
@@ -48,6 +49,8 @@ class Network:
 
     def rho_z(self, n: Tensor, a_group: Tensor) -> Tensor:
         """Return the factors of ``V_z`` at events of the units ``n``: ``(rows, H)``, or ``(rows, 1)`` if shared."""
+        if self.settings.linear:
+            return torch.ones_like(a_group[:, R, :1])
         a_r = a_group[:, R]
         return torch.sigmoid(a_r if self.problem.options.reset_side == "post" else a_r.gather(1, n[:, None]))
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z
-from egru.continuous.reference.flow import end_state, node_states, panel_nodes, panels, sigmoid, slope
+from egru.continuous.reference.flow import end_state, node_states, panel_nodes, panels, slope
 from egru.continuous.reference.network import Network, to_array
 from egru.continuous.reference.running_loss import evaluate, state_gradient
 from egru.continuous.reference.tape import Step, Tape
@@ -75,7 +75,7 @@ class _Adjoint:
         for panel in panels(a, net.b, dt, settings):
             states.append((panel, c))
             nodes = panel_nodes(panel.start, net.b, panel.h, settings)
-            z0, z1 = np.tanh(panel.start[Z]), np.tanh(panel.end[Z])
+            z0, z1 = settings.z(panel.start[Z]), settings.z(panel.end[Z])
             c = end_state(c, z0, z1, panel.h, nodes, settings.rule)
         for panel, c in reversed(states):
             self.pull_back_panel(panel.start, c, t + float(panel.elapsed), float(panel.h))
@@ -83,16 +83,17 @@ class _Adjoint:
     def pull_back_panel(self, a: np.ndarray, c0: np.ndarray, t0: float, h: float) -> None:
         """Propagate over one panel of length ``h`` that starts at time ``t0`` with the state ``a``, ``c0``."""
         net, sums = self.net, self.sums
-        tau_s, tau_m, (x, w, A), _ = net.settings
-        q, u, z, _, E, E1 = nodes = panel_nodes(a, net.b, h, net.settings)
-        c = node_states(c0, np.tanh(a[Z]), h, nodes, net.settings.rule)
+        settings = net.settings
+        tau_s, tau_m, (x, w, A) = settings.tau_s, settings.tau_m, settings.rule
+        q, u, z, _, E, E1 = nodes = panel_nodes(a, net.b, h, settings)
+        c = node_states(c0, settings.z(a[Z]), h, nodes, settings.rule)
         p_c = np.exp(E - E1) * self.p_c
         p_c_start = np.exp(-E1) * self.p_c
         if self.loss is not None:
             f = self.weight * np.exp(-E) * state_gradient(self.loss, c, t0 + x * h, self.sample)
             p_c += np.exp(E) * h * (w @ f - A @ f)
             p_c_start += h * (w @ f)
-        gamma = np.stack([u * (1 - u) * (z - c) * p_c, np.zeros_like(u), u * (1 - z * z) * p_c]) / tau_m
+        gamma = np.stack([u * (1 - u) * (z - c) * p_c, np.zeros_like(u), u * settings.dz(z) * p_c]) / tau_m
         decay, t = math.exp(-h / tau_s), x[:, None] * h
         sums.b += h * np.einsum("i,iH,xiH->xH", w, 1 - q, gamma) + (1 - decay) * self.p_a
         sums.tau_m -= h * float(np.einsum("i,iH->", w, p_c * u * (z - c))) / tau_m**2
@@ -129,9 +130,9 @@ class _Adjoint:
         if step.forced:
             p_c_minus = 0.0
         else:
-            rise = float(np.tanh(step.a_group[Z, n]) - net.theta[n])
+            rise = float(net.settings.z(step.a_group[Z, n]) - net.theta[n])
             sums.floored[self.sample] += rise < options.grazing_floor
-            p_c_minus = -Q / (float(sigmoid(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
+            p_c_minus = -Q / (float(net.settings.u(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
             sums.theta[n] -= p_c_minus
         if options.amplitude == "theta":
             sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + self.p_o[n] + by_amplitude

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from egru.continuous.problem import U, Z
-from egru.continuous.reference.flow import FlowSettings, flow, relax, sigmoid, slope
+from egru.continuous.reference.flow import FlowSettings, flow, relax, slope
 
 
 class Search(NamedTuple):
@@ -26,7 +26,7 @@ class Search(NamedTuple):
 def window(a: np.ndarray, b: np.ndarray, theta: np.ndarray, settings: FlowSettings) -> tuple[np.ndarray, np.ndarray]:
     """Return the interval ``(w0, w1)`` in which ``z > theta``; ``w0`` is infinite if it is empty."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        level = np.where(theta < 1, np.arctanh(np.minimum(theta, 1.0)), np.inf)
+        level = settings.level(theta)
         now, later = a[Z] > level, b[Z] > level
         change = settings.tau_s * np.log((a[Z] - b[Z]) / (level - b[Z]))
     w0 = np.where(now, 0.0, np.where(later, change, np.inf))
@@ -37,8 +37,8 @@ def window(a: np.ndarray, b: np.ndarray, theta: np.ndarray, settings: FlowSettin
 def lower_bound(a: np.ndarray, b: np.ndarray, c: np.ndarray, theta: np.ndarray, settings: FlowSettings) -> np.ndarray:
     """Return a time before which the unit does not cross, from the largest ``u`` and ``z`` to come; exact at rest."""
     tiny = 4 * np.finfo(np.float64).eps
-    gap = np.tanh(np.maximum(a[Z], b[Z])) - theta
-    u = np.maximum(sigmoid(np.maximum(a[U], b[U])), np.finfo(np.float64).tiny)  # it may round to 0
+    gap = settings.z(np.maximum(a[Z], b[Z])) - theta
+    u = np.maximum(settings.u(np.maximum(a[U], b[U])), np.finfo(np.float64).tiny)  # it may round to 0
     with np.errstate(over="ignore"):
         bound = np.log1p(np.maximum(theta - c, 0.0) / np.maximum(gap + tiny, tiny)) * settings.tau_m / u
     return bound * (1 - tiny)
@@ -87,7 +87,7 @@ def _newton(
     settings: FlowSettings,
 ) -> tuple[np.ndarray, int]:
     """Solve ``c(t) = theta`` in ``[lo, hi]``, where the sign changes once, by Newton steps safeguarded by bisection."""
-    u, z = sigmoid(a[U]), np.tanh(a[Z])
+    u, z = settings.u(a[U]), settings.z(a[Z])
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.log((z - c) / (z - theta)) * settings.tau_m / u  # exact for constant a
     t = np.where(np.isfinite(t) & (t > lo) & (t < hi), t, np.where((bound > lo) & (bound < hi), bound, 0.5 * (lo + hi)))

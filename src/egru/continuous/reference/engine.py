@@ -52,7 +52,7 @@ class _Simulation:
     def run(self) -> None:
         problem = self.net.problem
         if self.above.any():  # only with above_threshold="fire": other problems have been rejected
-            self.emit(np.flatnonzero(self.above & (np.tanh(self.a[Z]) > self.net.theta)), forced=True)
+            self.emit(np.flatnonzero(self.above & (self.net.settings.z(self.a[Z]) > self.net.theta)), forced=True)
         start, stop = (int(k) for k in problem.input_offsets[self.sample : self.sample + 2])
         inputs = list(zip(range(start, stop), problem.input_times[start:stop].tolist(), strict=True))
         readouts = list(enumerate(problem.readouts[self.sample].tolist()))
@@ -90,7 +90,7 @@ class _Simulation:
             return
         settings = net.settings
         for start, end, elapsed, h in panels(self.a, net.b, dt, settings):
-            nodes, z0, z1 = panel_nodes(start, net.b, h, settings), np.tanh(start[Z]), np.tanh(end[Z])
+            nodes, z0, z1 = panel_nodes(start, net.b, h, settings), settings.z(start[Z]), settings.z(end[Z])
             if self.running_loss is not None:
                 states = node_states(self.c, z0, h, nodes, settings.rule)
                 density = evaluate(self.running_loss, states, self.t + elapsed + settings.rule.x * h, self.sample)
@@ -116,7 +116,7 @@ class _Simulation:
             self.emitted[n] = self.t
             if not forced:
                 self.c[n] = net.theta[n]
-                self.min_slope = min(self.min_slope, float(np.tanh(a_group[Z, n]) - net.theta[n]))
+                self.min_slope = min(self.min_slope, float(net.settings.z(a_group[Z, n]) - net.theta[n]))
             before = self.state()
             y = net.amplitude(n)
             self.a[U] += net.V[U, :, n] * y

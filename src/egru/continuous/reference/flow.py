@@ -24,12 +24,32 @@ MAX_EQUAL_PANELS = 1000
 
 
 class FlowSettings(NamedTuple):
-    """Time constants and quadrature: the constants of the flow that all units share."""
+    """Time constants, quadrature and gates: what all units share. ``linear`` units have ``u = 1`` and ``z = a_z``."""
 
     tau_s: float
     tau_m: float
     rule: Rule
     panel: float
+    linear: bool = False
+
+    def u(self, a: np.ndarray) -> np.ndarray:
+        """Return the update gate: sigmoid, or 1 for linear units."""
+        return np.ones_like(a) if self.linear else sigmoid(a)
+
+    def z(self, a: np.ndarray) -> np.ndarray:
+        """Return the proposed state: tanh, or ``a`` itself for linear units."""
+        return a if self.linear else np.tanh(a)
+
+    def dz(self, z: np.ndarray) -> np.ndarray:
+        """Return the derivative of ``z`` with respect to ``a``, given ``z``."""
+        return np.ones_like(z) if self.linear else 1 - z * z
+
+    def level(self, theta: np.ndarray) -> np.ndarray:
+        """Return the activation above which ``z > theta``, which may be infinite."""
+        if self.linear:
+            return theta
+        with np.errstate(divide="ignore"):
+            return np.where(theta < 1, np.arctanh(np.minimum(theta, 1.0)), np.inf)
 
 
 class Panel(NamedTuple):
@@ -67,7 +87,7 @@ def relax(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowSe
 
 def slope(a: np.ndarray, c: np.ndarray, settings: FlowSettings) -> np.ndarray:
     """Return ``dc/dt``."""
-    return sigmoid(a[U]) * (np.tanh(a[Z]) - c) / settings.tau_m
+    return settings.u(a[U]) * (settings.z(a[Z]) - c) / settings.tau_m
 
 
 def gate_speed(distance: np.ndarray) -> np.ndarray:
@@ -92,6 +112,8 @@ def longest_panel(a: np.ndarray, b: np.ndarray, settings: FlowSettings) -> np.nd
 
     Saturated gates are constant and do not limit it, but it ends where a gate leaves saturation.
     """
+    if settings.linear:
+        return np.full_like(a[Z], settings.panel / (1 / settings.tau_s + 1 / settings.tau_m))
     held_u, held_z = time_saturated(a[U], b[U], settings), time_saturated(a[Z], b[Z], settings)
     changes_u, changes_z = held_u == 0, held_z == 0
     distance = np.maximum(abs(a[U] - b[U]) * changes_u, abs(a[Z] - b[Z]) * changes_z)
@@ -108,7 +130,7 @@ def panels(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowS
     the activations.
     """
     dt = np.asarray(dt)
-    distance = np.maximum(abs(a[U] - b[U]), abs(a[Z] - b[Z]))
+    distance = np.maximum(abs(a[U] - b[U]), abs(a[Z] - b[Z])) * (not settings.linear)
     rho = dt * (gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
     count = max(1.0, np.ceil(np.max(rho, initial=0.0) / settings.panel))
     elapsed = np.zeros_like(dt)
@@ -130,9 +152,9 @@ def panel_nodes(a: np.ndarray, b: np.ndarray, h: np.ndarray | float, settings: F
     x, w, A = settings.rule
     h = np.broadcast_to(h, a.shape[1:])
     q = np.exp(-np.multiply.outer(x, h) / settings.tau_s)
-    u = sigmoid(b[U] + (a[U] - b[U]) * q)
-    z = np.tanh(b[Z] + (a[Z] - b[Z]) * q)
-    zdot = (1 - z * z) * (b[Z] - a[Z]) * q / settings.tau_s
+    u = settings.u(b[U] + (a[U] - b[U]) * q)
+    z = settings.z(b[Z] + (a[Z] - b[Z]) * q)
+    zdot = settings.dz(z) * (b[Z] - a[Z]) * q / settings.tau_s
     return Nodes(q, u, z, zdot, h / settings.tau_m * (A @ u), h / settings.tau_m * (w @ u))
 
 
@@ -152,5 +174,5 @@ def flow(a: np.ndarray, b: np.ndarray, c: np.ndarray, dt: np.ndarray | float, se
     """Return ``c`` after ``dt`` without events."""
     for start, end, _, h in panels(a, b, dt, settings):
         nodes = panel_nodes(start, b, h, settings)
-        c = end_state(c, np.tanh(start[Z]), np.tanh(end[Z]), h, nodes, settings.rule)
+        c = end_state(c, settings.z(start[Z]), settings.z(end[Z]), h, nodes, settings.rule)
     return c

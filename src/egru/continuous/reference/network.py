@@ -26,7 +26,11 @@ class Network:
     def from_problem(cls, problem: Problem) -> "Network":
         problem, options = problem.with_dense_weights(), problem.options
         settings = FlowSettings(
-            float(problem.tau_s), float(problem.tau_m), gauss_legendre(options.nodes), float(options.panel)
+            float(problem.tau_s),
+            float(problem.tau_m),
+            gauss_legendre(options.nodes),
+            float(options.panel),
+            options.cell == "lif",
         )
         V = to_array(problem.V)
         if not options.self_connections:
@@ -50,6 +54,8 @@ class Network:
 
         ``a_group`` is ``a`` before the group of simultaneous events.
         """
+        if self.settings.linear:
+            return 1.0
         return sigmoid(a_group[R] if self.problem.options.reset_side == "post" else a_group[R, n])
 
 
