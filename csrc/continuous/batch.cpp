@@ -120,7 +120,7 @@ std::unique_ptr<Tape> forward(const ContinuousCall& call, Poll poll) {
     return tape;
 }
 
-Gradients::Gradients(const Network& network) : theta(static_cast<size_t>(network.model().units)) {
+Gradients::Gradients(const Network& network) : theta(static_cast<size_t>(network.model().units)), delays(static_cast<size_t>(network.lines())) {
     for (auto& g : V) g.resize(static_cast<size_t>(network.recurrent().size()));
     for (auto& g : U) g.resize(static_cast<size_t>(network.input().size()));
     for (auto& g : b) g.resize(theta.size());
@@ -133,6 +133,7 @@ void Gradients::add(const Gradients& other) {
         add_to(b[g], other.b[g]);
     }
     add_to(theta, other.theta);
+    add_to(delays, other.delays);
     tau_s += other.tau_s;
     tau_m += other.tau_m;
     tau_o += other.tau_o;
@@ -169,6 +170,7 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     for (size_t g = 0; g < 3; ++g)
         std::copy(all.b[g].begin(), all.b[g].end(), at<double>(call.grad_b) + g * all.theta.size());
     std::copy(all.theta.begin(), all.theta.end(), at<double>(call.grad_theta));
+    std::copy(all.delays.begin(), all.delays.end(), at<double>(call.grad_delays));
     *at<double>(call.grad_tau_s) = all.tau_s;
     *at<double>(call.grad_tau_m) = all.tau_m;
     *at<double>(call.grad_tau_o) = all.tau_o;

@@ -75,7 +75,7 @@ void repeat_part(const ContinuousCall& call, const Network& network, int sample,
 // Gradients of the parameters, summed over samples in a fixed order.
 struct Gradients {
     explicit Gradients(const Network& network);
-    std::vector<double> V[3], U[3], b[3], theta;
+    std::vector<double> V[3], U[3], b[3], theta, delays;
     double tau_s = 0, tau_m = 0, tau_o = 0;
     void add(const Gradients& other);
 };

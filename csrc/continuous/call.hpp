@@ -26,6 +26,10 @@ struct ContinuousCall {
     // then receiver. U likewise.
     int64_t connection_count = -1, input_connection_count = -1;  // -1: dense
     uintptr_t connections = 0, input_connections = 0;
+    // Delays: the connections of unit n are divided into the lines line_offsets[n] to line_offsets[n + 1], each with a
+    // delay. The sources of V are then lines, not units. (H + 1), (lines), (lines)
+    int lines = 0;  // 0: no delays
+    uintptr_t line_offsets = 0, line_units = 0, delays = 0;
     // Input events: (K), (K), (K), (B + 1); horizons: (B); readouts: (B, R)
     uintptr_t input_times = 0, input_channels = 0, input_values = 0, input_offsets = 0;
     uintptr_t horizons = 0, readout_times = 0;
@@ -40,7 +44,7 @@ struct ContinuousCall {
     uintptr_t cotangent_nodes = 0;  // c at the nodes of the integral (nodes, H)
     // Results of the backward pass. Entries of grad_V and grad_U without a connection are not written.
     uintptr_t grad_V = 0, grad_U = 0, grad_b = 0, grad_theta = 0, grad_tau_s = 0, grad_tau_m = 0, grad_tau_o = 0;
-    uintptr_t grad_a0 = 0, grad_c0 = 0, grad_input_times = 0, grad_input_values = 0;
+    uintptr_t grad_a0 = 0, grad_c0 = 0, grad_delays = 0, grad_input_times = 0, grad_input_values = 0;
     uintptr_t floored = 0;  // the number of events per sample to which grazing_floor applied (B)
 };
 

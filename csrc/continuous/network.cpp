@@ -111,6 +111,11 @@ FanOut make_sparse_fan(const double* weights, const int64_t* connections, int64_
 }
 
 FanOut make_recurrent(const ContinuousCall& call) {
+    if (call.lines > 0 && call.connection_count >= 0)
+        return make_sparse_fan(at<double>(call.V), at<int64_t>(call.connections), call.connection_count, call.lines,
+                               false, true);
+    if (call.lines > 0)
+        return make_fan(at<double>(call.V), at<uint8_t>(call.mask), call.units, call.lines, false, true);
     if (call.connection_count >= 0)
         return make_sparse_fan(at<double>(call.V), at<int64_t>(call.connections), call.connection_count, call.units,
                                true, call.self_connections);
@@ -129,7 +134,8 @@ FanOut make_input(const ContinuousCall& call) {
 Network::Network(const ContinuousCall& call)
     : recurrent_(make_recurrent(call)),
       input_(make_input(call)),
-      unit_amplitude_(call.unit_amplitude) {
+      unit_amplitude_(call.unit_amplitude),
+      lines_(call.lines) {
     const size_t H = static_cast<size_t>(call.units), n = static_cast<size_t>(call.nodes);
     b_.assign(at<double>(call.b), at<double>(call.b) + 3 * H);
     theta_.assign(at<double>(call.theta), at<double>(call.theta) + H);

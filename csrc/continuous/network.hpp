@@ -28,7 +28,8 @@ struct FanOut {
 };
 
 // In the recurrent fan-out every unit is among its receivers, so that an event touches its emitter together with the
-// receivers. Without a self connection this weight is 0 and has no gradient.
+// receivers. Without a self connection this weight is 0 and has no gradient. With delays, an event touches its emitter
+// alone, and its receivers later: the sources are then lines, and the emitters are not among the receivers.
 class Network {
 public:
     explicit Network(const ContinuousCall& call);
@@ -36,6 +37,7 @@ public:
     const Model& model() const { return model_; }
     const FanOut& recurrent() const { return recurrent_; }
     const FanOut& input() const { return input_; }
+    int lines() const { return lines_; }  // sources of the recurrent fan-out if events are delayed, else 0
     double amplitude(int unit) const { return unit_amplitude_ ? 1.0 : model_.theta[unit]; }
 
     // Copies gradients in the order of fan.w to an array of shape (3, H, sources), or (3, connections) if sparse.
@@ -47,6 +49,7 @@ private:
     Model model_;
     FanOut recurrent_, input_;
     bool unit_amplitude_;
+    int lines_;
     std::vector<double> b_, theta_, onset_, rule_, padded_rule_;
 };
 

@@ -17,7 +17,8 @@ public:
         : call_(call), network_(tape.network), model_(network_.model()), table_(EGRU_PICK(continuous_table)),
           tape_(tape.samples[static_cast<size_t>(sample)]), sample_(static_cast<size_t>(sample)),
           first_event_(first_event), first_node_(first_node), H_(static_cast<size_t>(call.units)), memory_(8 * H_), gradients_(*gradients),
-          stop_(stop), may_poll_(may_poll), scratch_(stop, may_poll) {
+          stop_(stop), may_poll_(may_poll), scratch_(stop, may_poll),
+          delivered_(network_.lines() > 0 ? static_cast<size_t>(tape_.events) : 0) {
         double* at = memory_.data();
         adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
                            gradients_.b[1].data(), gradients_.b[2].data(), 0, 0};
@@ -51,7 +52,8 @@ private:
             const Step& step = steps[k];
             switch (step.kind) {
                 case StepKind::internal:
-                case StepKind::forced: internal(step); break;
+                case StepKind::forced: network_.lines() > 0 ? emission(step) : internal(step); break;
+                case StepKind::delivery: delivery(step); break;
                 case StepKind::input: input(step); break;
                 case StepKind::readout: readout(step); break;
                 case StepKind::node: node(step); break;
@@ -85,21 +87,7 @@ private:
 
         const double slope_after = sums.emitter_u * sums.emitter_z / model_.tau_m;  // c is 0
         const double sum = sums.u + sums.r + sums.z;
-        const int64_t event = first_event_ + step.index;
-        const double by_event_time = -adjoint_.p_c[n] * slope_after + sums.slope +
-                                     y * (sum / model_.tau_s + sums.z_rate) + y / model_.tau_o * p_o_[n] +
-                                     at<double>(call_.cotangent_times)[event];
-        double p_c_before = 0;
-        double& theta = gradients_.theta[static_cast<size_t>(n)];
-        if (step.kind == StepKind::internal) {
-            const double rise = (model_.linear ? step.a_z : std::tanh(step.a_z)) - model_.theta[n];
-            const double u = model_.linear ? 1 : sigmoid(step.a_u);
-            floored_ += rise < call_.grazing_floor;
-            p_c_before = -by_event_time * model_.tau_m / (u * std::max(rise, call_.grazing_floor));
-            theta -= p_c_before;
-        }
-        if (!call_.unit_amplitude) theta += sum + p_o_[n] + at<double>(call_.cotangent_amplitudes)[event];
-        adjoint_.p_c[n] = p_c_before;
+        reset(step, slope_after, sums.slope + y * (sum / model_.tau_s + sums.z_rate), sum);
 
         if (!step.grouped) {
             if (!model_.receiver_reset) adjoint_.p_r[n] += y * dr * ungated_z;
@@ -113,6 +101,61 @@ private:
             pending_p_r_[m] = 0;
         }
         processed_.clear();
+    }
+
+    // Pulls back across the threshold and the reset of an emitter, given its slope after the reset, the derivative of
+    // the loss by the times of the jumps of the receivers, and that by the amplitude, times 1 / y.
+    void reset(const Step& step, double slope_after, double by_jumps, double sum) {
+        const int n = step.source;
+        const int64_t event = first_event_ + step.index;
+        const double by_event_time = -adjoint_.p_c[n] * slope_after + by_jumps +
+                                     network_.amplitude(n) / model_.tau_o * p_o_[n] +
+                                     at<double>(call_.cotangent_times)[event];
+        double p_c_before = 0;
+        double& theta = gradients_.theta[static_cast<size_t>(n)];
+        if (step.kind == StepKind::internal) {
+            const double rise = (model_.linear ? step.a_z : std::tanh(step.a_z)) - model_.theta[n];
+            const double u = model_.linear ? 1 : sigmoid(step.a_u);
+            floored_ += rise < call_.grazing_floor;
+            p_c_before = -by_event_time * model_.tau_m / (u * std::max(rise, call_.grazing_floor));
+            theta -= p_c_before;
+        }
+        if (!call_.unit_amplitude) theta += sum + p_o_[n] + at<double>(call_.cotangent_amplitudes)[event];
+        adjoint_.p_c[n] = p_c_before;
+    }
+
+    // An event whose receivers are reached later, by deliveries: only the emitter jumps.
+    void emission(const Step& step) {
+        const int n = step.source;
+        const TouchAdjoint touch{&step.source, 1, 0, step.time, step.record, nullptr, nullptr, nullptr, 0, 0, false,
+                                 nullptr, nullptr, nullptr, nullptr};
+        table_.pull_back(model_, &adjoint_, touch, &scratch_);
+        pull_back_trace(n, step.time, step.o);
+        const Delivered& sent = delivered_[static_cast<size_t>(step.index)];
+        const double u = model_.linear ? 1 : sigmoid(step.a_u), z = model_.linear ? step.a_z : std::tanh(step.a_z);
+        double by_jumps = sent.by_time;
+        if (!model_.receiver_reset && !model_.linear) {  // the reset gate is that of the time of the event
+            const double r = sigmoid(step.a_r), through_gate = network_.amplitude(n) * r * (1 - r) * sent.z;
+            by_jumps += through_gate * (model_.b_r[n] - step.a_r) / model_.tau_s;
+            adjoint_.p_r[n] += through_gate;
+        }
+        reset(step, u * z / model_.tau_m, by_jumps, sent.sum);
+    }
+
+    void delivery(const Step& step) {
+        const double y = network_.amplitude(static_cast<int>(at<int64_t>(call_.line_units)[step.source]));
+        const double r = model_.linear ? 1 : sigmoid(step.a_r);
+        TouchAdjoint touch = touch_receivers(network_.recurrent(), step.source, y, step, gradients_.V);
+        touch.gated = model_.receiver_reset;
+        if (!model_.receiver_reset) touch.scale_z = y * r;
+        const ReceiverSums sums = table_.pull_back(model_, &adjoint_, touch, &scratch_);
+        const double sum = sums.u + sums.r + (model_.receiver_reset ? 1 : r) * sums.z;
+        const double by_time = sums.slope + y * (sum / model_.tau_s + sums.z_rate);
+        Delivered& sent = delivered_[static_cast<size_t>(step.index)];
+        sent.by_time += by_time;
+        sent.sum += sum;
+        sent.z += sums.z;
+        gradients_.delays[static_cast<size_t>(step.source)] += by_time;
     }
 
     void input(const Step& step) {
@@ -172,6 +215,12 @@ private:
                             nullptr, gradient[0].data() + from, gradient[1].data() + from, gradient[2].data() + from};
     }
 
+    // What the deliveries of one event have summed: the derivative of the loss by their times, and the sums over their
+    // receivers of w_x p_x: over the gates, and for gate z without the reset gate.
+    struct Delivered {
+        double by_time = 0, sum = 0, z = 0;
+    };
+
     struct ProcessedMember {
         int unit;
         double p_c;
@@ -193,6 +242,7 @@ private:
     StopFlag* stop_;
     bool may_poll_;
     SampleScratch scratch_;
+    std::vector<Delivered> delivered_;        // by event
     std::vector<ProcessedMember> processed_;  // members of the current group of simultaneous events
     double grad_tau_o_ = 0;
     int64_t floored_ = 0;

@@ -1,6 +1,7 @@
 // The forward pass of one sample, from event to event. A unit is advanced only when an event or a readout reaches it.
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "continuous/batch.hpp"
@@ -40,7 +41,7 @@ public:
     void run() {
         for (bool goes_on = true; goes_on;) {
             if (call_.checkpoint_every > 0) {  // the steps before a checkpoint are repeated in the backward pass
-                tape_.checkpoints.push_back({position_, memory_, exact_, queue_.order()});
+                tape_.checkpoints.push_back({position_, memory_, exact_, queue_.order(), deliveries_});
                 tape_.steps.clear();
                 tape_.records.clear();
             }
@@ -55,6 +56,7 @@ public:
         std::copy(from.memory.begin(), from.memory.end(), memory_.begin());
         exact_ = from.exact;
         queue_.restore(from.order);
+        deliveries_ = from.deliveries;
         tape_.events = position_.events;
         run_part();
     }
@@ -68,7 +70,8 @@ private:
         return true;
     }
 
-    // Processes the next group of internal events, input event or readout. At the same time they are in this order.
+    // Processes the next group of internal events, delivery, input event or readout. At the same time they are in this
+    // order.
     // Returns false at the horizon.
     bool advance() {
         const double* inputs = at<double>(call_.input_times);
@@ -77,13 +80,16 @@ private:
         const double input_time =
             input < at<int64_t>(call_.input_offsets)[sample_ + 1] ? inputs[input] : infinity;
         const double readout_time = readout < call_.readouts ? readouts[readout] : infinity;
-        const double time = std::min(std::min(input_time, readout_time), horizon_);
+        const double delivery_time = deliveries_.empty() ? infinity : deliveries_.front().time;
+        const double time = std::min({delivery_time, input_time, readout_time, horizon_});
         if (position_.now < time) {
             if (emit_before(time)) return true;
             visit_nodes(time);
             position_.now = time;
         }
-        if (input_time <= time)
+        if (delivery_time <= time)
+            deliver();
+        else if (input_time <= time)
             apply_input(input++);
         else if (readout_time <= time)
             read(readout++);
@@ -225,14 +231,44 @@ private:
             const double y = network_.amplitude(n);
             o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o) + y;
             o_last_[n] = position_.now;
+            const Step step{kind, k == 0, size > 1, n, tape_.events, position_.now, a_u, a_r, a_z, o_[n], nullptr};
+            if (network_.lines() > 0) {
+                apply(touch_emitter(&group_[k]), step, 0);
+                send(n, a_r);
+                position_.events = ++tape_.events;
+                continue;
+            }
             Touch touch = touch_receivers(fan, n, y);
             touch.emitter = fan.self_position[static_cast<size_t>(n)];
             touch.gated = model_.receiver_reset;
             if (!model_.receiver_reset) touch.scale_z = model_.linear ? y : y * sigmoid(a_r);
             if (model_.receiver_reset && size > 1) touch.gate = gate_.data();
-            apply(touch, Step{kind, k == 0, size > 1, n, tape_.events, position_.now, a_u, a_r, a_z, o_[n], nullptr}, 0);
+            apply(touch, step, 0);
             position_.events = ++tape_.events;
         }
+    }
+
+    // Puts the current event of unit n on its lines.
+    void send(int n, double a_r) {
+        const int64_t* offsets = at<int64_t>(call_.line_offsets);
+        for (int64_t line = offsets[n]; line < offsets[n + 1]; ++line) {
+            const double time = position_.now + at<double>(call_.delays)[line];
+            if (time > horizon_) continue;
+            deliveries_.push_back({time, tape_.events, static_cast<int32_t>(line), a_r});
+            std::push_heap(deliveries_.begin(), deliveries_.end(), std::greater<>());
+        }
+    }
+
+    void deliver() {
+        std::pop_heap(deliveries_.begin(), deliveries_.end(), std::greater<>());
+        const Delivery delivery = deliveries_.back();
+        deliveries_.pop_back();
+        const double y = network_.amplitude(static_cast<int>(at<int64_t>(call_.line_units)[delivery.line]));
+        Touch touch = touch_receivers(network_.recurrent(), delivery.line, y);
+        touch.gated = model_.receiver_reset;
+        if (!model_.receiver_reset && !model_.linear) touch.scale_z = y * sigmoid(delivery.a_r);
+        apply(touch, Step{StepKind::delivery, true, false, delivery.line, delivery.event, position_.now, 0,
+                          delivery.a_r, 0, 0, nullptr}, 0);
     }
 
     void apply_input(int64_t k) {
@@ -274,6 +310,9 @@ private:
 
     Touch touch_all() const {
         return Touch{nullptr, model_.units, -1, position_.now, nullptr, nullptr, nullptr, 0, 0, false, nullptr, true, nullptr};
+    }
+    Touch touch_emitter(const int32_t* unit) const {
+        return Touch{unit, 1, 0, position_.now, nullptr, nullptr, nullptr, 0, 0, false, nullptr, false, nullptr};
     }
     Touch touch_receivers(const FanOut& fan, int source, double scale) const {
         const int64_t from = fan.start[static_cast<size_t>(source)];
@@ -323,6 +362,7 @@ private:
     // The minimum length of a search. In sparse networks most units are not affected by the next event, so a longer
     // search saves repeated ones.
     double min_lookahead_ = 0;
+    std::vector<Delivery> deliveries_;  // a heap: the next one is the first
     std::vector<int32_t> group_;
     std::vector<Activations> before_;  // of the emitters, before the group
 };

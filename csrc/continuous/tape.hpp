@@ -49,19 +49,33 @@ private:
 };
 
 // `forced`: an event at time 0 of a unit that started above its threshold.
+// `delivery`: a delayed event reaches the receivers of one line.
 // `node`: a node of an integral over time.
-enum class StepKind : uint8_t { start, internal, forced, input, readout, node };
+enum class StepKind : uint8_t { start, internal, forced, delivery, input, readout, node };
 
 struct Step {
     StepKind kind;
     bool first;    // of its group of simultaneous events
     bool grouped;  // the group has more than one member
-    int32_t source;  // the unit of an internal event, or the channel of an input event
-    int64_t index;   // which event of the sample, input event of the batch, readout, or node (-1: not a node)
+    int32_t source;  // the unit of an internal event, the line of a delivery, or the channel of an input event
+    int64_t index;   // which event of the sample (also for deliveries), input event of the batch, readout, or node (-1: not a node)
     double time;
-    double a_u, a_r, a_z;  // of the emitter, before the group
+    double a_u, a_r, a_z;  // of the emitter, before the group; deliveries have only a_r
     double o;              // the trace of the emitter after the event
     const double* record;  // of the touch; for readouts followed by the trace of every unit
+};
+
+// An event on its way to the receivers of one line.
+struct Delivery {
+    double time;
+    int64_t event;
+    int32_t line;
+    double a_r;  // of the emitter, at the event
+
+    bool operator>(const Delivery& other) const {
+        if (time != other.time) return time > other.time;
+        return event != other.event ? event > other.event : line > other.line;
+    }
 };
 
 // Where a run stands between two steps: with the state of all units, everything that its continuation depends on.
@@ -80,6 +94,7 @@ struct Checkpoint {
     std::vector<double> memory;
     std::vector<uint8_t> exact;
     EventQueue::Order order;
+    std::vector<Delivery> deliveries;
 };
 
 struct SampleTape {

@@ -41,6 +41,7 @@ class _Run:
         self.a, self.c = self.leaves["a0"][self.sample], self.leaves["c0"][self.sample]
         self.o = torch.zeros_like(self.c)
         self.integral = torch.zeros(())
+        self.sent: list[tuple[Tensor, Tensor, Tensor]] = []
         self.linear = self.p.options.cell == "lif"
 
     def gates(self, a_u: Tensor, a_z: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,11 +90,21 @@ class _Run:
             else torch.sigmoid(self.a[1] if options.reset_side == "post" else self.a[1, n])
         )
         one = torch.ones(H)
-        jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
-        if not options.self_connections:
-            jump = jump * (1 - is_emitter)
-        self.a, self.c, self.o = self.a + jump, self.c * (1 - is_emitter), self.o + is_emitter * y
+        if self.p.line_offsets is None:
+            jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
+            self.a = self.a + (jump if options.self_connections else jump * (1 - is_emitter))
+        self.sent.append((self.t, y, r))
+        self.c, self.o = self.c * (1 - is_emitter), self.o + is_emitter * y
         return y
+
+    def deliver(self, event: int, line: int) -> None:
+        """Let the given event of the sample arrive at the receivers of a line."""
+        time, y, r = self.sent[event]
+        self.advance(time + self.leaves["delays"][line])
+        if self.p.options.reset_side == "post":
+            r = torch.sigmoid(self.a[1])
+        one = torch.ones(len(self.c))
+        self.a = self.a + self.leaves["V"][:, :, line] * torch.stack([one, one, r * one]) * y
 
     def apply_input(self, k: int) -> None:
         channel = int(self.p.input_channels[k])
@@ -111,8 +122,15 @@ def differentiable(
         start, stop = problem.input_offsets[sample], problem.input_offsets[sample + 1]
         event_range = range(int(events.offsets[sample]), int(events.offsets[sample + 1]))
         schedule = [(float(events.times[k]), 0, k) for k in event_range]
-        schedule += [(float(problem.input_times[k]), 1, k) for k in range(int(start), int(stop))]
-        schedule += [(float(t), 2, k) for k, t in enumerate(problem.readout_times)]
+        schedule += [(float(problem.input_times[k]), 2, k) for k in range(int(start), int(stop))]
+        schedule += [(float(t), 3, k) for k, t in enumerate(problem.readout_times)]
+        if problem.line_offsets is not None:
+            for k in event_range:
+                n = int(events.units[k])
+                for line in range(*problem.line_offsets[n : n + 2].tolist()):
+                    time = float(events.times[k] + problem.delays[line])
+                    if time <= problem.horizon:
+                        schedule.append((time, 1, (k - event_range.start) * len(problem.delays) + line))
         c_read, o_read = [], []
         for time, kind, k in sorted(schedule):
             if kind == 0:
@@ -123,6 +141,8 @@ def differentiable(
                 collected["times"].append(s)
                 collected["amplitudes"].append(run.emit(n, forced))
             elif kind == 1:
+                run.deliver(*divmod(k, len(problem.delays)))
+            elif kind == 2:
                 run.advance(leaves["input_times"][k])
                 run.apply_input(k)
             else:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from egru._autograd import in_transform
 from egru.continuous import checks, engines
+from egru.continuous.delays import make_delays, with_delays
 from egru.continuous.inputs import InputEvents
 from egru.continuous.operation import run
 from egru.continuous.options import (
@@ -75,6 +76,11 @@ class ContinuousEGRU(nn.Module):
             in every call. Excludes ``mask``.
         input_connections: Input connections that exist, ``(2, E)`` int64: the receivers, then the channels. ``U``
             likewise. Excludes ``input_mask``.
+        delays: How long an event takes to its receivers: a number, one per emitter ``(H,)``, or one per connection
+            ``(H, H)``, ``[post, pre]``. Not negative. If None, events arrive at once. Arrivals after the horizon are
+            lost, so a layer with delays accepts no ``state``.
+        input_delays: The same for input events: a number, ``(D,)`` or ``(H, D)``.
+        trainable_delays: Whether to learn the delays, which must then be positive.
         threshold: Parametrisation and initial values of the thresholds, which must be positive. If None, a sigmoid
             with mean -1 and standard deviation 0.25 before the sigmoid.
         above_threshold: What happens to a state passed in that is at or above its threshold: "raise" raises an error,
@@ -125,6 +131,9 @@ class ContinuousEGRU(nn.Module):
         input_mask: Tensor | None = None,
         connections: Tensor | None = None,
         input_connections: Tensor | None = None,
+        delays: float | Tensor | None = None,
+        input_delays: float | Tensor | None = None,
+        trainable_delays: bool = False,
         threshold: Threshold | None = None,
         above_threshold: AboveThreshold = "raise",
         max_events: int | None = None,
@@ -178,6 +187,10 @@ class ContinuousEGRU(nn.Module):
         self.V = parameter(gates, H, H) if recurrent is None else parameter(gates, recurrent.shape[1])
         self.U = parameter(gates, H, D) if inputs is None else parameter(gates, inputs.shape[1])
         self.b = parameter(gates, H)
+        self.delays = make_delays(owner, "delays", delays, H, H, recurrent is None, trainable_delays, self.V)
+        self.input_delays = make_delays(
+            owner, "input_delays", input_delays, H, D, inputs is None, trainable_delays, self.V
+        )
         self.mask: Tensor | None
         self.input_mask: Tensor | None
         self.register_buffer("mask", checks.connection_mask(owner, "mask", mask, (H, H), device))
@@ -274,9 +287,20 @@ class ContinuousEGRU(nn.Module):
         reads = checks.readout_times(owner, readout_times, horizons, like)
         if running_loss is not None and not callable(running_loss):
             raise TypeError(f"{owner}: running_loss must be a function of (c, t, sample), got {running_loss!r}")
+        if state is not None and (self.delays is not None or self.input_delays is not None):
+            raise ValueError(
+                f"{owner}: state cannot be passed to a layer with delays, because events on their way are not part of "
+                "it; run the whole interval in one call"
+            )
         start = self.initial_state(events.batch) if state is None else self._check_state(state, events.batch)
         problem = self._problem(events, horizons, reads, start)
         checks.check_problem(owner, problem)
+        if self.delays is not None or self.input_delays is not None:
+            problem = with_delays(
+                problem,
+                None if self.delays is None else self.delays(),
+                None if self.input_delays is None else self.input_delays(),
+            )
         result = run(engines.choose(self.engine, problem, running_loss), problem, running_loss)
         trace = result.o_read
         if state is not None:  # in the engines the trace starts at 0: add the decaying trace of the initial state

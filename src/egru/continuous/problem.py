@@ -9,10 +9,15 @@ The gates ``x`` are u, r, z, in this order; unit ``n`` emits an event and units 
     internal event      c_n reaches theta_n from below:  c_n = 0,  o_n += y,
                         a_x[m] += V_x[m, n] rho_x y,  rho_u = rho_r = 1,  rho_z = r_n just before the event
 
+Delays
+    With :attr:`Problem.line_offsets`, an event of ``n`` at time ``s`` resets ``c_n`` and raises ``o_n`` at ``s``, and
+    ``a_x[m]`` jumps at ``s + d``, where ``d`` is the delay of the line. ``rho_z`` is ``r_n`` at ``s``; with
+    ``reset_side="post"`` it is ``r_m`` at ``s + d``. Jumps after the horizon have no effect.
+
 Simultaneous events
-    At the same time, internal events are applied first, then input events, then readouts. Input events at the same
-    time are applied in the order of the list. Their order affects only which one-sided derivative the time of each
-    receives.
+    At the same time, internal events are applied first, then delayed ones, then input events, then readouts. Input
+    events at the same time are applied in the order of the list. Their order affects only which one-sided derivative
+    the time of each receives.
 
     Times closer than :data:`TIE` times ``tau_m`` count as equal. An internal event that close after an input event, a
     readout or the horizon is applied just before it. Internal events that close to one another form a group, which has
@@ -73,6 +78,10 @@ class Problem:
             emitter, then receiver, and ``V`` has the shape ``(3, E)``. If None, ``V`` is a matrix.
         input_connections: Input connections that exist, ``(2, E)`` int64: receivers, then channels. ``U`` likewise.
         channels: The number of input channels. Required with ``input_connections``.
+        delays: Delays of events, one per line ``(L,)``, not negative. Empty: events reach their receivers at once.
+        line_offsets: ``(H + 1,)`` int64, with delays. Unit ``n`` has the lines ``line_offsets[n]:line_offsets[n + 1]``.
+            Each carries its events to some receivers. The last axis of ``V`` and ``mask``, and the sources of
+            ``connections``, are then lines, and all entries of ``V`` count, whatever ``self_connections`` is.
     """
 
     V: Tensor
@@ -96,6 +105,19 @@ class Problem:
     connections: Tensor | None = None
     input_connections: Tensor | None = None
     channels: int | None = None
+    delays: Tensor = dataclasses.field(default=None)  # pyright: ignore[reportAssignmentType]
+    line_offsets: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.delays is None:
+            object.__setattr__(self, "delays", self.c0.new_zeros(0))
+
+    @property
+    def line_units(self) -> Tensor:
+        """The unit of each line ``(L,)``, with delays."""
+        assert self.line_offsets is not None
+        units = torch.arange(len(self.line_offsets) - 1, device=self.line_offsets.device)
+        return torch.repeat_interleave(units, self.line_offsets.diff())
 
     @property
     def channel_count(self) -> int:
@@ -121,7 +143,7 @@ class Problem:
     def with_dense_weights(self) -> "Problem":
         """Return the problem with matrices ``V`` and ``U`` that are zero where there is no connection."""
         H = self.c0.shape[1]
-        V = _matrix(self.V, self.mask, self.connections, (3, H, H))
+        V = _matrix(self.V, self.mask, self.connections, (3, H, H if self.line_offsets is None else len(self.delays)))
         U = _matrix(self.U, self.input_mask, self.input_connections, (3, H, self.channel_count))
         return dataclasses.replace(self, V=V, U=U, connections=None, input_connections=None, channels=None)
 
@@ -236,6 +258,7 @@ class Gradients(NamedTuple):
     c0: Tensor
     input_times: Tensor
     input_values: Tensor
+    delays: Tensor
     floored: Tensor
 
 

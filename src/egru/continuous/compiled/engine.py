@@ -114,7 +114,7 @@ class CompiledEngine:
         return Gradients(**rounded, floored=floored)
 
 
-_DENSE_GRADIENTS = ("b", "theta", "tau_s", "tau_m", "tau_o", "a0", "c0", "input_times", "input_values")
+_DENSE_GRADIENTS = ("b", "theta", "tau_s", "tau_m", "tau_o", "a0", "c0", "input_times", "input_values", "delays")
 """Fields whose gradient is written in full, with or without a mask."""
 
 
@@ -154,6 +154,10 @@ class _Call:
         raw.receiver_reset = options.reset_side == "post"
         raw.unit_amplitude = options.amplitude == "one"
         rule = gauss_legendre(options.nodes)
+        if problem.line_offsets is not None:
+            raw.lines = len(problem.delays)
+            lines = {"line_offsets": problem.line_offsets, "line_units": problem.line_units, "delays": problem.delays}
+            self.set_tensors(**lines)
         self.set_tensors(
             V=problem.V,
             U=problem.U,

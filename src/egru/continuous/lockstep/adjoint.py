@@ -5,14 +5,16 @@ from torch import Tensor
 
 from egru.continuous.lockstep.flow import node_states, panel_nodes
 from egru.continuous.lockstep.network import Network
-from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
+from egru.continuous.lockstep.tape import Deliveries, Emissions, Iteration, Tape
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z
 
 
 class _Adjoint:
     """The backward pass of a batch."""
 
-    def __init__(self, problem: Problem, cotangents: Cotangents, running_loss: RunningLoss | None) -> None:
+    def __init__(
+        self, problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None
+    ) -> None:
         self.problem, self.cotangents, self.loss = problem, cotangents, running_loss
         self.net = Network.from_problem(problem)
         net, like = self.net, problem.c0.detach()
@@ -25,6 +27,11 @@ class _Adjoint:
         self.pending_p_r = torch.zeros_like(like)
         """What the reset gates of the current group add to the adjoint of ``a_r`` before the group."""
         self.samples = torch.arange(len(like), device=like.device)
+        self.offsets, self.delays = events.offsets, torch.zeros_like(problem.delays)
+        self.delivered: Tensor | None = None
+        """What the deliveries of each event have summed: by time, over the gates, for gate z. ``(B, events, 3)``."""
+        if problem.line_offsets is not None:
+            self.delivered = like.new_zeros(len(like), int(events.offsets.diff().max()), 3)
         self.Vt, self.Ut, self.b, self.theta = (torch.zeros_like(x) for x in (net.Vt, net.Ut, net.b, net.theta))
         self.tau_s, self.tau_m, self.tau_o = like.new_zeros(()), like.new_zeros(()), like.new_zeros(())
         self.input_times, self.input_values = (torch.zeros_like(problem.input_times) for _ in range(2))
@@ -39,6 +46,8 @@ class _Adjoint:
                 self.p_o[rows] += self.cotangents.o_read[rows, index]
             if iteration.input is not None:
                 self.input(iteration, *iteration.input, *after)
+            if iteration.delivery is not None:
+                self.delivery(iteration, iteration.delivery, *after)
             if iteration.internal is not None:
                 self.internal(iteration, iteration.internal, *after)
             self.pull_back(iteration)
@@ -68,11 +77,17 @@ class _Adjoint:
         rows, n, a_group, forced = emissions.rows, emissions.units, emissions.a_group, emissions.forced
         positions = emissions.positions
         p_a, p_c, p_o, i = self.p_a[rows], self.p_c[rows], self.p_o[rows, n], torch.arange(len(rows), device=n.device)
-        y, scale = net.jump(n, a_group)
+        y, scale = net.jump(n, net.rho_z(n, a_group))
         r = scale[:, Z] / y[:, None]
         distance = net.b[R] - a_group[:, R]
         rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[i, n][:, None]) / tau_s
-        received = net.Vt[n] * p_a
+        # With delays, the events reach their receivers later; see `delivery`.
+        sent = p_a.new_zeros(len(rows), 3)
+        if self.delivered is None:
+            received = net.Vt[n] * p_a
+        else:
+            received = torch.zeros_like(p_a)
+            sent = self.delivered[rows, positions - self.offsets[rows]]
         gated = received[:, U] + received[:, R] + r * received[:, Z]
 
         c_plus = c[rows]
@@ -84,6 +99,7 @@ class _Adjoint:
         slope_terms[i, n] = -p_c[i, n] * slope_plus[i, n]
         Q = slope_terms.sum(1) + y * (gated.sum(1) / tau_s + (rdot * received[:, Z]).sum(1))
         Q = Q + y / net.tau_o * p_o + self.cotangents.times[positions]
+        Q = Q + sent[:, 0] + y * rdot[i, n] * sent[:, 2]
         if self.loss is not None and self.cotangents.integral is not None:
             with torch.no_grad():
                 t = (iteration.t + iteration.dt)[rows].to(c.dtype)
@@ -97,12 +113,14 @@ class _Adjoint:
         p_c_minus = torch.where(forced, 0.0, -Q / rate)
         theta = -p_c_minus
         if options.amplitude == "theta":
-            theta = theta + gated.sum(1) + p_o + self.cotangents.amplitudes[positions]
+            theta = theta + gated.sum(1) + sent[:, 1] + p_o + self.cotangents.amplitudes[positions]
         self.theta.index_add_(0, n, theta)
-        sent = scale * p_a
-        if not options.self_connections:
-            sent[i, :, n] = 0.0
-        self.Vt.index_add_(0, n, sent)
+        if self.delivered is None:
+            pushed = scale * p_a
+            if not options.self_connections:
+                pushed[i, :, n] = 0.0
+            self.Vt.index_add_(0, n, pushed)
+        self.pending_p_r[rows, n] += y * r[i, n] * (1 - r[i, n]) * sent[:, 2]
         through_gate = y[:, None] * r * (1 - r) * received[:, Z]
         if options.reset_side == "post":
             self.pending_p_r[rows] += through_gate
@@ -113,6 +131,28 @@ class _Adjoint:
         complete = rows[emissions.first]  # the first event of a group is the last one here
         self.p_a[complete, R] += self.pending_p_r[complete]
         self.pending_p_r[complete], self.passed[complete] = 0.0, False
+
+    def delivery(self, iteration: Iteration, deliveries: Deliveries, a: Tensor, c: Tensor) -> None:
+        """Propagate across arrivals of delayed events; ``a`` and ``c`` are the state after them."""
+        assert self.delivered is not None
+        net, tau_s, post = self.net, self.net.settings.tau_s, self.problem.options.reset_side == "post"
+        rows, lines, gate = deliveries.rows, deliveries.lines, deliveries.gate
+        p_a = self.p_a[rows]
+        y, scale = net.jump(self.problem.line_units[lines], net.gate(gate))
+        r = scale[:, Z] / y[:, None]
+        received = net.Vt[lines] * p_a
+        total = (received[:, U] + received[:, R] + r * received[:, Z]).sum(1)
+        slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
+        by_time = (self.p_c[rows] * slope_jump).sum(1) + y * total / tau_s
+        z = received[:, Z].sum(1)
+        if post:
+            change = r * (1 - r) * received[:, Z]
+            by_time = by_time + y * (change * (net.b[R] - gate)).sum(1) / tau_s
+            self.p_a[rows, R] += y[:, None] * change
+            z = torch.zeros_like(z)
+        self.delays.index_add_(0, lines, by_time)
+        self.delivered[rows, deliveries.events] += torch.stack([by_time, total, z], 1)
+        self.Vt.index_add_(0, lines, scale * p_a)
 
     def pull_back(self, iteration: Iteration) -> None:
         """Propagate from the end of the flow of an iteration to its start."""
@@ -198,7 +238,7 @@ def _mean_decay(x: Tensor) -> Tensor:
 @torch.no_grad()
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
     """Return the gradients; those of parameters are summed over samples."""
-    adjoint = _Adjoint(problem, cotangents, running_loss)
+    adjoint = _Adjoint(problem, events, cotangents, running_loss)
     adjoint.run(events.tape)
     grad_V, grad_U = problem.weight_gradients(*(x.permute(1, 2, 0).contiguous() for x in (adjoint.Vt, adjoint.Ut)))
     return Gradients(
@@ -213,5 +253,6 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         c0=adjoint.p_c,
         input_times=adjoint.input_times,
         input_values=adjoint.input_values,
+        delays=adjoint.delays,
         floored=adjoint.floored,
     )

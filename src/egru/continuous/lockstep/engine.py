@@ -13,11 +13,12 @@ from torch import Tensor
 
 from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.lockstep.adjoint import backward
+from egru.continuous.lockstep.arrivals import Arrivals
 from egru.continuous.lockstep.crossing import find_crossings
 from egru.continuous.lockstep.flow import end_state, is_at_rest, longest_panel, node_states, panel_nodes
 from egru.continuous.lockstep.network import Network
-from egru.continuous.lockstep.schedule import END, INPUT, INTERNAL, NOTHING, READOUT, make_schedule
-from egru.continuous.lockstep.tape import Emissions, Iteration, Tape
+from egru.continuous.lockstep.schedule import DELIVERY, END, INPUT, INTERNAL, NOTHING, READOUT, make_schedule
+from egru.continuous.lockstep.tape import Deliveries, Emissions, Iteration, Tape
 from egru.continuous.options import EngineName
 from egru.continuous.problem import (
     TIE,
@@ -26,6 +27,7 @@ from egru.continuous.problem import (
     Events,
     Gradients,
     Problem,
+    R,
     RunningLoss,
     U,
     Z,
@@ -52,12 +54,13 @@ class _Batch:
         self.starts_group = self.forced.clone()
         """Whether the next internal event is the first of its group."""
         self.a_group = self.a.clone()
-        R = problem.readouts.shape[1]
-        self.c_read, self.o_read = self.c.new_zeros(B, R, H), self.c.new_zeros(B, R, H)
+        shape = (B, problem.readouts.shape[1], H)
+        self.c_read, self.o_read = self.c.new_zeros(shape), self.c.new_zeros(shape)
         self.integral = self.c.new_zeros(B)
         counts = torch.zeros(B, dtype=torch.int64, device=device)
         self.counters = Counters(counts, counts.clone(), counts.clone(), torch.full_like(self.integral, torch.inf))
         self.limit = event_limit(problem)
+        self.arrivals = None if problem.line_offsets is None else Arrivals(problem)
         self.emitted = torch.full_like(self.c, -1.0, dtype=torch.float64)
         """The time of the last event of each unit."""
         self.below = torch.nextafter(self.net.theta, torch.zeros_like(self.net.theta))
@@ -74,6 +77,11 @@ class _Batch:
         net, length = self.net, self.schedule.times.shape[1]
         entry = self.next_entry.clamp(max=length - 1)[:, None]
         until = self.schedule.times.gather(1, entry)[:, 0]
+        delivers = place = None
+        if self.arrivals is not None:
+            arrival, place = self.arrivals.next()
+            delivers = arrival <= until
+            until = torch.minimum(until, arrival)
         wait = (until - self.t).to(self.c.dtype)
         panel = self.problem.options.panel
         longest = longest_panel(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z], panel, net.settings).amin(1)
@@ -107,10 +115,14 @@ class _Batch:
 
         internal = self.pending.any(1)
         kind = torch.where(arrives, self.schedule.kinds.gather(1, entry)[:, 0], NOTHING)
+        if delivers is not None:
+            kind = torch.where(arrives & delivers, DELIVERY, kind)
         kind = torch.where(internal, INTERNAL, kind)
         self.next_entry = torch.where(kind == END, length, self.next_entry + (kind < END))
         indices = self.schedule.indices.gather(1, entry)[:, 0]
         self.a, self.c, self.o = self.a.clone(), self.c.clone(), self.o.clone()
+        if place is not None and len(rows := (kind == DELIVERY).nonzero()[:, 0]):
+            self.deliver(rows, place[rows], iteration)
         if internal.any():
             self.emit(internal.nonzero()[:, 0], iteration)
         rows = (kind == INPUT).nonzero()[:, 0]
@@ -158,8 +170,12 @@ class _Batch:
         rise = net.settings.z(a_group[torch.arange(len(rows), device=rows.device), Z, n]) - net.theta[n]
         rise = torch.where(forced, torch.inf, rise)
         self.counters.min_slope[rows] = torch.minimum(self.counters.min_slope[rows], rise)
-        y, scale = net.jump(n, a_group)
-        self.a[rows] += net.Vt[n] * scale
+        y, scale = net.jump(n, net.rho_z(n, a_group))
+        if self.arrivals is None:
+            self.a[rows] += net.Vt[n] * scale
+        else:
+            a_r = a_group[torch.arange(len(rows), device=rows.device), R, n]
+            self.arrivals.send(rows, n, self.t[rows], self.counters.events[rows] - 1, a_r)
         self.c[rows, n] = 0.0
         self.o[rows, n] += y
         self.above[rows, n] = False
@@ -169,6 +185,16 @@ class _Batch:
         )
         self.starts_group[rows] = False
         self.forced[rows] &= self.pending[rows].any(1)
+
+    def deliver(self, rows: Tensor, place: Tensor, iteration: Iteration) -> None:
+        """Let one delayed event in each of ``rows`` reach the receivers of its line."""
+        assert self.arrivals is not None
+        net = self.net
+        lines, events, a_r = self.arrivals.take(rows, place)
+        gate = self.a[rows, R] if self.problem.options.reset_side == "post" else a_r[:, None]
+        _, scale = net.jump(self.arrivals.line_units[lines], net.gate(gate))
+        self.a[rows] += net.Vt[lines] * scale
+        iteration.delivery = Deliveries(rows, lines, events, gate)
 
 
 class LockstepEngine:

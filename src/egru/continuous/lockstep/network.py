@@ -14,7 +14,7 @@ class Network:
     """Weights by the unit or channel they come from, with zeros where there is no connection.
 
     Attributes:
-        Vt: Recurrent weights ``(H, 3, H)``, ``[pre, gate, post]``.
+        Vt: Recurrent weights ``(H, 3, H)``, ``[pre, gate, post]``; with delays ``(L, 3, H)``, ``[line, gate, post]``.
         Ut: Input weights ``(D, 3, H)``, ``[channel, gate, post]``.
         level: ``z > theta`` if ``a_z > level``: ``artanh(theta)``, infinite for ``theta >= 1``; ``theta`` if linear.
     """
@@ -33,7 +33,7 @@ class Network:
         problem = problem.with_dense_weights()
         V, U, theta = problem.V.detach(), problem.U.detach(), problem.theta.detach()
         Vt = V.permute(2, 0, 1).contiguous()
-        if not problem.options.self_connections:
+        if not problem.options.self_connections and problem.line_offsets is None:
             diagonal = torch.arange(len(theta), device=theta.device)
             Vt[diagonal, :, diagonal] = 0.0
         linear = problem.options.cell == "lif"
@@ -47,15 +47,17 @@ class Network:
         theta = self.theta[n]
         return theta if self.problem.options.amplitude == "theta" else torch.ones_like(theta)
 
+    def gate(self, a_r: Tensor) -> Tensor:
+        """Return the reset gate."""
+        return torch.ones_like(a_r) if self.settings.linear else torch.sigmoid(a_r)
+
     def rho_z(self, n: Tensor, a_group: Tensor) -> Tensor:
         """Return the factors of ``V_z`` at events of the units ``n``: ``(rows, H)``, or ``(rows, 1)`` if shared."""
-        if self.settings.linear:
-            return torch.ones_like(a_group[:, R, :1])
         a_r = a_group[:, R]
-        return torch.sigmoid(a_r if self.problem.options.reset_side == "post" else a_r.gather(1, n[:, None]))
+        return self.gate(a_r if self.problem.options.reset_side == "post" else a_r.gather(1, n[:, None]))
 
-    def jump(self, n: Tensor, a_group: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the amplitudes ``(rows,)`` and the factors ``rho_x y`` of ``V``, ``(rows, 3, H)``."""
-        y, r = self.amplitude(n), self.rho_z(n, a_group)
+    def jump(self, n: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the amplitudes ``(rows,)`` and the factors ``rho_x y`` of ``V``, ``(rows, 3, H)``, given ``rho_z``."""
+        y = self.amplitude(n)
         one = torch.ones(len(n), 2, len(self.theta), dtype=y.dtype, device=y.device)
         return y, torch.cat([one, r.expand(len(n), len(self.theta))[:, None]], 1) * y[:, None, None]

@@ -9,7 +9,7 @@ from egru.continuous.problem import Problem
 
 # Kinds of steps. At the same time, the smaller number comes first in a schedule.
 INPUT, READOUT, END = 0, 1, 2
-INTERNAL, NOTHING = 3, 4
+INTERNAL, DELIVERY, NOTHING = 3, 4, 5
 
 
 class Schedule(NamedTuple):

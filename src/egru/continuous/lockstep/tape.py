@@ -32,6 +32,23 @@ class Emissions:
 
 
 @dataclasses.dataclass
+class Deliveries:
+    """One delayed event in each of some samples that reaches the receivers of a line.
+
+    Attributes:
+        rows: The samples.
+        lines: The lines.
+        events: Which event of its sample each of them is.
+        gate: ``a_r`` of the reset gates that scale the jump: ``(rows, 1)``, or one per receiver, ``(rows, H)``.
+    """
+
+    rows: Tensor
+    lines: Tensor
+    events: Tensor
+    gate: Tensor
+
+
+@dataclasses.dataclass
 class Iteration:
     """The state of all samples at the start of an iteration, how far each flows, and what happens then.
 
@@ -41,6 +58,7 @@ class Iteration:
         dt: How far each sample flows ``(B,)``, 0 for some.
         rests: Which samples are at rest ``(B,)``: all their gates are constant, and ``dt`` may be longer than a panel.
         internal: Internal events after the flow.
+        delivery: Delayed events that arrive after the flow.
         input: Input events after the flow.
         readout: Readouts after the flow.
     """
@@ -52,6 +70,7 @@ class Iteration:
     dt: Tensor
     rests: Tensor
     internal: Emissions | None = None
+    delivery: Deliveries | None = None
     input: Rows | None = None
     readout: Rows | None = None
 

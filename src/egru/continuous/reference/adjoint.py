@@ -41,6 +41,7 @@ class _GradientSums:
         self.tau_s = self.tau_m = self.tau_o = 0.0
         self.a0, self.c0 = np.zeros((batch, 3, H)), np.zeros((batch, H))
         self.input_times, self.input_values = np.zeros(inputs), np.zeros(inputs)
+        self.delays = np.zeros_like(net.delays)
         self.floored = np.zeros(batch, dtype=np.int64)
 
 
@@ -51,6 +52,8 @@ class _Adjoint:
         self.net, self.sums, self.sample, self.loss, self.weight = net, sums, sample, loss, weight
         H = len(net.theta)
         self.p_a, self.p_c, self.p_o = np.zeros((3, H)), np.zeros(H), np.zeros(H)
+        self.delivered: dict[int, np.ndarray] = {}
+        """What the deliveries of each event have summed: by time, over the gates, and for gate z."""
         self.passed = np.zeros(H, dtype=bool)
         """Members of the current group of simultaneous events that have been processed."""
         self.pending_p_r = np.zeros(H)
@@ -107,7 +110,10 @@ class _Adjoint:
         net, sums, n, options = self.net, self.sums, step.index, self.net.problem.options
         tau_s, tau_m = net.settings.tau_s, net.settings.tau_m
         assert step.a_group is not None
-        y, V = net.amplitude(n), net.V[:, :, n]
+        y = net.amplitude(n)
+        # With delays, the event reaches its receivers later; see `delivery`.
+        V = net.V[:, :, n] if net.lines is None else np.zeros_like(net.V[:, :, 0])
+        sent_by_time, sent, sent_z = self.delivered.pop(step.event, np.zeros(3))
         # One reset gate per receiver; with reset_side="pre" all are that of the emitter.
         r = np.broadcast_to(net.rho_z(n, step.a_group), V[Z].shape)
         distance = net.b[R] - step.a_group[R]
@@ -123,6 +129,8 @@ class _Adjoint:
             + y * ((received[U] + received[R] + r * received[Z]).sum() / tau_s + (rdot * received[Z]).sum())
             + y / net.tau_o * self.p_o[n]
             + by_time
+            + sent_by_time
+            + y * rdot[n] * sent_z
         )
         if self.loss is not None:
             density = evaluate(self.loss, np.stack([step.c_minus, step.c_plus]), np.full(2, step.time), self.sample)
@@ -135,11 +143,13 @@ class _Adjoint:
             p_c_minus = -Q / (float(net.settings.u(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
             sums.theta[n] -= p_c_minus
         if options.amplitude == "theta":
-            sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + self.p_o[n] + by_amplitude
+            sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + sent + self.p_o[n] + by_amplitude
         scale = np.stack([np.ones_like(r), np.ones_like(r), r]) * y
         if not options.self_connections:
             scale[:, n] = 0
-        sums.V[:, :, n] += scale * self.p_a
+        if net.lines is None:
+            sums.V[:, :, n] += scale * self.p_a
+        self.pending_p_r[n] += y * r[n] * (1 - r[n]) * sent_z
         through_gate = y * r * (1 - r) * received[Z]
         if options.reset_side == "post":
             self.pending_p_r += through_gate
@@ -150,6 +160,26 @@ class _Adjoint:
         if step.first:
             self.p_a[R] += self.pending_p_r
             self.pending_p_r[:], self.passed[:] = 0, False
+
+    def delivery(self, step: Step) -> None:
+        """Propagate across the arrival of an event, and keep its share of the derivatives of the emission."""
+        net, sums, line, tau_s = self.net, self.sums, step.index, self.net.settings.tau_s
+        assert net.line_units is not None
+        assert step.a_group is not None
+        n, post = int(net.line_units[line]), net.problem.options.reset_side == "post"
+        y, V = net.amplitude(n), net.V[:, :, line]
+        r = np.broadcast_to(net.rho_z(n, step.a_group), V[Z].shape)
+        rdot = r * (1 - r) * (net.b[R] - step.a_group[R]) / tau_s * post
+        received = V * self.p_a
+        total = (received[U] + received[R] + r * received[Z]).sum()
+        slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
+        by_time = self.p_c @ slope_jump + y * (total / tau_s + (rdot * received[Z]).sum())
+        sums.delays[line] += by_time
+        share = np.array([by_time, total, 0.0 if post else received[Z].sum()])
+        self.delivered[step.event] = self.delivered.get(step.event, np.zeros(3)) + share
+        sums.V[:, :, line] += np.stack([np.ones_like(r), np.ones_like(r), r]) * y * self.p_a
+        if post:
+            self.p_a[R] += y * r * (1 - r) * received[Z]
 
     def input(self, step: Step) -> None:
         """Accumulate the gradients of an input event. The adjoint does not jump there."""
@@ -181,6 +211,8 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
                 case "internal":
                     event -= 1
                     adjoint.internal(step, by_time[event], by_amplitude[event])
+                case "delivery":
+                    adjoint.delivery(step)
                 case "input":
                     adjoint.input(step)
                 case "readout":
@@ -205,5 +237,6 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         c0=to_tensor(sums.c0),
         input_times=to_tensor(sums.input_times),
         input_values=to_tensor(sums.input_values),
+        delays=to_tensor(sums.delays),
         floored=torch.as_tensor(sums.floored).to(problem.c0.device),
     )

@@ -4,6 +4,7 @@ At every event all units are advanced to the time of the event; nothing is lazy.
 :mod:`egru.continuous.reference.adjoint`.
 """
 
+import heapq
 import math
 from typing import Any, Literal
 
@@ -46,6 +47,8 @@ class _Simulation:
         self.integral = torch.zeros((), dtype=torch.float64)
         self.event_count, self.limit = 0, event_limit(problem)
         self.above = self.c >= net.theta
+        self.schedule: list[tuple[float, int, int, Any]] = []
+        self.horizon = float(problem.horizons[sample])
         self.emitted = np.full_like(self.c, -1.0)
         """The time of the last event of each unit."""
 
@@ -56,32 +59,40 @@ class _Simulation:
         start, stop = (int(k) for k in problem.input_offsets[self.sample : self.sample + 2])
         inputs = list(zip(range(start, stop), problem.input_times[start:stop].tolist(), strict=True))
         readouts = list(enumerate(problem.readouts[self.sample].tolist()))
-        horizon = float(problem.horizons[self.sample])
-        # The second entry orders what happens at the same time.
-        schedule = [(t, 0, k) for k, t in inputs] + [(t, 1, k) for k, t in readouts] + [(horizon, 2, 0)]
-        for time, kind, index in sorted(schedule):
-            self.emit_until(time)
+        # The second entry orders what happens at the same time. Deliveries, of kind 0, are added by `emit`.
+        self.schedule += [(t, 1, k, None) for k, t in inputs] + [(t, 2, k, None) for k, t in readouts]
+        self.schedule.append((self.horizon, 3, 0, None))
+        heapq.heapify(self.schedule)
+        while True:
+            if self.emit_before(self.schedule[0][0]):
+                continue  # the events may have been scheduled to arrive first
+            _, kind, index, a_group = heapq.heappop(self.schedule)
             match kind:
                 case 0:
-                    self.apply_input(index)
+                    self.deliver(index, a_group)
                 case 1:
+                    self.apply_input(index)
+                case 2:
                     self.record("readout", index)
                 case _:
                     self.record("end", 0)
+                    return
 
-    def emit_until(self, time: float) -> None:
-        """Process all internal events up to ``time``, then advance to ``time``."""
+    def emit_before(self, time: float) -> bool:
+        """Process the next group of internal events up to ``time``. If there is none, advance to ``time``."""
         net = self.net
         tie = TIE[torch.float64] * net.settings.tau_m
-        while self.t < time:
-            search = find_crossings(self.a, net.b, self.c, net.theta, time - self.t + tie, net.settings)
-            self.solves, self.evaluations = self.solves + search.solves, self.evaluations + search.evaluations
-            first = search.times.min(initial=math.inf)
-            if math.isinf(first):
-                break
-            self.advance(min(self.t + first, time))
-            self.emit(np.flatnonzero(search.times <= first + tie))
-        self.advance(time)
+        if self.t >= time:
+            return False
+        search = find_crossings(self.a, net.b, self.c, net.theta, time - self.t + tie, net.settings)
+        self.solves, self.evaluations = self.solves + search.solves, self.evaluations + search.evaluations
+        first = search.times.min(initial=math.inf)
+        if math.isinf(first):
+            self.advance(time)
+            return False
+        self.advance(min(self.t + first, time))
+        self.emit(np.flatnonzero(search.times <= first + tie))
+        return True
 
     def advance(self, time: float) -> None:
         """Let all units flow to ``time``."""
@@ -119,12 +130,30 @@ class _Simulation:
                 self.min_slope = min(self.min_slope, float(net.settings.z(a_group[Z, n]) - net.theta[n]))
             before = self.state()
             y = net.amplitude(n)
+            self.c[n], self.o[n], self.above[n] = 0.0, self.o[n] + y, False
+            first, event = n == group[0], self.event_count - 1
+            if net.lines is not None:
+                for line in range(*net.lines[n : n + 2].tolist()):
+                    if (time := self.t + net.delays[line]) <= self.horizon:
+                        heapq.heappush(self.schedule, (time, 0, event * len(net.delays) + line, a_group))
+                self.steps.append(Step("internal", n, self.t, *before, *self.state(), a_group, first, forced, event))
+                continue
             self.a[U] += net.V[U, :, n] * y
             self.a[R] += net.V[R, :, n] * y
             self.a[Z] += net.V[Z, :, n] * (net.rho_z(n, a_group) * y)
-            self.c[n], self.o[n], self.above[n] = 0.0, self.o[n] + y, False
-            first = n == group[0]
-            self.steps.append(Step("internal", n, self.t, *before, *self.state(), a_group, first, forced))
+            self.steps.append(Step("internal", n, self.t, *before, *self.state(), a_group, first, forced, event))
+
+    def deliver(self, index: int, a_group: np.ndarray) -> None:
+        """Let an event reach the receivers of one line; ``a_group`` is ``a`` at the time of the event."""
+        net, before = self.net, self.state()
+        event, line = divmod(index, len(net.delays))
+        n = int(net.line_units[line])
+        a_gate = before[0] if net.problem.options.reset_side == "post" else a_group
+        y = net.amplitude(n)
+        self.a[U] += net.V[U, :, line] * y
+        self.a[R] += net.V[R, :, line] * y
+        self.a[Z] += net.V[Z, :, line] * (net.rho_z(n, a_gate) * y)
+        self.steps.append(Step("delivery", line, self.t, *before, *self.state(), a_gate, event=event))
 
     def apply_input(self, k: int) -> None:
         problem, before = self.net.problem, self.state()

@@ -21,6 +21,10 @@ class Network:
     tau_o: float
     settings: FlowSettings
     problem: Problem
+    delays: np.ndarray
+    lines: np.ndarray | None = None
+    """The first line of each unit, with delays; see :attr:`Problem.line_offsets`."""
+    line_units: np.ndarray | None = None
 
     @classmethod
     def from_problem(cls, problem: Problem) -> "Network":
@@ -33,7 +37,7 @@ class Network:
             options.cell == "lif",
         )
         V = to_array(problem.V)
-        if not options.self_connections:
+        if not options.self_connections and problem.line_offsets is None:
             V = V * (1 - np.eye(V.shape[1]))
         return cls(
             V,
@@ -43,6 +47,9 @@ class Network:
             float(problem.tau_o),
             settings,
             problem,
+            to_array(problem.delays),
+            None if problem.line_offsets is None else problem.line_offsets.cpu().numpy(),
+            None if problem.line_offsets is None else problem.line_units.cpu().numpy(),
         )
 
     def amplitude(self, n: int) -> float:

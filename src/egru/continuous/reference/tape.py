@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-StepKind = Literal["internal", "input", "readout", "end"]
+StepKind = Literal["internal", "delivery", "input", "readout", "end"]
 
 
 @dataclasses.dataclass
@@ -14,13 +14,16 @@ class Step:
 
     Attributes:
         kind: What happened.
-        index: The unit of an internal event, the position of an input event in the batch, or the readout.
+        index: The unit of an internal event, the line of a delivered one, the position of an input event in the batch,
+            or the readout.
         time: When it happened.
         a_minus: ``a`` just before. ``c_minus`` and ``o_minus`` likewise.
         a_plus: ``a`` just after. ``c_plus`` and ``o_plus`` likewise.
-        a_group: ``a`` before the group of simultaneous internal events that this one belongs to.
+        a_group: ``a`` before the group of simultaneous internal events that this one belongs to. For a delivered event,
+            that of its emission; with ``reset_side="post"``, ``a`` before the delivery.
         first: Whether an internal event is the first of its group.
         forced: Whether the unit started above its threshold, so that the time of the event is fixed.
+        event: Which event of the sample it is, for internal and delivered events.
     """
 
     kind: StepKind
@@ -35,6 +38,7 @@ class Step:
     a_group: np.ndarray | None = None
     first: bool = True
     forced: bool = False
+    event: int = -1
 
 
 Tape = list[list[Step]]
