@@ -46,7 +46,7 @@ def make_delays(
     shapes = [(sources,), (units, sources)]
     if tuple(delays.shape) not in shapes:
         raise ValueError(
-            f"{owner}: {name} must be a number or have shape {shapes[0]} or {shapes[1]}, got {value.shape}"
+            f"{owner}: {name} must be a number or have shape {shapes[0]} or {shapes[1]}, got {tuple(delays.shape)}"
         )
     if delays.dim() == 2 and not per_connection:
         raise ValueError(

@@ -146,6 +146,7 @@ class _Simulation:
     def deliver(self, index: int, a_group: np.ndarray) -> None:
         """Let an event reach the receivers of one line; ``a_group`` is ``a`` at the time of the event."""
         net, before = self.net, self.state()
+        assert net.line_units is not None
         event, line = divmod(index, len(net.delays))
         n = int(net.line_units[line])
         a_gate = before[0] if net.problem.options.reset_side == "post" else a_group
