@@ -103,8 +103,8 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write the best weights of a run as small files, or the network as C code."""
-    accepted = C_WEIGHT_FORMATS if options.target == "c" else WEIGHT_FORMATS
+    """Write the best weights of a run as small files, or the network as C code or as an ONNX graph."""
+    accepted = {"c": C_WEIGHT_FORMATS, "onnx": ("float32",)}.get(options.target, WEIGHT_FORMATS)
     if options.weights is not None and options.weights not in accepted:
         raise UsageError(
             f"export: --target {options.target} supports --weights {', '.join(accepted)}; got {options.weights}"
@@ -117,6 +117,8 @@ def export(options: argparse.Namespace) -> int:
     folder, out = Path(options.folder), Path(options.out)
     if options.target == "c":
         paths = runs.export_c(folder, out, options.weights or "float32", options.name or "model")
+    elif options.target == "onnx":
+        paths = runs.export_onnx(folder, out)
     else:
         paths = runs.export(folder, out, options.weights or "bfloat16", int((options.part or 16) * 2**20))
     for path in paths:

@@ -137,17 +137,18 @@ def _add_export(subparsers: Any) -> None:
         subparsers,
         "export",
         commands.export,
-        "write the weights of a run's best epoch in small files, or the network as C code",
+        "write the weights of a run's best epoch in small files, or the network as C code or ONNX",
         "Write the weights of the best epoch, in one or more files, and the records of a run to a new folder, "
-        "without the training state. With --target c, write the network as one C file and its header.",
+        "without the training state. With --target c, write the network as one C file and its header; with "
+        "--target onnx, as a dense graph that computes all units.",
     )
     command.add_argument("folder", metavar="RUN", help=_RUN_OR_NAME)
     command.add_argument("out", metavar="FOLDER", help=_NEW_FOLDER)
     command.add_argument(
         "--target",
-        choices=("run", "c"),
+        choices=("run", "c", "onnx"),
         default="run",
-        help="a folder that can be read like a run (default), or C code",
+        help="a folder that can be read like a run (default), C code, or an ONNX graph (portable, not fast)",
     )
     command.add_argument(
         "--weights",

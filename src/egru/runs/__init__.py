@@ -5,7 +5,7 @@ A run is a folder that contains a config, metrics, checkpoints, a result and a r
 
 from egru.runs.convert import convert
 from egru.runs.evaluate import evaluate
-from egru.runs.export import export, export_c
+from egru.runs.export import export, export_c, export_onnx
 from egru.runs.load import TrainedRun, load, pretrained
 from egru.runs.quieten import quieten
 from egru.runs.report import report
@@ -17,6 +17,7 @@ __all__ = [
     "evaluate",
     "export",
     "export_c",
+    "export_onnx",
     "load",
     "pretrained",
     "quieten",

@@ -5,6 +5,7 @@ from egru.runtime.c import export_c
 from egru.runtime.counters import Activity
 from egru.runtime.engine import EventEngine
 from egru.runtime.gap import Gap
+from egru.runtime.onnx_export import export_onnx
 from egru.runtime.shards import ShardError, load_shards, save_shards
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ShardError",
     "compare",
     "export_c",
+    "export_onnx",
     "load_shards",
     "save_shards",
 ]
