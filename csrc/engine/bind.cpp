@@ -40,6 +40,8 @@ constexpr const char* not_finite =
     "EventEngine: the state became NaN or infinite because the weights or the input are too large; call reset() to "
     "continue";
 
+constexpr int64_t max_time = int64_t(1) << 53;  // powers of the decay are computed for at most this many steps
+
 // The memory of a numpy array, if it is contiguous float32 of shape ([streams,] columns).
 class ArrayView {
 public:
@@ -62,6 +64,73 @@ public:
 private:
     Py_buffer view_{};
     float* data_ = nullptr;
+};
+
+// The memory of a contiguous numpy vector whose elements have the given format of the buffer protocol.
+class VectorView {
+public:
+    VectorView(nb::handle array, const char* format) {
+        if (PyObject_GetBuffer(array.ptr(), &view_, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+            PyErr_Clear();
+            return;
+        }
+        if (view_.ndim == 1 && std::strcmp(view_.format, format) == 0) data_ = view_.buf;
+    }
+    ~VectorView() { PyBuffer_Release(&view_); }
+    VectorView(const VectorView&) = delete;
+    VectorView& operator=(const VectorView&) = delete;
+    const void* data() const { return data_; }  // null if the array does not fit
+    size_t count() const { return static_cast<size_t>(view_.shape[0]); }
+
+private:
+    Py_buffer view_{};
+    const void* data_ = nullptr;
+};
+
+// The active entries of an input, from lists of Python numbers or from numpy arrays of int32 and float32.
+class SparseReader {
+public:
+    // Returns false if the types are others, or if indices are out of range or not in ascending order.
+    bool read(nb::handle indices, nb::handle values, int size) {
+        index_.clear();
+        value_.clear();
+        const bool lists = PyList_CheckExact(indices.ptr()) && PyList_CheckExact(values.ptr());
+        if (!(lists ? read_lists(indices.ptr(), values.ptr()) : read_arrays(indices, values))) return false;
+        for (size_t i = 0; i < index_.size(); ++i)
+            if (index_[i] < 0 || index_[i] >= size || (i > 0 && index_[i] <= index_[i - 1])) return false;
+        return true;
+    }
+    const int32_t* index() const { return index_.data(); }
+    const float* value() const { return value_.data(); }
+    int count() const { return static_cast<int>(index_.size()); }
+
+private:
+    bool read_lists(PyObject* indices, PyObject* values) {
+        const Py_ssize_t count = PyList_Size(indices);
+        if (PyList_Size(values) != count) return false;
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            PyObject *index = PyList_GetItem(indices, i), *value = PyList_GetItem(values, i);
+            if (!PyLong_CheckExact(index) || !PyFloat_CheckExact(value)) return false;
+            int overflow = 0;
+            const long number = PyLong_AsLongAndOverflow(index, &overflow);
+            index_.push_back(overflow != 0 || number != static_cast<int32_t>(number) ? -1 : static_cast<int32_t>(number));
+            value_.push_back(static_cast<float>(PyFloat_AsDouble(value)));
+        }
+        return true;
+    }
+
+    bool read_arrays(nb::handle indices, nb::handle values) {
+        const VectorView index(indices, "i"), value(values, "f");
+        if (index.data() == nullptr || value.data() == nullptr || index.count() != value.count()) return false;
+        index_.resize(index.count());
+        value_.resize(index.count());
+        std::memcpy(index_.data(), index.data(), index.count() * sizeof(int32_t));
+        std::memcpy(value_.data(), value.data(), index.count() * sizeof(float));
+        return true;
+    }
+
+    std::vector<int32_t> index_;
+    std::vector<float> value_;
 };
 
 // The GIL is released while the engine computes, so every method first checks that no other thread uses the engine.
@@ -125,6 +194,31 @@ public:
             return gap.finite;
         }));
         return {gap.steps, gap.count};
+    }
+
+    // Advance to step `t`, which has an input, as skip() does. Returns the number of rows; -2 minus this number if step
+    // `t` is not done yet; or -1 if the arguments do not fit, for Python to convert them or to report the error.
+    int step_at(nb::handle step, nb::handle indices, nb::handle values, uintptr_t out, uintptr_t row_steps,
+                uintptr_t rows, int capacity) {
+        const Use use(busy_);
+        if (!PyLong_CheckExact(step.ptr()) || engine_.streams() != 1 || engine_.tokens() != 0) return -1;
+        int overflow = 0;
+        const int64_t t = PyLong_AsLongLongAndOverflow(step.ptr(), &overflow);
+        if (overflow != 0 || t < engine_.time() || t > max_time) return -1;
+        if (!sparse_.read(indices, values, engine_.inputs())) return -1;
+        check_finite(sparse_.value(), static_cast<size_t>(sparse_.count()), "step_at", "values");
+        const int64_t start = engine_.time();
+        engine::Gap gap{output<int64_t>(row_steps), output<float>(rows), capacity};
+        const bool done = [&] {
+            nb::gil_scoped_release release;
+            if (t > start) engine_.skip(0, t - start, output<float>(out), gap);
+            if (engine_.time() != t || !gap.finite) return false;
+            gap.finite = engine_.step_sparse(sparse_.index(), sparse_.value(), sparse_.count(), output<float>(out));
+            return true;
+        }();
+        finish(gap.finite);
+        for (int i = 0; i < gap.count; ++i) gap.step[i] += start;
+        return done ? gap.count : -2 - gap.count;
     }
 
     void step_token(int64_t id, float* out) {
@@ -219,6 +313,7 @@ private:
 
     Engine engine_;
     std::atomic<bool> busy_{false};
+    SparseReader sparse_;
     nb::object checked_;
 };
 
@@ -289,6 +384,9 @@ void bind_engine(nb::module_& m) {
         .def("skip", &EngineCore::skip,
              nb::sig("def skip(self, stream: int, steps: int, out: int, row_steps: int, rows: int, capacity: int, /) "
                      "-> tuple[int, int]"))
+        .def("step_at", &EngineCore::step_at,
+             nb::sig("def step_at(self, t: object, indices: object, values: object, out: int, row_steps: int, "
+                     "rows: int, capacity: int, /) -> int"))
         .def_prop_rw("time", [](EngineCore& core) { return core.use([](Engine& e) { return e.time(); }); },
                      [](EngineCore& core, int64_t time) { core.use([&](Engine& e) { e.set_time(time); }); })
         .def("step_token",

@@ -145,6 +145,8 @@ private:
         Buffer<float> received;
         // Memory of `relaxation`, allocated by the first call of skip(): (3, units) and (units).
         Buffer<double> relaxation_rates;
+        Buffer<float> relaxed;      // (units): the states after `relaxed_steps` steps, if this is not zero
+        int64_t relaxed_steps = 0;
         Buffer<float> relaxation_gate;
 
         bool delta() const { return cell.events == Events::delta; }

@@ -113,9 +113,10 @@ struct EngineTable {
 
     // Compute the relaxation of all units from their sums, arranged as for the updates.
     void (*settle)(const Cell& cell, int units, const float* sum, const Relaxation& relaxation);
-    // The first step, 1 to `limit`, at which a unit sends an event, or limit + 1.
+    // The first step, 1 to `limit`, at which a unit sends an event, or limit + 1. In this case, `next` receives the
+    // states after `limit` steps.
     int64_t (*first_event)(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
-                           int64_t limit);
+                           int64_t limit, float* next);
     // Advance the states by `steps` steps without comparing them with the thresholds.
     void (*relax)(int units, const Relaxation& relaxation, int64_t steps, float* c);
     // Compare the states with the thresholds, as at the end of a step: y and c in place. Returns the number of events,

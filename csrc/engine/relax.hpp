@@ -84,18 +84,22 @@ void settle(const Cell& cell, int units, const float* sum, const Relaxation& rel
 
 template <Events events>
 int64_t first_event_of(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
-                       int64_t limit) {
+                       int64_t limit, float* next) {
     for (int j = 0; j < units && limit > 0; j += simd::width) {
         const simd::Floats state = simd::loadf(c + j), held = simd::loadf(y + j), theta = simd::loadf(cell.theta + j);
-        const auto fires = [&](int64_t step) {
-            const simd::Floats next = relaxed(relaxation, j, step, state);
-            const simd::Floats compared = cell.compare_output ? output_of(cell, relaxation, j, next) : next;
+        const auto exceeds = [&](simd::Floats states) {
+            const simd::Floats compared = cell.compare_output ? output_of(cell, relaxation, j, states) : states;
             return simd::bits(is_event<events>(compared, held, theta)) != 0;
         };
-        // States are monotone in time: a unit that does not fire at the first step and fires at the last one has a
-        // single first step in between.
+        const auto fires = [&](int64_t step) { return exceeds(relaxed(relaxation, j, step, state)); };
+        // States are monotone in time. If neither the current nor the last one exceeds the threshold, none does. If the
+        // last one does and that of the first step does not, there is a single first step in between.
+        const simd::Floats end = relaxed(relaxation, j, limit, state);
+        simd::store(next + j, end);
+        const bool last = exceeds(end);
+        if (!last && !exceeds(state)) continue;
         if (fires(1)) return 1;
-        if (limit == 1 || !fires(limit)) continue;
+        if (!last) continue;
         int64_t before = 1, at = limit;
         while (at - before > 1) {
             const int64_t middle = before + (at - before) / 2;
@@ -107,13 +111,13 @@ int64_t first_event_of(const Cell& cell, int units, const Relaxation& relaxation
 }
 
 int64_t first_event(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
-                    int64_t limit) {
+                    int64_t limit, float* next) {
     switch (cell.events) {
-        case Events::two_sided: return first_event_of<Events::two_sided>(cell, units, relaxation, c, y, limit);
-        case Events::delta: return first_event_of<Events::delta>(cell, units, relaxation, c, y, limit);
+        case Events::two_sided: return first_event_of<Events::two_sided>(cell, units, relaxation, c, y, limit, next);
+        case Events::delta: return first_event_of<Events::delta>(cell, units, relaxation, c, y, limit, next);
         case Events::positive: break;
     }
-    return first_event_of<Events::positive>(cell, units, relaxation, c, y, limit);
+    return first_event_of<Events::positive>(cell, units, relaxation, c, y, limit, next);
 }
 
 void relax(int units, const Relaxation& relaxation, int64_t steps, float* c) {

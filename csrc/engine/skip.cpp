@@ -81,7 +81,8 @@ int64_t Engine::silent_steps(const Share& share, int64_t limit) {
         settle(share, layer);
         const size_t row = s * static_cast<size_t>(layer.units);
         const int64_t first = table_->first_event(layer.cell, layer.units, layer.relaxation(), layer.c.data() + row,
-                                                  layer.y[layer.current].data() + row, limit);
+                                                  layer.y[layer.current].data() + row, limit, layer.relaxed.data());
+        layer.relaxed_steps = first > limit ? limit : 0;
         limit = std::min(limit, first);
     }
     return limit;
@@ -105,6 +106,7 @@ void Engine::settle(const Share& share, Layer& layer) {
     if (layer.relaxation_rates.size() == 0) {
         layer.relaxation_rates = Buffer<double>(3 * units);
         layer.relaxation_gate = Buffer<float>(units);
+        layer.relaxed = Buffer<float>(units);
     }
     float* sum = share.scratch.sum.data();
     std::copy_n(has_input ? layer.received.data() + s * layer.sums() : layer.bias.data(), layer.sums(),
@@ -119,7 +121,10 @@ int Engine::advance_silent(const Share& share, Layer& layer, int64_t steps) {
     const size_t units = static_cast<size_t>(layer.units), row = static_cast<size_t>(share.first_stream) * units;
     float *c = layer.c.data() + row, *y = layer.y[layer.current].data() + row;
     float* sent = layer.delta() ? layer.sent[layer.current].data() + row : nullptr;
-    table_->relax(layer.units, layer.relaxation(), steps, c);
+    if (layer.relaxed_steps == steps)
+        std::copy_n(layer.relaxed.data(), units, c);
+    else
+        table_->relax(layer.units, layer.relaxation(), steps, c);
     const int events = table_->emit_relaxed(layer.cell, layer.units, layer.relaxation(), c, y, sent);
     Scratch& scratch = share.scratch;
     scratch.finite = scratch.finite && events >= 0;

@@ -3,11 +3,10 @@
 from typing import Any
 
 import numpy as np
-import torch
 
 from egru.runtime import inputs
 from egru.runtime.engine_state import StatefulEngine
-from egru.runtime.gap import Gap, join_rows
+from egru.runtime.gap import Gap
 from egru.runtime.inputs import Indices, Values
 
 MAX_STEPS = 2**53
@@ -65,8 +64,7 @@ class GapEngine(StatefulEngine):
             (torch.Size([32]), 1000000)
         """
         self._require_values("skip")
-        gap = self._runner.skip(_integer("n", n, 1))
-        return gap._replace(output=gap.output[0]) if self.streams == 1 else gap
+        return self._runner.skip(_integer("n", n, 1))
 
     def step_at(self, t: int, indices: Indices, values: Values) -> Gap:
         """Skip to step ``t`` and compute it with an input. Steps in between have no input.
@@ -92,6 +90,10 @@ class GapEngine(StatefulEngine):
             >>> engine.time
             50001
         """
+        if self._core is not None:  # the common cases, with as few Python operations as possible
+            gap = self._runner.step_at(t, indices, values)
+            if gap is not None:
+                return gap
         caller = "EventEngine.step_at"
         self._require_values("step_at")
         if self.streams != 1:
@@ -99,11 +101,9 @@ class GapEngine(StatefulEngine):
         now = self._runner.time
         if _integer("t", t, 0) < now:
             raise ValueError(f"{caller}: t must not be less than the next step, {now}, got {t}; see EventEngine.time")
-        index, value = inputs.sparse_vector(caller, (indices, values), self.input_size)
-        gap = self._runner.skip(t - now) if t > now else None
-        output = torch.empty_like(self._out_like)
-        self._runner.step_sparse(index, value, output.numpy())
-        return join_rows(output, []) if gap is None else gap._replace(output=output)
+        gap = self._runner.step_at(int(t), *inputs.sparse_vector(caller, (indices, values), self.input_size))
+        assert gap is not None
+        return gap
 
     def _require_values(self, method: str) -> None:
         if self._network.embedding is not None:

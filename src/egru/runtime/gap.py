@@ -33,6 +33,9 @@ def join_rows(output: Tensor, parts: list[Rows]) -> Gap:
     """Return the result of skipped steps from the rows of all streams."""
     if not parts:
         return Gap(output, _NO_STEPS, _NO_STEPS, output.new_empty(0, output.shape[-1]))
+    if len(parts) == 1:  # the common case, without sorting
+        steps, stream, outputs = parts[0]
+        return Gap(output, steps, torch.full_like(steps, stream), outputs)
     steps = torch.cat([part for part, _, _ in parts])
     streams = torch.cat([torch.full_like(part, stream) for part, stream, _ in parts])
     outputs = torch.cat([rows for _, _, rows in parts])

@@ -1,6 +1,6 @@
 """The compiled runner behind :class:`egru.EventEngine`, and the interface it shares with the reference runner."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Runner(Protocol):
         """Compute steps without input."""
         ...
 
+    def step_at(self, t: int, index: Any, value: Any) -> Gap | None:
+        """Skip to step ``t`` of one stream and compute it. None if the arguments are not those that the core reads."""
+        ...
+
     def step_sparse(self, index: Array, value: Array, out: Array) -> None: ...
     def step_masked(self, x: Array | None, ids: Array | None, mask: Array, out: Array) -> None:
         """Compute one step of the streams in ``mask``, ``(N,)`` of bool. Other rows of ``out`` are not written."""
@@ -68,7 +72,12 @@ class CompiledRunner:
             return 0 if tensor is None else tensor.data_ptr()
 
         self._network, self._streams = network, options.streams
-        self._rows: tuple[Tensor, Tensor] | None = None  # memory that `skip` reuses
+        shape = (network.outputs,) if options.streams == 1 else (options.streams, network.outputs)
+        self._out_like = torch.empty(shape, dtype=torch.float32, device="cpu")
+        # Memory that `skip` and `step_at` reuse.
+        self._rows = torch.empty(_ROWS, dtype=torch.int64), self._out_like.new_empty(_ROWS, network.outputs)
+        self._row_addresses = self._rows[0].data_ptr(), self._rows[1].data_ptr()
+        self._no_events = join_rows(self._out_like, [])[1:]
         self.core = compiled.require().EngineCore(
             [
                 (
@@ -118,21 +127,36 @@ class CompiledRunner:
         self.core.time = time
 
     def skip(self, steps: int) -> Gap:
-        out = torch.empty(self._streams, self._network.outputs, dtype=torch.float32, device="cpu")
-        if self._rows is None:
-            self._rows = torch.empty(_ROWS, dtype=torch.int64), out.new_empty(_ROWS, self._network.outputs)
-        row_steps, row_outputs = self._rows
-        addresses = out.data_ptr(), row_steps.data_ptr(), row_outputs.data_ptr()
-        start = self.core.time
+        out = torch.empty_like(self._out_like)
+        start, (row_steps, row_outputs), addresses = self.core.time, self._rows, self._row_addresses
         rows: list[Rows] = []
         for stream in range(self._streams):
             done = 0
             while done < steps:
-                taken, count = self.core.skip(stream, steps - done, *addresses, _ROWS)
+                taken, count = self.core.skip(stream, steps - done, out.data_ptr(), *addresses, _ROWS)
                 if count:
                     rows.append((row_steps[:count] + (start + done), stream, row_outputs[:count].clone()))
                 done += taken
-        return join_rows(out, rows)
+        return join_rows(out, rows) if rows else Gap(out, *self._no_events)
+
+    def step_at(self, t: int, index: Any, value: Any) -> Gap | None:
+        out = torch.empty_like(self._out_like)
+        arguments = t, index, value, out.data_ptr(), *self._row_addresses, _ROWS
+        count = self.core.step_at(*arguments)
+        if count == 0:
+            return Gap(out, *self._no_events)
+        if count == -1:
+            return None
+        parts = [self._take_rows(count)]
+        while count < 0:
+            count = self.core.step_at(*arguments)
+            parts.append(self._take_rows(count))
+        return join_rows(out, parts)
+
+    def _take_rows(self, count: int) -> Rows:
+        """Return a copy of the rows that the core has written; a negative count is that of an incomplete call."""
+        count = count if count >= 0 else -2 - count
+        return self._rows[0][:count].clone(), 0, self._rows[1][:count].clone()
 
     def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         self.core.step_sparse(index.ctypes.data, value.ctypes.data, len(index), out.ctypes.data)

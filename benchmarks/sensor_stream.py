@@ -1,0 +1,135 @@
+"""A sensor stream in which 99 % of the steps are empty: ordinary steps against ``EventEngine.step_at``.
+
+    python benchmarks/sensor_stream.py
+    python benchmarks/sensor_stream.py --steps 5000 --rounds 3 --out stream.json
+
+A layer, or a stack of two, reads 16 channels. At one step in a hundred, one or two random channels have an event. The
+readout is a decaying trace with four outputs.
+
+Three ways to compute the same outputs take turns in one process, on one thread: ``step`` for every step, with a buffer
+for the result; ``run`` for the whole stream at once, which is not streaming; ``step_at`` for the steps with an event.
+Times are medians over rounds. Outputs are compared first.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import egru
+from egru.environment import cpu_name
+
+CHANNELS = 16
+SIZES = ((128, 1), (512, 1), (256, 2))  # units, layers
+DENSITY = 0.01
+
+
+def make_engine(units: int, layers: int) -> egru.EventEngine:
+    torch.manual_seed(0)
+    layer = egru.EGRU(CHANNELS, units, layers, threshold=egru.Threshold.constant(0.3)).eval()
+    return egru.EventEngine(layer, readout=nn.Linear(units, 4), trace=0.99)
+
+
+def make_stream(steps: int) -> tuple[Tensor, list[tuple[int, list[int], list[float]]]]:
+    """Return a stream as rows and as events: step, channels, values. The last step has an event."""
+    generator = torch.Generator().manual_seed(1)
+    active = torch.rand(steps, generator=generator) < DENSITY
+    active[-1] = True
+    rows, events = torch.zeros(steps, CHANNELS), []
+    for t in active.nonzero()[:, 0].tolist():
+        count = int(torch.randint(1, 3, (), generator=generator))
+        channels = sorted(torch.randperm(CHANNELS, generator=generator)[:count].tolist())
+        rows[t, channels] = 4.0
+        events.append((t, channels, [4.0] * count))
+    return rows, events
+
+
+def measure(units: int, layers: int, steps: int, rounds: int) -> dict[str, Any]:
+    engine = make_engine(units, layers)
+    rows, events = make_stream(steps)
+    row_list, out = list(rows), torch.empty(engine.output_size)
+
+    def step() -> Tensor:
+        engine.reset()
+        for row in row_list:
+            engine.step(row, out)
+        return out
+
+    def run() -> Tensor:
+        engine.reset()
+        return torch.as_tensor(engine.run(rows, last=True))
+
+    def step_at() -> Tensor:
+        engine.reset()
+        gap = None
+        for t, channels, values in events:
+            gap = engine.step_at(t, channels, values)
+        assert gap is not None
+        return gap.output
+
+    ways: dict[str, Callable[[], Tensor]] = {"step": step, "run": run, "step_at": step_at}
+    counts: dict[str, Any] = {}
+    expected = step().clone()
+    for name, way in ways.items():
+        engine.reset_activity()
+        difference = float((way() - expected).abs().max())
+        if not difference < 1e-4:
+            raise RuntimeError(f"sensor_stream: the output of {name} differs by {difference:g} from ordinary steps")
+        counts[name] = {"macs": engine.activity.macs, "events": sum(engine.activity.events), "difference": difference}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            begin = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - begin)
+    per_step = {name: statistics.median(times) / steps * 1e6 for name, times in seconds.items()}
+    return {
+        "units": units,
+        "layers": layers,
+        "inputs": len(events),
+        "microseconds_per_step": per_step,
+        "microseconds_per_input": per_step["step_at"] * steps / len(events),
+        "step / step_at": statistics.median(a / b for a, b in zip(seconds["step"], seconds["step_at"], strict=True)),
+        "run / step_at": statistics.median(a / b for a, b in zip(seconds["run"], seconds["step_at"], strict=True)),
+        "counts": counts,
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20_000, help="length of the stream (default: 20000)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of every way (default: 15)")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {
+        "date": f"{datetime.date.today()}",
+        "cpu": cpu_name(),
+        "level": make_engine(1, 1).level,
+        "steps": options.steps,
+        "rounds": options.rounds,
+        "sizes": [measure(units, layers, options.steps, options.rounds) for units, layers in SIZES],
+    }
+    print("units  layers  µs per step: step    run  step_at   µs per input   step / step_at   run / step_at")
+    for row in results["sizes"]:
+        times = row["microseconds_per_step"]
+        print(
+            f"{row['units']:5d}  {row['layers']:6d}  {times['step']:17.2f} {times['run']:6.2f} {times['step_at']:8.3f}"
+            f"  {row['microseconds_per_input']:13.2f}  {row['step / step_at']:14.1f}x {row['run / step_at']:14.1f}x"
+        )
+    if options.out is not None:
+        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
