@@ -73,7 +73,7 @@ def compile_objects(compiler: list[str], sources: list[Path], suffix: str = ".o"
     objects = [source.with_suffix(suffix) for source in sources]
 
     def run(pair: tuple[Path, Path]) -> None:
-        subprocess.run([*compiler, "-c", str(pair[0]), "-o", str(pair[1])], check=True, timeout=120)
+        subprocess.run([*compiler, "-c", str(pair[0]), "-o", str(pair[1])], check=True, timeout=600)
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, zip(sources, objects, strict=True)))
