@@ -1,7 +1,8 @@
 // EngineCore, the Python binding of the streaming engine.
 //
 // Arrays are passed as addresses; the caller checks them and keeps them alive. `step_array`, `step_tensor` and
-// `step_token` take the objects themselves and check them here, because checks in Python take as long as the step itself.
+// `step_token` take the objects themselves and check them here, because checks in Python take as long as the step
+// itself.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -113,7 +114,8 @@ private:
             if (!PyLong_CheckExact(index) || !PyFloat_CheckExact(value)) return false;
             int overflow = 0;
             const long number = PyLong_AsLongAndOverflow(index, &overflow);
-            index_.push_back(overflow != 0 || number != static_cast<int32_t>(number) ? -1 : static_cast<int32_t>(number));
+            const int32_t narrow = static_cast<int32_t>(number);
+            index_.push_back(overflow != 0 || number != narrow ? -1 : narrow);
             value_.push_back(static_cast<float>(PyFloat_AsDouble(value)));
         }
         return true;

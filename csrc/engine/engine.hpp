@@ -20,8 +20,8 @@
 
 namespace egru::engine {
 
-// Parameters of one layer in torch's layout: blocks r, u, z (GRU) or i, f, g, o (LSTM) of `hidden` rows. They are copied
-// during construction.
+// Parameters of one layer in torch's layout: blocks r, u, z (GRU) or i, f, g, o (LSTM) of `hidden` rows. They are
+// copied during construction.
 struct LayerSource {
     int inputs;
     int hidden;
@@ -98,8 +98,8 @@ public:
 
     // Compute `steps` steps from `x`, (steps, streams, inputs), or from `ids`, (steps, streams), which the caller has
     // checked; the other is null. `out` is (steps, streams, outputs), or (streams, outputs) if `last`. Returns false if
-    // a state is no longer finite. Streams whose `mask` is zero, (streams), keep their state, and their part of `out` is
-    // not written.
+    // a state is no longer finite. Streams whose `mask` is zero, (streams), keep their state, and their part of `out`
+    // is not written.
     bool run(const float* x, const int64_t* ids, int steps, bool last, float* out, const uint8_t* mask = nullptr);
     // Compute one step of one stream from its active inputs, in ascending order.
     bool step_sparse(const int32_t* index, const float* value, int count, float* out);
@@ -241,8 +241,8 @@ private:
     const char* level_;
     std::vector<Layer> layers_;
     Readout readout_;
-    // (streams, columns of the readout or units of the last layer). Double, because a sum or mean over millions of steps
-    // would lose small terms in float32.
+    // (streams, columns of the readout or units of the last layer). Double, because a sum or mean over millions of
+    // steps would lose small terms in float32.
     Buffer<double> trace_;
     std::vector<int64_t> trace_steps_;  // (streams)
     // Delta events: steps since accumulated sums were computed; the readout of the last layer, (streams, columns); and

@@ -103,8 +103,8 @@ struct EngineTable {
     void (*apply_reset_gate)(const SparseVector& y, int from, int to, const float* a, float* gated);
 
     // Update units [from, to), both multiples of 16: c in place, y_new from y_old. `sum` has the blocks q, r, u, z,
-    // each `units` wide; q is read only if the reset gate acts after the product. With delta events, `sent` receives the
-    // changes of y. Returns the number of events, or -1 if a state is not finite.
+    // each `units` wide; q is read only if the reset gate acts after the product. With delta events, `sent` receives
+    // the changes of y. Returns the number of events, or -1 if a state is not finite.
     int (*update_units)(const Cell& cell, int from, int to, int units, const float* sum, float* c, const float* y_old,
                         float* y_new, float* sent);
     // The same for an LSTM. `sum` has the blocks i, f, g, o.

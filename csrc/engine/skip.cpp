@@ -67,7 +67,8 @@ int64_t Engine::leap(const Share& share, int64_t limit, float* out, bool* sends)
     return steps;
 }
 
-// The number of steps, at most `limit`, of which all but the last have no events; 0 if the next step is an ordinary one.
+// The number of steps, at most `limit`, of which all but the last have no events; 0 if the next step is an ordinary
+// one.
 int64_t Engine::silent_steps(const Share& share, int64_t limit) {
     const int stream = share.first_stream;
     const size_t s = static_cast<size_t>(stream);

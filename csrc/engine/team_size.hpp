@@ -18,7 +18,8 @@ public:
     void always_divide(bool value) { always_divide_ = value; }
     int last() const { return last_; }
 
-    // Run `body(threads)` with the number of threads chosen for `steps` steps. `body` returns its work in multiply-adds.
+    // Run `body(threads)` with the number of threads chosen for `steps` steps. `body` returns its work in
+    // multiply-adds.
     template <class Body>
     void run(int steps, Body body) {
         last_ = threads_;
