@@ -145,8 +145,9 @@ public:
 
     // `trace` is the decay per step, or negative if there is no trace.
     EngineCore(const std::vector<LayerTuple>& layers, const std::string& weights, int threads, int streams,
-               double trace, bool mean, int refresh, size_t token_table_bytes)
-        : engine_(sources(layers), options(weights, threads, streams, trace, mean, refresh, token_table_bytes)) {}
+               double trace, bool mean, int refresh, size_t token_table_bytes, const std::string& packing)
+        : engine_(sources(layers),
+                  options(weights, threads, streams, trace, mean, refresh, token_table_bytes, packing)) {}
 
     const Engine& engine() const { return engine_; }
     // The last tensor passed as `out`. Its less common properties are checked once, because they cost as much as
@@ -271,8 +272,9 @@ private:
     }
 
     static engine::EngineOptions options(const std::string& weights, int threads, int streams, double trace, bool mean,
-                                         int refresh, size_t bytes) {
+                                         int refresh, size_t bytes, const std::string& packing) {
         engine::EngineOptions result;
+        result.packing = engine::parse_packing(packing.c_str());
         result.weights = engine::parse_weight_format(weights.c_str());
         result.threads = threads;
         result.streams = streams;
@@ -341,11 +343,11 @@ void bind_engine(nb::module_& m) {
              nb::sig("def record(self, work: float, steps: int, seconds: float, /) -> None"));
     nb::class_<EngineCore>(m, "EngineCore", "The streaming engine. Arrays are passed as addresses of checked data.")
         .def(nb::init<const std::vector<EngineCore::LayerTuple>&, const std::string&, int, int, double, bool, int,
-                      size_t>(),
+                      size_t, const std::string&>(),
              nb::sig("def __init__(self, "
                      "layers: list[tuple[int, int, int, int, int, int, int, int, str, str, bool, float, bool, bool]], "
                      "weights: str, threads: int, streams: int, trace: float, mean: bool, refresh: int, "
-                     "token_table_bytes: int, /) -> None"))
+                     "token_table_bytes: int, packing: str, /) -> None"))
         .def("set_embedding",
              [](EngineCore& core, uintptr_t table, int tokens, int width) {
                  core.use([&](Engine& e) { e.set_embedding(input<float>(table), tokens, width); });
@@ -405,6 +407,9 @@ void bind_engine(nb::module_& m) {
         .def("reset",
              [](EngineCore& core, uintptr_t mask) { core.use([&](Engine& e) { e.reset(input<uint8_t>(mask)); }); },
              nb::sig("def reset(self, mask: int, /) -> None"))
+        .def("sparse_matrices",
+             [](EngineCore& core) { return core.use([](Engine& e) { return e.sparse_matrices(); }); },
+             nb::sig("def sparse_matrices(self, /) -> list[bool]"))
         .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
         .def("counters",
              [](EngineCore& core) {

@@ -39,8 +39,8 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
         const Block r{0, H, U}, u{H, H, U}, z{2 * H, H, U}, o{3 * H, H, U};  // i, f, g, o of an LSTM
         const std::vector<Block> w = source.lstm ? std::vector<Block>{r, u, z, o} : std::vector<Block>{r, u, z};
         const std::vector<Block> v = source.lstm ? w : std::vector<Block>{z, r, u};
-        layer.w = PackedRows(input_format, table_->int8_interleaved, source.weight_ih, source.inputs, w);
-        layer.v = PackedRows(options.weights, table_->int8_interleaved, source.weight_hh, H, v);
+        layer.w = WeightMatrix(input_format, *table_, source.weight_ih, source.inputs, w, options.packing, true);
+        layer.v = WeightMatrix(options.weights, *table_, source.weight_hh, H, v, options.packing, false);
         const size_t units = static_cast<size_t>(U);
         layer.theta = Buffer<float>(units);
         std::fill_n(layer.theta.data(), U, std::numeric_limits<float>::infinity());
@@ -118,8 +118,8 @@ void Engine::set_readout(const ReadoutSource& source) {
     readout_.outputs = source.outputs;
     readout_.columns = round_up(source.outputs, column_block(options_.weights));
     const size_t columns = static_cast<size_t>(readout_.columns);
-    readout_.weights = PackedRows(options_.weights, table_->int8_interleaved, source.weight, source.inputs,
-                                  {Block{0, source.outputs, readout_.columns}});
+    readout_.weights = WeightMatrix(options_.weights, *table_, source.weight, source.inputs,
+                                    {Block{0, source.outputs, readout_.columns}}, options_.packing, false);
     readout_.bias = Buffer<float>(columns);
     if (source.bias != nullptr) std::copy_n(source.bias, source.outputs, readout_.bias.data());
     for (Scratch& s : scratch_) {
@@ -136,6 +136,16 @@ size_t Engine::weight_bytes() const {
     size_t bytes = readout_.weights.bytes();
     for (const Layer& layer : layers_) bytes += layer.w.bytes() + layer.v.bytes();
     return bytes;
+}
+
+std::vector<bool> Engine::sparse_matrices() const {
+    std::vector<bool> sparse;
+    for (const Layer& layer : layers_) {
+        sparse.push_back(layer.w.is_sparse());
+        sparse.push_back(layer.v.is_sparse());
+    }
+    if (readout_.outputs != 0) sparse.push_back(readout_.weights.is_sparse());
+    return sparse;
 }
 
 int64_t Engine::first_nonfinite(const float* values, size_t count) const {

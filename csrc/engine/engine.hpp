@@ -15,7 +15,7 @@
 
 #include "common/threads.hpp"
 #include "engine/kernels.hpp"
-#include "engine/packed.hpp"
+#include "engine/sparse.hpp"
 #include "engine/team_size.hpp"
 
 namespace egru::engine {
@@ -48,6 +48,7 @@ struct ReadoutSource {
 
 struct EngineOptions {
     WeightFormat weights = WeightFormat::float32;
+    Packing packing = Packing::automatic;
     int threads = 1;
     int streams = 1;
     bool has_trace = false;
@@ -85,6 +86,8 @@ public:
     int tokens() const { return tokens_; }
     const char* level() const { return level_; }
     size_t weight_bytes() const;
+    // For the input and recurrent weights of every layer and the readout: whether zero blocks are left out.
+    std::vector<bool> sparse_matrices() const;
     const Counters& counters() const { return counters_; }
     // The number of steps that `run` computes per chunk.
     int chunk_steps() const { return chunk_steps_; }
@@ -127,8 +130,8 @@ private:
         int gates;             // blocks of the weights: 3 or 4
         int first_sum;         // blocks of the sums before those that start with the input product
         Cell cell;
-        PackedRows w;          // columns [r | u | z], or [i | f | g | o]
-        PackedRows v;          // columns [z | r | u], or [i | f | g | o]
+        WeightMatrix w;          // columns [r | u | z], or [i | f | g | o]
+        WeightMatrix v;          // columns [z | r | u], or [i | f | g | o]
         Buffer<float> theta;   // infinite for padding units
         Buffer<float> rho;
         Buffer<float> bias;    // of the columns of w
@@ -158,7 +161,7 @@ private:
     };
     struct Readout {
         int outputs = 0, columns = 0;
-        PackedRows weights;
+        WeightMatrix weights;
         Buffer<float> bias;
     };
     // Working memory of one thread. An item is the input of one stream at one step of a chunk.

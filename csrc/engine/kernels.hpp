@@ -23,6 +23,9 @@ WeightFormat parse_weight_format(const char* name);  // throws std::invalid_argu
     return format == WeightFormat::float32 ? 16 : format == WeightFormat::bfloat16 ? 32 : 64;
 }
 
+// Columns of a block that is left out if all its weights are zero.
+constexpr int sparse_block = 16;
+
 // A packed matrix with one row per input, so that only the rows of active inputs are read.
 //   float32   row-major
 //   bfloat16  blocks of 32 columns; word i of a block holds column i in its low half and column 16 + i in its high half
@@ -35,6 +38,12 @@ struct Rows {
     int count;           // number of rows
     int columns;         // a multiple of column_block(format)
     const float* scale;  // int8 only: one per column
+    // If the matrix is packed without its zero blocks (sparse.hpp), `sections` is not zero, `base` is null, and these
+    // are set.
+    int sections = 0;                // equal parts of the columns, such as gates
+    const uint32_t* start = nullptr;  // (count * sections + 1): first block of each section of each row
+    const uint16_t* block = nullptr;  // column of each block / sparse_block
+    const unsigned char* values = nullptr;  // sparse_block values per block, in the order of the columns
 };
 
 // The non-zero entries of a vector, indices in ascending order.
@@ -90,6 +99,10 @@ struct EngineTable {
     void (*add_rows_int8)(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers,
                           float* sum);
     void (*quantise)(const SparseVector& x, QuantisedVector* quantised);
+    // The same products with a matrix that is packed without its zero blocks.
+    void (*add_blocks)(const Rows& rows, int first, int columns, const SparseVector& x, float* sum);
+    void (*add_blocks_int8)(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers,
+                            float* sum);
 
     // bias[j] + product for several inputs at once, reading each panel of the matrix from memory once. The result goes
     // to out[m * stride + j], 0 <= j < columns. Inputs are sparse vectors, or dense rows passed by address. int8 is not

@@ -28,6 +28,12 @@ int int8_position(int i) { return 16 * (i % 16 / 4) + 4 * (i / 16) + i % 4; }
 
 }  // namespace
 
+int dense_position(WeightFormat format, bool interleaved, int column) {
+    if (format == WeightFormat::bfloat16) return column / 32 * 32 + bfloat16_position(column % 32);
+    if (format == WeightFormat::int8 && interleaved) return column / 64 * 64 + int8_position(column % 64);
+    return column;
+}
+
 WeightFormat parse_weight_format(const char* name) {
     if (std::strcmp(name, "float32") == 0) return WeightFormat::float32;
     if (std::strcmp(name, "bfloat16") == 0) return WeightFormat::bfloat16;
@@ -62,7 +68,7 @@ PackedRows::PackedRows(WeightFormat format, bool interleaved, const float* sourc
     for (const Block& block : blocks) {
         for (int i = 0; i < block.width; ++i) {
             const float* weights = source + static_cast<size_t>(block.row + i) * inputs;
-            const int column = first + i;
+            const int column = first + i, position = dense_position(format, interleaved, column);
             float scale = 1;
             if (format == WeightFormat::int8) {
                 float largest = 0;
@@ -72,15 +78,12 @@ PackedRows::PackedRows(WeightFormat format, bool interleaved, const float* sourc
             }
             for (int k = 0; k < inputs; ++k) {
                 unsigned char* row = bytes_.data() + static_cast<size_t>(k) * stride_;
-                if (format == WeightFormat::float32) {
-                    reinterpret_cast<float*>(row)[column] = weights[k];
-                } else if (format == WeightFormat::bfloat16) {
-                    reinterpret_cast<uint16_t*>(row)[column / 32 * 32 + bfloat16_position(column % 32)] =
-                        to_bfloat16(weights[k]);
-                } else {
-                    const int position = interleaved ? column / 64 * 64 + int8_position(column % 64) : column;
+                if (format == WeightFormat::float32)
+                    reinterpret_cast<float*>(row)[position] = weights[k];
+                else if (format == WeightFormat::bfloat16)
+                    reinterpret_cast<uint16_t*>(row)[position] = to_bfloat16(weights[k]);
+                else
                     reinterpret_cast<int8_t*>(row)[position] = static_cast<int8_t>(std::nearbyint(weights[k] / scale));
-                }
             }
         }
         first += block.padded;
@@ -88,7 +91,7 @@ PackedRows::PackedRows(WeightFormat format, bool interleaved, const float* sourc
 }
 
 Rows PackedRows::view() const {
-    return Rows{format_, bytes_.data(), stride_, inputs_, columns_, scale_.size() ? scale_.data() : nullptr};
+    return Rows{format_, bytes_.data(), stride_, inputs_, columns_, scale_.size() ? scale_.data() : nullptr, 0, nullptr, nullptr, nullptr};
 }
 
 }  // namespace egru::engine

@@ -44,6 +44,9 @@ struct Block {
     int padded;  // number of columns after padding with zeros
 };
 
+// The place of a column in a row of the dense layout.
+int dense_position(WeightFormat format, bool interleaved, int column);
+
 // Owner of a packed matrix; see `Rows` for the layout.
 class PackedRows {
 public:
@@ -53,6 +56,8 @@ public:
                const std::vector<Block>& blocks);
     Rows view() const;
     size_t bytes() const { return bytes_.size(); }
+    // Free the weights, but keep the scales.
+    void release() { bytes_ = Buffer<unsigned char>(); }
 
 private:
     WeightFormat format_ = WeightFormat::float32;

@@ -105,12 +105,13 @@ void Engine::add_product(const Rows& rows, int first, int columns, const SparseV
                          float* sum) const {
     if (x.count == 0) return;
     if (rows.format != WeightFormat::int8) {
-        table_->add_rows(rows, first, columns, x, sum);
+        (rows.sections ? table_->add_blocks : table_->add_rows)(rows, first, columns, x, sum);
         return;
     }
     QuantisedVector quantised{scratch.quantised_index.data(), scratch.quantised_q.data(), 0, 0, 0};
     table_->quantise(x, &quantised);
-    table_->add_rows_int8(rows, first, columns, quantised, scratch.integers.data(), sum);
+    const auto add = rows.sections ? table_->add_blocks_int8 : table_->add_rows_int8;
+    add(rows, first, columns, quantised, scratch.integers.data(), sum);
 }
 
 // Compute x W + b for every item of the chunk, for the units of this share. Returns one address per item, ordered by
@@ -146,7 +147,7 @@ const float* const* Engine::project(const Share& share, Layer& layer, const Inpu
         active += nonzero.count;
     }
     const SparseVector* sparse = input.sparse != nullptr ? input.sparse : scratch.active_inputs.data();
-    if (share.counts_macs()) scratch.macs += active * gates * layer.hidden;
+    for (int i = 0; share.counts_macs() && i < items; ++i) scratch.macs += layer.w.macs(sparse[i]);
 
     const Rows rows = layer.w.view();
     const int blocks = to - from == U ? 1 : gates, width = blocks == 1 ? gates * U : to - from;
@@ -156,7 +157,7 @@ const float* const* Engine::project(const Share& share, Layer& layer, const Inpu
     float* out = items == 1 ? scratch.sum.data() + layer.first_sum * U : scratch.projected.data();
     for (int b = 0; b < blocks; ++b) {
         const int first = b * U + from;
-        if (shared && rows.format != WeightFormat::int8) {
+        if (shared && rows.format != WeightFormat::int8 && rows.sections == 0) {
             if (dense)
                 table_->project_dense(rows, first, width, addresses.data(), items, layer.bias.data() + first,
                                       out + first, row);
@@ -198,7 +199,7 @@ const float* const* Engine::project_changes(const Share& share, Layer& layer, co
             add_product(rows, first, width, active, scratch, total + first);
             std::copy_n(total + first, width, out + i * row + first);
         }
-        if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * gates * layer.hidden;
+        if (share.counts_macs()) scratch.macs += layer.w.macs(active);
     }
     return scratch.rows.data();
 }
@@ -269,7 +270,7 @@ void Engine::advance(const Share& share, Layer& layer, int step, const float* co
                 table_->apply_reset_gate(active, k0, k1, sum + U, layer.gated.data() + at);
             }
             if (share.counts_macs())
-                scratch.macs += (static_cast<int64_t>(active.count) + 1) * gates * layer.hidden;
+                scratch.macs += layer.v.macs(active) + static_cast<int64_t>(gates) * layer.hidden;
         }
         if (before) {
             share.meet();  // V_z needs the reset gates of all units
@@ -348,7 +349,7 @@ void Engine::write_readout(const Share& share, const Layer& layer, int steps, bo
             SparseVector& active = scratch.active_units[0];
             const Buffer<float>& source = changes ? layer.chunk_sent : layer.chunk_y;
             active.count = table_->find_nonzero(source.data() + place * U, U, active.index, active.value);
-            if (share.counts_macs()) scratch.macs += static_cast<int64_t>(active.count) * outputs;
+            if (share.counts_macs()) scratch.macs += readout_.weights.macs(active);
             if (!changes && options_.has_trace)
                 std::fill(sum + from, sum + to, 0.0f);
             else if (!changes)
@@ -383,7 +384,7 @@ void Engine::fill_token_table(const int64_t* ids, size_t count, const uint8_t* m
         nonzero.count = table_->find_nonzero(x, layer.inputs, nonzero.index, nonzero.value);
         std::copy_n(layer.bias.data(), row, sum);
         add_product(layer.w.view(), 0, static_cast<int>(row), nonzero, scratch, sum);
-        counters_.macs += static_cast<int64_t>(nonzero.count) * layer.gates * layer.hidden;
+        counters_.macs += layer.w.macs(nonzero);
         token_filled_[id] = 1;
     }
 }

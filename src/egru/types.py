@@ -52,6 +52,8 @@ Readout = Literal["trace", "mean", "last", "every"]
 WeightFormat = Literal["float32", "bfloat16", "int8"]
 CWeightFormat = Literal["float32", "int8", "integer"]
 """The number format that weights are stored in."""
+Packing = Literal["auto", "dense", "sparse"]
+"""Whether the engine stores blocks of weights that are zero."""
 Split = Literal["train", "validation", "test"]
 LabelledData = Literal["digits", "permuted-digits", "smnist", "psmnist", "dvs", "dvs-raw"]
 """The data sets of labelled sequences that an experiment can use."""
@@ -70,4 +72,5 @@ EVENT_CELLS: tuple[EventCell, ...] = get_args(EventCell)
 CELLS: tuple[Cell, ...] = get_args(Cell)
 READOUTS: tuple[Readout, ...] = get_args(Readout)
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
 C_WEIGHT_FORMATS: tuple[CWeightFormat, ...] = get_args(CWeightFormat)

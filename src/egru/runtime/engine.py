@@ -18,7 +18,7 @@ from egru.runtime.inputs import Array, Indices, Mask, SparseVector, StepInput, T
 from egru.runtime.network import Network, Trace, extract_network
 from egru.runtime.options import DEFAULT_TOKEN_TABLE, Options
 from egru.runtime.tracing import find_parts
-from egru.types import WeightFormat
+from egru.types import Packing, WeightFormat
 
 # Names that `step` uses: a global is faster than an attribute of a module.
 _empty_like = torch.empty_like
@@ -60,6 +60,9 @@ class EventEngine(GapEngine):
             mean since the last reset. If None, there is no summary.
         token_table: Maximum size in bytes of a table of input products, ``3 H`` floats per token (LSTM: ``4 H``). It is
             filled when a token first occurs; later the token costs no product. Not used if it would be larger.
+        packing: Layout of the weights. ``"sparse"`` leaves out blocks of 16 outputs whose weights are all zero, as in a
+            network pruned with ``block=16``; ``"dense"`` stores all weights. ``"auto"`` measures both layouts of each
+            matrix with zeros and takes the faster one. All layouts compute the same bits.
 
     Raises:
         TypeError: If ``module`` is not supported, or its ``forward`` computes something else.
@@ -92,8 +95,9 @@ class EventEngine(GapEngine):
         readout: nn.Linear | None = None,
         trace: Trace | None = None,
         token_table: int = DEFAULT_TOKEN_TABLE,
+        packing: Packing = "auto",
     ) -> None:
-        options = Options(weights, threads, streams, token_table)
+        options = Options(weights, threads, streams, token_table, packing)
         self._build(extract_network(module, embedding, readout, trace), options)
         check_forward(module, embedding, readout, trace)
 
@@ -106,6 +110,7 @@ class EventEngine(GapEngine):
         streams: int = 1,
         *,
         token_table: int = DEFAULT_TOKEN_TABLE,
+        packing: Packing = "auto",
     ) -> Self:
         """Build an engine for a whole model, whose parts are found by tracing its ``forward`` with ``torch.fx``.
 
@@ -116,7 +121,7 @@ class EventEngine(GapEngine):
 
         Args:
             model: A model with event layers. Arguments of ``forward`` after the sequence must have default values.
-            weights, threads, streams, token_table: As in the constructor.
+            weights, threads, streams, token_table, packing: As in the constructor.
 
         Raises:
             TypeError: If the model computes something that the engine cannot express; the message gives the reason.
@@ -133,8 +138,8 @@ class EventEngine(GapEngine):
             >>> engine.step(torch.randn(4)).shape
             torch.Size([10])
         """
-        network, options = extract_network(**find_parts(model)), Options(weights, threads, streams, token_table)
-        engine = cls._from_network(network, options)
+        options = Options(weights, threads, streams, token_table, packing)
+        engine = cls._from_network(extract_network(**find_parts(model)), options)
         check_model(model)
         return engine
 

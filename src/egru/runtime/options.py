@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from egru.layers import checks
-from egru.types import WEIGHT_FORMATS, WeightFormat
+from egru.types import PACKINGS, WEIGHT_FORMATS, Packing, WeightFormat
 
 DEFAULT_TOKEN_TABLE = 256 << 20
 
@@ -22,9 +22,11 @@ class Options:
     threads: int
     streams: int
     token_table: int
+    packing: Packing = "auto"
 
     def __post_init__(self) -> None:
         checks.choice("EventEngine", "weights", self.weights, WEIGHT_FORMATS)
+        checks.choice("EventEngine", "packing", self.packing, PACKINGS)
         checks.positive_int("EventEngine", "threads", self.threads)
         checks.positive_int("EventEngine", "streams", self.streams)
         size: Any = self.token_table

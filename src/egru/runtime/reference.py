@@ -38,6 +38,11 @@ class ReferenceRunner:
         self._w = [self._round_weights(layer.weight_ih, input=True) for layer in network.layers]
         self._v = [self._round_weights(layer.weight_hh) for layer in network.layers]
         self._readout = None if network.readout is None else self._round_weights(network.readout)
+        # Number of non-zero weights per input of each product, before rounding.
+        self._nonzero = {f"input {i}": layer.weight_ih.count_nonzero(0) for i, layer in enumerate(network.layers)}
+        self._nonzero |= {f"recurrent {i}": layer.weight_hh.count_nonzero(0) for i, layer in enumerate(network.layers)}
+        if network.readout is not None:
+            self._nonzero["readout"] = network.readout.count_nonzero(0)
         self._states = [
             EventState(*(torch.zeros(streams, layer.hidden, dtype=dtype, device="cpu") for _ in range(2)))
             for layer in network.layers
@@ -75,11 +80,11 @@ class ReferenceRunner:
     def _product(self, name: str, x: Tensor, changes: Tensor | None, weight: Tensor, input: bool = False) -> Tensor:
         """Return ``x W^T``. If ``changes`` of ``x`` are given, add their product to that of the previous step."""
         if changes is None:
-            self._macs += int((x != 0).sum()) * len(weight)
+            self._macs += int(((x != 0) * self._nonzero[name]).sum())
             return F.linear(self._round_vector(x, weight, input), weight)
         refresh = (self._age % REFRESH_STEPS[self._weights] == 0)[:, None]
         x = torch.where(refresh, x, changes)
-        self._macs += int((x != 0).sum()) * len(weight)
+        self._macs += int(((x != 0) * self._nonzero[name]).sum())
         product = F.linear(self._round_vector(x, weight, input), weight)
         self._sums[name] = torch.where(refresh, 0, self._sums.get(name, torch.zeros_like(product))) + product
         return self._sums[name]

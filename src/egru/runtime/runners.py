@@ -105,6 +105,7 @@ class CompiledRunner:
             network.trace == "mean",
             REFRESH_STEPS[options.weights],
             options.token_table,
+            options.packing,
         )
         if network.embedding is not None:
             self.core.set_embedding(address(network.embedding), *network.embedding.shape)

@@ -1,0 +1,111 @@
+// Products with matrices that are packed without their zero blocks.
+//
+// Included by kernels.cpp, which is compiled once per dispatch level.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/floats.hpp"
+#include "engine/kernels.hpp"
+
+namespace egru::EGRU_LEVEL {
+namespace {
+
+using namespace egru::engine;
+
+// The blocks of a row with columns in [first, first + columns). Shares of several threads may cut a section.
+struct Blocks {
+    uint32_t begin, end;
+};
+inline Blocks blocks_of(const Rows& rows, int row, int first, int columns) {
+    const int width = rows.columns / rows.sections;
+    const int s0 = first / width, s1 = (first + columns + width - 1) / width;
+    const uint32_t* start = rows.start + static_cast<size_t>(row) * rows.sections;
+    Blocks found{start[s0], start[s1]};
+    const auto at = [&](int column) {
+        const uint16_t* end = rows.block + found.end;
+        return static_cast<uint32_t>(
+            std::lower_bound(rows.block + found.begin, end, static_cast<uint16_t>(column / sparse_block)) - rows.block);
+    };
+    if (first % width != 0) found.begin = at(first);
+    if ((first + columns) % width != 0) found.end = at(first + columns);
+    return found;
+}
+
+// Call `add(weights, column, factor(k))` for the blocks of all entries k of `index`, and prefetch those of the next
+// entry meanwhile: rows are read in an order that the hardware cannot predict.
+template <int bytes, class Factor, class Add>
+inline void for_each_block(const Rows& rows, int first, int columns, const int32_t* index, int count, Factor factor,
+                           Add add) {
+    if (count == 0) return;
+    Blocks next = blocks_of(rows, index[0], first, columns);
+    for (int k = 0; k < count; ++k) {
+        const Blocks blocks = next;
+        next = blocks_of(rows, index[k + 1 < count ? k + 1 : k], first, columns);
+        const unsigned char* weights = rows.values + static_cast<size_t>(blocks.begin) * bytes;
+        const unsigned char* ahead = rows.values + static_cast<size_t>(next.begin) * bytes;
+        const uint16_t *block = rows.block + blocks.begin, *end = rows.block + blocks.end;
+        const auto value = factor(k);
+        __builtin_prefetch(rows.block + next.begin);
+        __builtin_prefetch(rows.block + next.begin + 32);
+        constexpr int per_line = 64 / bytes;
+        for (; block + per_line <= end; ahead += 64) {
+            __builtin_prefetch(ahead);
+#pragma GCC unroll 4
+            for (int i = 0; i < per_line; ++i, ++block, weights += bytes) add(weights, *block * sparse_block - first, value);
+        }
+        for (; block < end; ++block, weights += bytes) add(weights, *block * sparse_block - first, value);
+    }
+}
+
+template <WeightFormat format>
+void add_blocks_as(const Rows& rows, int first, int columns, const SparseVector& x, float* sum) {
+    constexpr int bytes = sparse_block * (format == WeightFormat::float32 ? 4 : 2);
+    typedef uint16_t Halves __attribute__((vector_size(2 * width)));
+    const auto factor = [&](int k) { return all(x.value[k]); };
+    const auto add = [sum](const unsigned char* weights, int column, Floats v) {
+        for (int i = 0; i < sparse_block; i += width) {
+            Floats w;
+            if constexpr (format == WeightFormat::float32)
+                w = load<Floats>(weights + 4 * i);
+            else
+                w = (Floats)(__builtin_convertvector(load<Halves>(weights + 2 * i), Words) << 16);
+            store(sum + column + i, simd::fma(v, w, loadf(sum + column + i)));
+        }
+    };
+    for_each_block<bytes>(rows, first, columns, x.index, x.count, factor, add);
+}
+
+void add_blocks(const Rows& rows, int first, int columns, const SparseVector& x, float* sum) {
+    if (rows.format == WeightFormat::float32)
+        add_blocks_as<WeightFormat::float32>(rows, first, columns, x, sum);
+    else
+        add_blocks_as<WeightFormat::bfloat16>(rows, first, columns, x, sum);
+}
+
+void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers, float* sum) {
+    std::memset(integers, 0, sizeof(int32_t) * static_cast<size_t>(columns));
+    const auto factor = [&](int k) -> int32_t { return k < x.negative ? -x.q[k] : x.q[k]; };
+    const auto add = [integers](const unsigned char* weights, int column, int32_t q) {
+        int32_t* to = integers + column;
+#ifdef __AVX512VNNI__
+        const __m512i w = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
+        // The high halves of q are zero, so that only the low halves of the weights are multiplied.
+        _mm512_storeu_si512(to, _mm512_dpwssd_epi32(_mm512_loadu_si512(to), w, _mm512_set1_epi32(q & 0xffff)));
+#else
+        typedef int8_t Bytes __attribute__((vector_size(width)));
+        for (int i = 0; i < sparse_block; i += width)
+            store(to + i, load<Ints>(to + i) + __builtin_convertvector(load<Bytes>(weights + i), Ints) * q);
+#endif
+    };
+    for_each_block<sparse_block>(rows, first, columns, x.index, x.negative + x.positive, factor, add);
+    const Floats unit = all(x.unit);
+    for (int i = 0; i < columns; i += width) {
+        const Floats product = __builtin_convertvector(load<Ints>(integers + i), Floats);
+        store(sum + i, simd::fma(product, unit * loadf(rows.scale + first + i), loadf(sum + i)));
+    }
+}
+
+}  // namespace
+}  // namespace egru::EGRU_LEVEL
