@@ -9,7 +9,8 @@
 
 RUN is the folder of a run with cell gru or lstm: a classifier, such as `egru train smnist --cell gru`, or a language
 model. Every command adds one row to benchmarks/results/convert.json. Settings of `egru.sparsify` are its defaults. The
-validation split of `digits` and `lstm` is not used, and the test split is scored once, at the end.
+validation split of `digits` and `lstm` is not used, and the test split is scored once, at the end. With --prepare,
+these commands only train the dense networks and store them in runs/convert; a second call times the conversion alone.
 
 `engine` compares the converted network in egru.EventEngine with dense GRUs in torch and ONNX Runtime, on one thread and
 with the same input, one step at a time. The engine also computes the readout, the dense GRUs do not.
@@ -17,7 +18,6 @@ with the same input, one step at a time. The engine also computes the readout, t
 
 import argparse
 import datetime
-import functools
 import json
 import sys
 import time
@@ -86,20 +86,34 @@ def train_dense(model: nn.Module, loader: Any, epochs: int, rate: float) -> floa
     return time.perf_counter() - start
 
 
-def convert_digits(
-    seed: int, make: Callable[..., nn.Module], pixels: int, options: argparse.Namespace
-) -> dict[str, Any]:
-    """Train a dense network on digits, convert it, and return the test scores of both."""
+def prepare(seed: int, options: argparse.Namespace) -> tuple[Reader, Classification, Any]:
+    """Return a dense network trained on digits, the data, and a loader of training batches.
+
+    The network is read from the folder of models, or trained and stored there.
+    """
+    make, pixels = TASKS[options.command]
     data = _in_steps(digits(seed=seed), pixels)
     torch.manual_seed(seed)
     dense = Reader(make(pixels, options.hidden, batch_first=True), options.hidden)
     loader = DataLoader(TensorDataset(*data.train), 32, shuffle=True)
-    training = train_dense(dense, loader, options.dense_epochs, options.rate)
-    start = time.perf_counter()
+    path = options.models / f"{options.command}-{seed}-dense.pt"
+    if path.exists():
+        dense.load_state_dict(torch.load(path))
+    else:
+        train_dense(dense, loader, options.dense_epochs, options.rate)
+        options.models.mkdir(parents=True, exist_ok=True)
+        torch.save(dense.state_dict(), path)
+    return dense, data, loader
+
+
+def convert_digits(seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Convert a network trained on digits, and return the test scores of both."""
+    dense, data, loader = prepare(seed, options)
+    torch.manual_seed(seed)
+    start, cpu_start = time.perf_counter(), time.process_time()
     model = egru.convert(dense, options.events)
-    result = egru.sparsify(model, loader, loss, options.activity, teacher=dense, epochs=options.epochs)
-    seconds = time.perf_counter() - start
-    options.models.mkdir(parents=True, exist_ok=True)
+    result = egru.sparsify(model, loader, loss, options.activity, teacher=dense)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
     torch.save({"dense": dense, "events": model}, options.models / f"{options.command}-{seed}.pt")
     before, after = evaluate(dense, data.test), evaluate(model, data.test)
     return {
@@ -108,8 +122,9 @@ def convert_digits(
         "events": after[0],
         "activity_sparsity": after[1],
         "macs_of_dense": result.after.macs,
-        "seconds_dense": training,
+        "epochs": result.epochs,
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
     }
 
 
@@ -119,19 +134,25 @@ def _in_steps(data: Classification, pixels: int) -> Classification:
     return Classification(data.name, data.classes, *splits)
 
 
-def run_digits(options: argparse.Namespace) -> dict[str, Any]:
-    return _seeds(options, functools.partial(convert_digits, make=nn.GRU, pixels=1, options=options))
+def run_digits(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Convert one network per seed. Seeds that are recorded with the same settings are kept."""
+    if options.prepare:
+        for seed in options.seeds:
+            prepare(seed, options)
+        return None
+    settings = {key: getattr(options, key) for key in ("hidden", "events", "activity", "dense_epochs")}
+    settings["threads"] = torch.get_num_threads()
+    earlier = read_record(options.results).get(options.command, {})
+    same = all(earlier.get(key) == value for key, value in settings.items())
+    rows = {row["seed"]: row for row in earlier.get("seeds", ())} if same else {}
+    rows |= {seed: convert_digits(seed, options) for seed in options.seeds}
+    keys = ("dense", "events", "activity_sparsity", "cpu_seconds")
+    mean = {key: sum(row[key] for row in rows.values()) / len(rows) for key in keys}
+    return {**settings, "seeds": [rows[seed] for seed in sorted(rows)], "mean": mean}
 
 
-def run_lstm(options: argparse.Namespace) -> dict[str, Any]:
-    return _seeds(options, functools.partial(convert_digits, make=nn.LSTM, pixels=4, options=options))
-
-
-def _seeds(options: argparse.Namespace, convert: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    rows = [convert(seed) for seed in options.seeds]
-    mean = {key: sum(row[key] for row in rows) / len(rows) for key in ("dense", "events", "activity_sparsity")}
-    settings = {key: getattr(options, key) for key in ("hidden", "events", "activity", "epochs", "dense_epochs")}
-    return {**settings, "threads": torch.get_num_threads(), "seeds": rows, "mean": mean}
+TASKS: dict[str, tuple[Callable[..., nn.Module], int]] = {"digits": (nn.GRU, 1), "lstm": (nn.LSTM, 4)}
+"""Dense layer and pixels per step of the commands that train on digits."""
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
@@ -171,7 +192,7 @@ def run_engine(options: argparse.Namespace) -> dict[str, Any]:
     """Time one step of the converted network in the engine and of the dense GRU elsewhere."""
     torch.set_num_threads(1)
     if options.run is None:
-        path = next(iter(sorted(options.models.glob("digits-*.pt"))), None)
+        path = next(iter(sorted(options.models.glob("digits-*[0-9].pt"))), None)
         if path is None:
             raise SystemExit(
                 f"convert: {options.models} has no network; run `python benchmarks/convert.py digits` first"
@@ -227,19 +248,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to add the row to")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     trained = {
-        "digits": (run_digits, {"hidden": 128, "dense_epochs": 60, "rate": 5e-3, "epochs": 60, "seeds": [21, 22, 23]}),
-        "lstm": (run_lstm, {"hidden": 512, "dense_epochs": 40, "rate": 2e-3, "epochs": 60, "seeds": [21]}),
+        "digits": {"hidden": 128, "dense_epochs": 60, "rate": 5e-3, "seeds": [21, 22, 23]},
+        "lstm": {"hidden": 512, "dense_epochs": 30, "rate": 2e-3, "seeds": [21]},
     }
-    for name, (run, defaults) in trained.items():
+    for name, defaults in trained.items():
         command = commands.add_parser(name)
         command.add_argument("--seeds", type=int, nargs="+", help="seeds of splits and weights")
         command.add_argument("--hidden", type=int)
-        command.add_argument("--epochs", type=int, help="epochs of fine-tuning")
+        command.add_argument("--prepare", action="store_true", help="only train the dense networks and store them")
         command.add_argument("--dense-epochs", type=int, help="epochs of the dense network")
         command.add_argument("--rate", type=float, help="learning rate of the dense network")
         command.add_argument("--activity", type=float, default=0.1, help="target of the fine-tuning")
         command.add_argument("--models", type=Path, default=MODELS, help="folder for the networks")
-        command.set_defaults(run_command=run, **defaults)
+        command.set_defaults(run_command=run_digits, **defaults)
     for name, run in (("calibrate", run_calibrate), ("finetune", run_finetune)):
         command = commands.add_parser(name)
         command.add_argument("run", type=Path, metavar="RUN")
@@ -263,9 +284,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     row = options.run_command(options)
+    if row is None:
+        return 0
     row |= {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_name(),
@@ -273,8 +300,7 @@ def main(arguments: list[str] | None = None) -> int:
         "egru": egru.__version__,
     }
     key = options.command if getattr(options, "run", None) is None else f"{options.command} {options.run.name}"
-    record = json.loads(options.results.read_text()) if options.results.exists() else {}
-    record[key] = row
+    record = read_record(options.results) | {key: row}
     replace_file(options.results, (json.dumps(record, indent=2) + "\n").encode())
     print(json.dumps(row, indent=2))
     return 0

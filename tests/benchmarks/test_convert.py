@@ -1,11 +1,13 @@
 """benchmarks/convert.py: every command writes a row, with tiny networks."""
 
+import functools
 import json
 from dataclasses import replace
 
 import pytest
 import torch
 
+import egru
 from benchmarks import convert
 from egru import experiments, runs
 
@@ -26,8 +28,9 @@ def main(tmp_path, monkeypatch):
     torch.set_num_threads(before)
 
 
-def test_digits_then_its_engine(main):
-    tiny = ("--hidden", "8", "--epochs", "2", "--dense-epochs", "1", "--activity", "0.5", "--seeds", "1")
+def test_digits_then_its_engine(main, monkeypatch):
+    monkeypatch.setattr(egru, "sparsify", functools.partial(egru.sparsify, epochs=2))
+    tiny = ("--hidden", "8", "--dense-epochs", "1", "--activity", "0.5", "--seeds", "1")
     row = main("digits", *tiny)["digits"]
     assert row["seeds"][0]["activity_sparsity"] > 0.4
     assert row["mean"]["dense"] == row["seeds"][0]["dense"]

@@ -58,7 +58,7 @@ def sparsify(
     target: float | Budget,
     *,
     teacher: nn.Module | None = None,
-    epochs: int = 80,
+    epochs: int = 100,
     lr: float = 4e-3,
     ramp: float = 0.7,
     rate: float = 4.0,
@@ -85,7 +85,7 @@ def sparsify(
         loss: Function of model and batch that runs the model and returns the loss.
         target: Final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
         teacher: The dense original, for distillation of its outputs as scores of classes. If None, no distillation.
-        epochs: Number of epochs, or of epochs per stage. Default: 80.
+        epochs: Number of epochs, or of epochs per stage. Default: 100.
         lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 4e-3.
         ramp: Fraction of training during which the activity falls. Default: 0.7.
         rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. The default suits a cross-entropy in
