@@ -29,7 +29,9 @@ public:
         if (!call.gates) recompute_gates();
         for (int t = call.last - 1; t >= call.first; --t) {
             cell(t);
-            if (call.direct) {
+            if (t == 0 && ends_here()) {
+                if (layer.before) clear_reset_gate(t);
+            } else if (call.direct) {
                 team.meet();
                 recur_directly(t);
             } else if (call.after) {
@@ -78,7 +80,7 @@ protected:  // the LSTM's pass shares the products
         return space.p + ((int64_t)(g * blocks + b) * layer.rows() + (int64_t)(t - call.first) * B) * block;
     }
     const S* c_row(int t, int s) const {
-        return t < 0 ? layer.as(call.c0) + (int64_t)s * H : layer.c + ((int64_t)t * B + s) * H;
+        return t < 0 ? layer.c0(s) : layer.c + ((int64_t)t * B + s) * H;
     }
     static void fetch(const S* from) { __builtin_prefetch(from, 0, 3); }
     // Prefetch what `cell` reads for batch row s.
@@ -94,9 +96,15 @@ protected:  // the LSTM's pass shares the products
         return (S)call.height * (x > 0 ? x : Vector<S>{});
     }
 
+    // Whether the first step needs no product with V: nothing reads the gradient of y0, and neither does that of r.
+    bool ends_here() const { return !call.grad_c0 && (!layer.before || call.rest); }
+    // The first rows of the chunk that read no events.
+    int rows_at_rest() const { return call.first == 0 && call.rest ? B : 0; }
+
     // The recursion over the steps of a chunk (backward_recursion.hpp).
     void cell(int t);
     void reset_gate(int t);
+    void clear_reset_gate(int t);
     void add_totals(int unit, int count, const Vector<S>* total);
     void list_requests();
     void recurrent_dots(int t, const PanelGroups& groups, S* out);

@@ -16,7 +16,7 @@ inline void Backward<S>::recompute_gates() {
         pack_panel(layer.as(weight), H, width, blocks, 0, tiles * tile, p, to, block);
         return to;
     };
-    if (call.direct_gates)
+    if (call.direct_input)
         project_input_directly(layer, team, space.p);
     else
         project_input(layer, team, space.rows, false, space.p,

@@ -44,14 +44,15 @@ inline void Backward<S>::chunk_directly() {
             space.sources[row] = at(call.first + row / B, row % B);
         team.meet();
     };
-    const auto collect = [&](uintptr_t grad, int64_t width, std::initializer_list<Gate> gates) {
+    const int skip = rows_at_rest();
+    const auto collect = [&](uintptr_t grad, int64_t width, int from, std::initializer_list<Gate> gates) {
         for (int b = first_block; b < last_block; ++b)
             for (const Gate g : gates)
-                outer_sum<S>(a_at(call.first, b, g), space.sources, rows, layer.units(b), add,
+                outer_sum<S>(a_at(call.first, b, g) + from * block, space.sources + from, rows - from, layer.units(b), add,
                              layer.as(grad) + ((int64_t)(g == Q ? Z : g) * H + b * block) * width, width);
     };
     set_sources([&](int t, int s) { return layer.input.at(t, s); });
-    collect(call.grad_weight_ih, layer.I, {R, U, Z});
+    collect(call.grad_weight_ih, layer.I, 0, {R, U, Z});
     if (!call.after)
         for (int row = team.begin(rows); row < team.end(rows); ++row) {
             const int t = call.first + row / B, s = row % B;
@@ -62,11 +63,11 @@ inline void Backward<S>::chunk_directly() {
         }
     set_sources([&](int t, int s) { return layer.y_prev.at(t - 1, s); });
     if (call.after) {
-        collect(call.grad_weight_hh, H, {R, U, Q});
+        collect(call.grad_weight_hh, H, skip, {R, U, Q});
     } else {
-        collect(call.grad_weight_hh, H, {R, U});
+        collect(call.grad_weight_hh, H, skip, {R, U});
         set_sources([&](int t, int s) { return space.reset + ((int64_t)(t - call.first) * B + s) * H; });
-        collect(call.grad_weight_hh, H, {Z});
+        collect(call.grad_weight_hh, H, skip, {Z});
     }
     if (!call.grad_input) return;
     const int I = layer.I, pieces = (int)divide_up(I, block);

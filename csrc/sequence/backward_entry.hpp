@@ -11,9 +11,9 @@ void begin(const TrainCall& call) {
     const Layer<S> layer(call);
     const BackwardSpace<S> space(layer);
     const int64_t V_size = layer.panel_size(layer.tiles_H);
-    to_blocks<S>(layer, layer.as(call.grad_c0), space.dc);
+    to_blocks<S>(layer, layer.as(call.grad_c_last), space.dc);
     to_blocks<S>(layer, nullptr, space.de);
-    to_blocks<S>(layer, layer.as(call.grad_y0), space.dy[(call.T - 1) & 1]);
+    to_blocks<S>(layer, layer.as(call.grad_y_last), space.dy[(call.T - 1) & 1]);
     for (int64_t i = 0; i < (int64_t)sums_kept * layer.blocks * block; ++i) space.totals[i] = 0;
     if (call.direct) return;
     run_team(call.threads, [&](const Team& team) {
@@ -46,8 +46,10 @@ template <class S>
 void finish(const TrainCall& call) {
     const Layer<S> layer(call);
     const BackwardSpace<S> space(layer);
-    from_blocks<S>(layer, space.dc, layer.as(call.grad_c0));
-    from_blocks<S>(layer, space.dy[1], layer.as(call.grad_y0));
+    if (call.grad_c0) {
+        from_blocks<S>(layer, space.dc, layer.as(call.grad_c0));
+        from_blocks<S>(layer, space.dy[1], layer.as(call.grad_y0));
+    }
     for (int n = 0; n < layer.H; ++n) {
         const auto total = [&](int j) { return (S)space.totals[(int64_t)j * layer.blocks * block + n]; };
         for (int g = 0; g < layer.weight_gates; ++g) {

@@ -144,6 +144,13 @@ inline void Backward<S>::reset_gate(int t) {
     }
 }
 
+// The gradient of r where y_{t-1} is zero.
+template <class S>
+inline void Backward<S>::clear_reset_gate(int t) {
+    for (int b = first_block; b < last_block; ++b)
+        __builtin_memset(a_at(t, b, R), 0, (int64_t)B * block * sizeof(S));
+}
+
 // Sums over a batch are short and use S; sums over all steps use double.
 template <class S>
 inline void Backward<S>::add_totals(int unit, int count, const Vector<S>* total) {

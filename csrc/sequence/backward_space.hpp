@@ -65,7 +65,7 @@ struct BackwardSpace {
         reset = arena.take<S>((recompute || call.direct) && layer.before ? count * layer.H : 0);
         sources = arena.take<const S*>(call.direct ? count : 0);
         Arena early = arena;
-        const bool pack_gates = recompute && !call.direct_gates;
+        const bool pack_gates = recompute && !(call.direct_gates && call.direct_input);
         if (pack_gates) rows = Lists<S>(early, count, widest);
         if (packed) columns = Lists<S>(arena, widest, count);
         arena.cover(early);

@@ -101,7 +101,7 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
     TrainCall call;
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
-    call.threads = threads, call.direct = direct, call.direct_gates = !direct;
+    call.threads = threads, call.direct = direct, call.direct_gates = !direct, call.direct_input = lean;
     call.lstm = cell.lstm, call.compare_output = cell.output, call.events = cell.events;
     call.after = cell.after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
@@ -113,7 +113,8 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
     call.bias_ih = make.random(rows, 0.3), call.bias_hh = make.random(rows, 0.3);
     call.theta = make.random(H, 0.1);
     if (lean) call.rho_units = make.random(H, 0.5);
-    call.c0 = make.random(state, 0.3), call.y0 = make.zeros(state);
+    call.c0 = make.random(state, 0.3), call.y0 = make.zeros(H);
+    call.c0_b = H, call.rest = lean;  // all rows of y0 are the same
     call.keep = make.random(1, 0.2);  // the same share for all units: strides are zero
     call.lengths = reinterpret_cast<std::uintptr_t>(lengths.data());
     call.y = make.output(all), call.c = make.output(all);
@@ -132,7 +133,8 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
 
     call.grad_y = make.random(all, 1), call.grad_y_t = state, call.grad_y_b = H;
     call.grad_c = make.random(all, 1), call.grad_c_t = state, call.grad_c_b = H;
-    call.grad_c0 = make.zeros(state), call.grad_y0 = make.zeros(state);
+    call.grad_c_last = make.random(state, 1), call.grad_y_last = make.random(state, 1);
+    if (shape.T < 4) call.grad_c0 = make.output(state), call.grad_y0 = make.output(state);
     call.grad_input = make.output(std::int64_t(T) * B * I);
     call.grad_weight_ih = make.output(rows * I);
     call.grad_weight_hh = make.output(rows * H);

@@ -182,6 +182,10 @@ inline void outer_tile(const S* a, const S* const* x, int rows, int units, int64
 template <class S>
 void outer_sum(const S* a, const S* const* x, int rows, int units, bool add, S* grad, int64_t width) {
     constexpr int L = lanes<S>, V = dots_max / outer_units;
+    if (rows == 0) {
+        if (!add) __builtin_memset(grad, 0, units * width * sizeof(S));
+        return;
+    }
     for (int i = 0; i < units; i += outer_units) {
         S* to = grad + i * width;
         int64_t n = 0;

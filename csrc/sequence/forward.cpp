@@ -74,7 +74,7 @@ private:
         for (int s = 0; s < B; ++s) {
             const bool real = layer.real(t, s);
             const S* y_before = layer.y_prev.at(t - 1, s);
-            const S* c_before = t ? layer.c + ((int64_t)(t - 1) * B + s) * H : layer.as(call.c0) + (int64_t)s * H;
+            const S* c_before = t ? layer.c + ((int64_t)(t - 1) * B + s) * H : layer.c0(s);
             const int64_t row = ((int64_t)t * B + s) * H;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;

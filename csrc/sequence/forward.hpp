@@ -24,16 +24,16 @@ struct ForwardSpace {
 
     explicit ForwardSpace(const Layer<S>& layer) {
         Arena arena(layer.call.workspace);
-        const bool packed = !layer.call.direct;
+        const bool packed = !layer.call.direct, packed_W = !layer.call.direct_input;
         V = arena.take<S>(packed ? layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_H) : 0);
-        W = arena.take<S>(packed ? layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I) : 0);
+        W = arena.take<S>(packed_W ? layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I) : 0);
         p = arena.take<S>(layer.weight_gates * layer.blocks * layer.rows_max() * block);
         reset = arena.take<S>(layer.before ? (int64_t)layer.B * layer.H : 0);
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
         cells = arena.take<S>(layer.call.compare_output ? (int64_t)layer.blocks * layer.B * block : 0);
         own_inputs = layer.tiles_I == 1;
         for (int i = 0; i < layer.call.threads; ++i) {
-            if (packed) inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
+            if (packed_W) inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
             h[i] = arena.take<S>((int64_t)layer.weight_gates * together_max * layer.B * block);
             if (packed) events[i] = Lists<S>(arena, layer.B, layer.H);
         }
@@ -43,9 +43,14 @@ struct ForwardSpace {
 
 template <class S>
 bool all_finite(const S* values, int64_t count) {
-    Vector<S> sum = {};  // x - x is 0 if x is finite, else NaN
+    constexpr int L = lanes<S>;
+    Vector<S> sums[4] = {};  // x - x is 0 if x is finite, else NaN
     int64_t i = 0;
-    for (; i + lanes<S> <= count; i += lanes<S>) sum += load<S>(values + i) - load<S>(values + i);
+    for (; i + 4 * L <= count; i += 4 * L)
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) sums[k] += load<S>(values + i + k * L) - load<S>(values + i + k * L);
+    Vector<S> sum = sums[0] + sums[1] + sums[2] + sums[3];
+    for (; i + L <= count; i += L) sum += load<S>(values + i) - load<S>(values + i);
     if (i < count) sum += load_part<S>(values + i, (int)(count - i)) - load_part<S>(values + i, (int)(count - i));
     for (int lane = 0; lane < lanes<S>; ++lane)
         if (sum[lane] != 0) return false;
@@ -67,7 +72,7 @@ protected:
     // x W + b of the chunk, for the blocks of this thread.
     void project() {
         const int64_t size = layer.panel_size(layer.tiles_I);
-        if (call.direct)
+        if (call.direct_input)
             project_input_directly(layer, team, space.p);
         else
             project_input(layer, team, space.inputs[team.index], space.own_inputs, space.p,
@@ -101,9 +106,13 @@ protected:
     // Reads from.at(t, s), which list_events has listed.
     void recur(int b, int block_count, int gate, int count, const Steps<S>& from, int t, bool first_step) {
         if (call.direct) {
+            const bool skip = first_step && call.rest;
             for (int j = 0; j < block_count; ++j)
                 for (int g = gate; g < gate + count; ++g)
-                    multiply_gate(layer, g, b + j, [&](int s) { return from.at(t, s); }, B, product(j, g));
+                    if (skip)
+                        skip_product(b + j, g, product(j, g));
+                    else
+                        multiply_gate(layer, g, b + j, [&](int s) { return from.at(t, s); }, B, product(j, g));
             if (first_step) check_products(b, block_count, gate, count);
             return;
         }
@@ -114,6 +123,12 @@ protected:
                 columns.add(panel(b + j, g), product(j, g), layer.units(b + j));
             }
         gather_all(columns, layer.tiles_H, events, B);
+    }
+    // The product of a gate with a state at rest, which is its bias. Weights that are not used here are still checked.
+    void skip_product(int b, int gate, S* out) {
+        const int units = layer.units(b);
+        fill_bias(layer.bias_hh, H, gate, b, B, out);
+        finite = finite && all_finite(layer.as(call.weight_hh) + ((int64_t)gate * H + b * block) * H, (int64_t)units * H);
     }
     // The product of a row with the weights of a unit involves all of them: it is not finite if one of them is not.
     void check_products(int b, int block_count, int gate, int count) {
@@ -128,13 +143,14 @@ protected:
 template <class S>
 int bad_arguments(const Layer<S>& layer) {
     const TrainCall& call = layer.call;
-    const int64_t state = (int64_t)layer.B * layer.H;
     int bad = 0;
     for (int t = 0; t < call.T; ++t)
         for (int s = 0; s < layer.B; ++s)
             if (!all_finite(layer.input.at(t, s), layer.I)) bad |= bad_input;
-    if (!all_finite(layer.as(call.c0), state)) bad |= bad_c0;
-    if (!all_finite(layer.as(call.y0), state)) bad |= bad_y0;
+    for (int s = 0; s < layer.B; ++s) {
+        if ((s == 0 || call.c0_b) && !all_finite(layer.c0(s), layer.H)) bad |= bad_c0;
+        if ((s == 0 || call.y0_b) && !all_finite(layer.y_prev.at(-1, s), layer.H)) bad |= bad_y0;
+    }
     if (!all_finite(layer.theta, layer.H)) bad |= bad_theta;
     const int64_t biases = (int64_t)layer.weight_gates * layer.H;  // infinite ones would only saturate the gates
     if (layer.bias_ih && !all_finite(layer.bias_ih, biases)) bad |= bad_biases;
@@ -146,20 +162,23 @@ template <class S>
 int begin(const TrainCall& call) {
     const Layer<S> layer(call);
     const int bad = bad_arguments(layer);
-    if (bad || call.direct) return bad;
+    if (bad || (call.direct && call.direct_input)) return bad;
     const ForwardSpace<S> space(layer);
     bool finite[max_team];
     for (bool& flag : finite) flag = true;
     run_team(call.threads, [&](const Team& team) {
         // Steps skip the weights of inactive units, so NaN there would not reach the state.
-        const int64_t size_V = layer.panel_size(layer.tiles_H), size_W = layer.panel_size(layer.tiles_I);
         const int gates = layer.weight_gates, blocks = layer.blocks;
         bool& flag = finite[team.index];
         for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
-            pack_block(layer.as(call.weight_hh), layer.H, layer.H, gates, blocks, layer.tiles_H, b, space.V);
-            pack_block(layer.as(call.weight_ih), layer.H, layer.I, gates, blocks, layer.tiles_I, b, space.W);
-            for (int p = b; p < gates * blocks; p += blocks)  // while they are in the cache
-                flag = flag && all_finite(space.V + p * size_V, size_V) && all_finite(space.W + p * size_W, size_W);
+            const auto pack = [&](uintptr_t weight, int width, int tiles, S* to) {
+                pack_block(layer.as(weight), layer.H, width, gates, blocks, tiles, b, to);
+                const int64_t size = layer.panel_size(tiles);
+                for (int p = b; p < gates * blocks; p += blocks)  // while they are in the cache
+                    flag = flag && all_finite(to + p * size, size);
+            };
+            if (!call.direct) pack(call.weight_hh, layer.H, layer.tiles_H, space.V);
+            if (!call.direct_input) pack(call.weight_ih, layer.I, layer.tiles_I, space.W);
         }
     });
     for (bool flag : finite)

@@ -36,7 +36,7 @@ struct Layer {
           lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
           y(as(call_.y)), c(as(call_.c)),
           input{as(call_.input), call_.input_t, call_.input_b},
-          y_prev{as(call_.y), (int64_t)call_.B * call_.H, call_.H, as(call_.y0), call_.H} {}
+          y_prev{as(call_.y), (int64_t)call_.B * call_.H, call_.H, as(call_.y0), call_.y0_b} {}
 
     static S* as(uintptr_t address) { return reinterpret_cast<S*>(address); }
 
@@ -46,6 +46,7 @@ struct Layer {
     int64_t gates_step() const { return (int64_t)blocks * gate_count * B * block; }
     // The number of units in block b; the last block may have fewer than 32.
     int units(int b) const { return H - b * block < block ? H - b * block : block; }
+    const S* c0(int s) const { return as(call.c0) + s * call.c0_b; }
     bool real(int t, int s) const { return !lengths || t < lengths[s]; }
     // reset_scale of `count` units from `unit`.
     Vector<S> rho(int unit, int count) const {

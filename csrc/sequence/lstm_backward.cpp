@@ -20,6 +20,7 @@ public:
         for (int t = call.last - 1; t >= call.first; --t) {
             cell(t);
             team.meet();
+            if (t == 0 && Base::ends_here()) break;
             S* dy_before = space.dy[(t + 1) & 1];
             if (call.direct) {
                 recur_directly(t, dy_before);
@@ -51,7 +52,7 @@ private:
             pack_panel(layer.as(weight), H, width, blocks, 0, tiles * tile, g * blocks + b, to, block);
             return to;
         };
-        if (call.direct_gates)
+        if (call.direct_input)
             project_input_directly(layer, team, space.p);
         else
             project_input(layer, team, space.rows, false, space.p,
@@ -215,18 +216,19 @@ private:
     void chunk_directly() {
         const int rows = layer.rows(), I = layer.I;
         const bool add = call.last < call.T;  // chunks are processed from the end
-        const auto collect = [&](const Steps<S>& from, int first, uintptr_t grad, int64_t width) {
+        const auto collect = [&](const Steps<S>& from, int first, int skip, uintptr_t grad, int64_t width) {
             team.meet();
             for (int row = team.begin(rows); row < team.end(rows); ++row)
                 space.sources[row] = from.at(first + row / B, row % B);
             team.meet();
             for (int b = first_block; b < last_block; ++b)
                 for (int g = 0; g < lstm_gates; ++g)
-                    outer_sum<S>(a_at(call.first, b, g), space.sources, rows, layer.units(b), add,
+                    outer_sum<S>(a_at(call.first, b, g) + skip * block, space.sources + skip, rows - skip,
+                                 layer.units(b), add,
                                  layer.as(grad) + ((int64_t)g * H + b * block) * width, width);
         };
-        collect(layer.input, call.first, call.grad_weight_ih, I);
-        collect(layer.y_prev, call.first - 1, call.grad_weight_hh, H);
+        collect(layer.input, call.first, 0, call.grad_weight_ih, I);
+        collect(layer.y_prev, call.first - 1, Base::rows_at_rest(), call.grad_weight_hh, H);
         if (!call.grad_input) return;
         const int pieces = (int)divide_up(I, block);
         for (int b = team.begin(pieces); b < team.end(pieces); ++b) {

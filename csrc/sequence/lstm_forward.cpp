@@ -43,7 +43,7 @@ private:
     // The memory cells of block b before step t, for batch row s, as far as they are stored: before the reset
     // "threshold".
     const S* cells_before(int t, int b, int s) const {
-        if (t == 0) return layer.as(call.c0) + (int64_t)s * H + b * block;
+        if (t == 0) return layer.c0(s) + b * block;
         if (call.compare_output) return space.cells + ((int64_t)b * B + s) * block;
         return layer.c + ((int64_t)(t - 1) * B + s) * H + b * block;
     }

@@ -2,13 +2,33 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "common/memory.hpp"
 
 namespace egru {
 namespace {
 
+constexpr int checked = 8;  // weights that are checked in the time of one multiplication
 constexpr double slow_chunk = 0.2;  // seconds that a forward chunk should not exceed: interrupts wait for its end
+
+// Whether all sequences start without events. Only looks at states that share one row, as layers pass them.
+bool starts_at_rest(const TrainCall& call) {
+    if (call.B > 1 && call.y0_b != 0) return false;
+    const auto* bytes = reinterpret_cast<const unsigned char*>(call.y0);
+    const std::size_t count = static_cast<std::size_t>(call.H) * (call.float64 ? sizeof(double) : sizeof(float));
+    return bytes[0] == 0 && std::memcmp(bytes, bytes + 1, count - 1) == 0;
+}
+
+// Choose the products of a call. A single step from rest reads the recurrent weights only to check them.
+void prepare(TrainCall& call) {
+    call.rest = starts_at_rest(call);
+    const bool single = call.rest && call.T == 1;
+    call.direct = call.direct || single;
+    call.direct_gates = call.direct_gates || single;
+    const std::int64_t rows = std::int64_t(call.lstm ? 4 : 3) * call.H;
+    if (single && rows * (std::int64_t(call.B) * call.I + call.H / checked) <= call.one_thread) call.threads = 1;
+}
 
 class Workspace {
 public:
@@ -26,6 +46,7 @@ private:
 }  // namespace
 
 int run_forward(TrainCall& call, Poll poll) {
+    prepare(call);
     const ForwardTable& table = call.lstm ? EGRU_PICK(lstm_forward_table) : EGRU_PICK(forward_table);
     const Workspace workspace(call, table.workspace(call));
     int bad = table.begin(call);
@@ -44,6 +65,7 @@ int run_forward(TrainCall& call, Poll poll) {
 }
 
 void run_backward(TrainCall& call, Poll poll) {
+    prepare(call);
     const BackwardTable& table = call.lstm ? EGRU_PICK(lstm_backward_table) : EGRU_PICK(backward_table);
     const Workspace workspace(call, table.workspace(call));
     table.begin(call);

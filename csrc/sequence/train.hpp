@@ -18,9 +18,12 @@ struct TrainCall {
     int first = 0, last = 0;  // steps of this chunk: first <= t < last
     int chunk = 0;            // maximum number of steps per chunk; determines the size of the workspace
     int threads = 1;
+    std::int64_t one_thread = 0;  // multiplications of a call up to which one thread is faster than several
     bool float64 = false;
     bool direct = false;  // multiply the weights without packing them: dense, for few rows
+    bool direct_input = false;  // the same for the input weights in the forward pass
     bool direct_gates = false;  // backward pass without the reserve: the forward pass was direct
+    bool rest = false;    // y0 is zero in all rows: the first step has no recurrent product
     bool lstm = false;            // the cell; otherwise a GRU
     bool compare_output = false;  // LSTM: compare o * tanh(c) with the threshold, not c
     bool after = false;  // GRU: the reset gate acts after the recurrent product (torch), not before it (the paper)
@@ -34,6 +37,7 @@ struct TrainCall {
     std::uintptr_t input = 0, c0 = 0, y0 = 0, weight_ih = 0, weight_hh = 0, bias_ih = 0, bias_hh = 0, theta = 0;
     std::uintptr_t rho_units = 0, keep = 0, lengths = 0;
     std::int64_t input_t = 0, input_b = 0;            // strides in elements; the last one is 1
+    std::int64_t c0_b = 0, y0_b = 0;                  // 0 if all rows are the same
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
     std::uintptr_t y = 0, c = 0, c_last = 0, y_last = 0;
     std::uintptr_t gates = 0;  // the reserve; if 0, the backward pass recomputes the gates
@@ -43,9 +47,9 @@ struct TrainCall {
     // Backward: gradients of the outputs (strides as for the input), then gradients of the arguments.
     std::uintptr_t grad_y = 0, grad_c = 0;
     std::int64_t grad_y_t = 0, grad_y_b = 0, grad_c_t = 0, grad_c_b = 0;
-    // On entry grad_c0 and grad_y0 contain the gradients of the final state.
-    std::uintptr_t grad_c0 = 0, grad_y0 = 0;
-    std::uintptr_t grad_input = 0;  // 0 if not requested
+    std::uintptr_t grad_c_last = 0, grad_y_last = 0;  // gradients of the final state; 0 for zeros
+    std::uintptr_t grad_c0 = 0, grad_y0 = 0;  // 0 if not requested, both of them
+    std::uintptr_t grad_input = 0;            // 0 if not requested
     std::uintptr_t grad_weight_ih = 0, grad_weight_hh = 0, grad_bias_ih = 0, grad_bias_hh = 0, grad_theta = 0;
 };
 

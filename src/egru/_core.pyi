@@ -102,6 +102,12 @@ class TrainCall:
     def direct(self, arg: bool, /) -> None: ...
 
     @property
+    def direct_input(self) -> bool: ...
+
+    @direct_input.setter
+    def direct_input(self, arg: bool, /) -> None: ...
+
+    @property
     def direct_gates(self) -> bool: ...
 
     @direct_gates.setter
@@ -234,6 +240,18 @@ class TrainCall:
     def input_b(self, arg: int, /) -> None: ...
 
     @property
+    def c0_b(self) -> int: ...
+
+    @c0_b.setter
+    def c0_b(self, arg: int, /) -> None: ...
+
+    @property
+    def y0_b(self) -> int: ...
+
+    @y0_b.setter
+    def y0_b(self, arg: int, /) -> None: ...
+
+    @property
     def keep_t(self) -> int: ...
 
     @keep_t.setter
@@ -324,6 +342,18 @@ class TrainCall:
     def grad_c_b(self, arg: int, /) -> None: ...
 
     @property
+    def grad_c_last(self) -> int: ...
+
+    @grad_c_last.setter
+    def grad_c_last(self, arg: int, /) -> None: ...
+
+    @property
+    def grad_y_last(self) -> int: ...
+
+    @grad_y_last.setter
+    def grad_y_last(self, arg: int, /) -> None: ...
+
+    @property
     def grad_c0(self) -> int: ...
 
     @grad_c0.setter
@@ -370,6 +400,11 @@ class TrainCall:
 
     @grad_theta.setter
     def grad_theta(self, arg: int, /) -> None: ...
+
+    def set_arguments(self, input: object, c0: object, y0: object, weight_ih: object, weight_hh: object, bias_ih: object | None, bias_hh: object | None, theta: object) -> bool:
+        """
+        Set the addresses and strides of tensors. Return False if one of them cannot be used as it is stored.
+        """
 
     @property
     def events(self) -> str: ...

@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 from egru.events import EventState
-from egru.layers import EGRU, ELSTM, Direction, EGRUCell, checks
+from egru.layers import EGRU, ELSTM, Direction, EGRUCell
 
 # fmt: off
 _APPLIED_TO_BOTH = {
@@ -143,19 +143,8 @@ class ConvertedLSTMCell(ELSTM):
         self, input: Tensor, hx: Any = None
     ) -> Any:
         """Run one step, as ``torch.nn.LSTMCell`` does."""
-        owner = type(self).__name__
-        checks.sequence_input(
-            owner, input, self.input_size, self._first_weight, (1, 2), "(batch, features) or (features,)"
-        )
-        batch = input.shape[:-1]
-        state = _lstm_state(self, hx)
-        if state is not None:
-            shape = (*batch, self.hidden_size)
-            c, y = checks.event_state(owner, state, shape, self._first_weight, self.emits_state)
-            shape = (1, *(batch or (1,)), self.hidden_size)
-            state = EventState(c.reshape(shape), y.reshape(shape))
-        _, (c, y) = self._run(input.unsqueeze(0) if batch else input[None, None], state, None)
-        return (y[0], c[0]) if batch else (y[0, 0], c[0, 0])
+        c, y = self._run_step(input, _lstm_state(self, hx))
+        return y, c
 
 
 def _lstm_state(layer: ELSTM, hx: Any) -> EventState | None:

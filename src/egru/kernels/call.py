@@ -33,11 +33,14 @@ def backward(
     saved: tuple[Tensor | None, Tensor, Tensor],
     grads: Sequence[Tensor | None],
     input_gradient: bool,
+    state_gradient: bool = True,
 ) -> Backward:
     """Run a kernel's backward pass on what :func:`tensors_to_save` returned."""
     grad_y, grad_c, grad_c_last, grad_y_last = grads
     with NoAutocast(problem.input.device.type):
-        return get(kernel).backward(problem, *saved, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient)
+        return get(kernel).backward(
+            problem, *saved, grad_y, grad_c, grad_c_last, grad_y_last, input_gradient, state_gradient
+        )
 
 
 def tensors_to_save(kernel: str, y: Tensor, c: Tensor, reserve: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:

@@ -33,8 +33,10 @@ class _Sequence(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         y, c, reserve, *tensors = ctx.saved_tensors
         problem = Problem(*tensors, *ctx.options)
-        input_needed, *_ = ctx.needs_input_grad
-        gradients = call.backward(problem, ctx.kernel, (y, c, reserve), grads, input_needed)
+        input_needed, c0_needed, y0_needed, *_ = ctx.needs_input_grad
+        gradients = call.backward(
+            problem, ctx.kernel, (y, c, reserve), grads, input_needed, state_gradient=c0_needed or y0_needed
+        )
         return call.mask_gradients(gradients, ctx.needs_input_grad)
 
 

@@ -138,11 +138,14 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Gradients of the differentiable fields of a :class:`Problem`; ``input`` is None unless it was requested."""
+    """Gradients of the differentiable fields of a :class:`Problem`.
+
+    ``input`` is None unless it was requested. ``c0`` and ``y0`` may be None unless one of them was requested.
+    """
 
     input: Tensor | None
-    c0: Tensor
-    y0: Tensor
+    c0: Tensor | None
+    y0: Tensor | None
     weight_ih: Tensor
     weight_hh: Tensor
     bias_ih: Tensor
@@ -194,6 +197,10 @@ class Kernel(Protocol):
         grad_c_last: Tensor | None,
         grad_y_last: Tensor | None,
         input_gradient: bool,
+        state_gradient: bool = True,
     ) -> Backward:
-        """Return the gradients, given those of the four differentiable outputs; None means zero."""
+        """Return the gradients, given those of the four differentiable outputs; None means zero.
+
+        ``input_gradient`` and ``state_gradient`` request those of ``input`` and of ``c0`` and ``y0``.
+        """
         ...

@@ -85,6 +85,7 @@ class ReferenceKernel:
         grad_c_last: Tensor | None,
         grad_y_last: Tensor | None,
         input_gradient: bool,
+        state_gradient: bool = True,
     ) -> Backward:
         assert y is not None
         if problem.cell == "lstm":

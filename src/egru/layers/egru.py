@@ -264,13 +264,4 @@ class EGRUCell(_EventGRU):
         self, input: Tensor, hx: EventState | Tensor | None = None
     ) -> EventState:
         """Run one step; see the class for arguments and result."""
-        owner, weight = type(self).__name__, self._first_weight
-        checks.sequence_input(owner, input, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
-        batch = input.shape[:-1]
-        state = None
-        if hx is not None:
-            c, y = checks.event_state(owner, hx, (*batch, self.hidden_size), weight, self.emits_state)
-            shape = (1, *(batch or (1,)), self.hidden_size)
-            state = EventState(c.reshape(shape), y.reshape(shape))
-        _, (c, y) = self._run(input.unsqueeze(0) if batch else input[None, None], state, None)
-        return EventState(c[0], y[0]) if batch else EventState(c[0, 0], y[0, 0])
+        return self._run_step(input, hx)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from egru.events import EventState
+
 
 def pack_like(y: Tensor, packed: PackedSequence, lengths: Tensor) -> PackedSequence:
     """Pack ``y``, ``(T, B, features)``, in the arrangement of the sequence ``packed`` with these lengths."""
@@ -22,6 +24,9 @@ def reverse_time(x: Tensor, lengths: Tensor | None) -> Tensor:
     return x.gather(0, index[..., None].expand_as(x))
 
 
-def stack(states: list[Tensor]) -> Tensor:
+def stack_states(states: list[EventState]) -> EventState:
     """Stack states along a new first dimension; a single state becomes a view, without a copy."""
-    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(states)
+    if len(states) == 1:
+        c, y = states[0]
+        return EventState(c.unsqueeze(0), y.unsqueeze(0))
+    return EventState(torch.stack([state.c for state in states]), torch.stack([state.y for state in states]))

@@ -101,6 +101,11 @@ class EventParameters(nn.Module):
         parameter = self._parameters.get(name)
         return getattr(self, name) if parameter is None else parameter
 
+    def _buffer(self, name: str) -> Tensor:
+        """Return the buffer of that name, or its parametrised value; faster than attribute access."""
+        buffer = self._buffers.get(name)
+        return getattr(self, name) if buffer is None else buffer
+
     @property
     def _first_weight(self) -> Tensor:
         """The first recurrent weight. All parameters share its dtype and device."""
@@ -165,9 +170,10 @@ class EventParameters(nn.Module):
         return {direction.name: self._scale(direction) for direction in self._directions}
 
     def _scale(self, direction: Direction) -> Tensor:
-        if not self.reset_scale.dim():
-            return self.reset_scale
-        return self.reset_scale.view(len(self._directions), self.hidden_size)[direction.index]
+        scale = self._buffer("reset_scale")
+        if not scale.dim():
+            return scale
+        return scale.view(len(self._directions), self.hidden_size)[direction.index]
 
     @torch.no_grad()
     def select(self, units: Tensor, inputs: Tensor | None = None) -> Self:

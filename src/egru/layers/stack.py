@@ -130,19 +130,29 @@ class EventRNN(EventParameters):
         if isinstance(input, PackedSequence):
             x, lengths = pad_packed_sequence(input)
             self._check_input(x)
-            y, state = self._run(x, hx, lengths.to(x.device))
-            return packing.pack_like(y, input, lengths), state
+            y, states = self._run(x, self._starts(x, hx), lengths.to(x.device))
+            return packing.pack_like(y, input, lengths), packing.stack_states(states)
         self._check_input(input)
         if input.dim() == 2:
             if hx is not None:
                 shape = (len(self._directions), self.hidden_size)
                 c, y = checks.event_state(type(self).__name__, hx, shape, self._first_weight, self.emits_state)
                 hx = EventState(c[:, None], y[:, None])
-            y, (c_last, y_last) = self._run(input[:, None], hx, None)
+            x = input[:, None]
+            y, states = self._run(x, self._starts(x, hx), None)
+            c_last, y_last = packing.stack_states(states)
             return y[:, 0], EventState(c_last[:, 0], y_last[:, 0])
         x = input.transpose(0, 1) if self.batch_first else input
-        y, state = self._run(x, hx, None)
-        return (y.transpose(0, 1) if self.batch_first else y), state
+        y, states = self._run(x, self._starts(x, hx), None)
+        return (y.transpose(0, 1) if self.batch_first else y), packing.stack_states(states)
+
+    def _starts(self, x: Tensor, hx: EventState | Tensor | None) -> list[EventState] | None:
+        """Check the initial state and return it for each direction; None for zeros."""
+        if hx is None:
+            return None
+        weight, shape = self._first_weight, (len(self._directions), x.shape[1], self.hidden_size)
+        state = checks.event_state(type(self).__name__, hx, shape, weight, self.emits_state)
+        return [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
 
     def _check_input(self, x: Any) -> None:
         weight = self._first_weight
@@ -159,17 +169,14 @@ class EventRNN(EventParameters):
         layout = f"{layout} or (time, features)"
         checks.sequence_input(type(self).__name__, x, self.input_size, weight, (2, 3), layout)
 
-    def _run(self, x: Tensor, hx: EventState | Tensor | None, lengths: Tensor | None) -> tuple[Tensor, EventState]:
-        """Run all directions over ``x``, ``(T, B, I)``."""
+    def _run(
+        self, x: Tensor, starts: list[EventState] | None, lengths: Tensor | None
+    ) -> tuple[Tensor, list[EventState]]:
+        """Run all directions over ``x``, ``(T, B, I)``, and return the output and the final state of each."""
         T, B, _ = x.shape
         weight = self._first_weight
         if x.dtype != weight.dtype:
             x = x.to(weight.dtype)
-        starts: list[EventState] = []
-        if hx is not None:
-            shape = (len(self._directions), B, self.hidden_size)
-            state = checks.event_state(type(self).__name__, hx, shape, weight, self.emits_state)
-            starts = [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
         last: list[EventState] = []
         outputs: list[Tensor] = []
         for direction in self._directions:
@@ -179,8 +186,8 @@ class EventRNN(EventParameters):
                 hh = F.dropout(hh, self.dropconnect)  # one mask per call, shared by all steps
             started = self.begin(read, ih, hh)  # on a GPU, before the small operations below are queued
             weights = self._weights(direction, ih, hh)
-            if not starts:
-                rest = self._rest.expand(B, self.hidden_size)
+            if starts is None:
+                rest = self._buffer("_rest").expand(B, self.hidden_size)
                 starts = [EventState(rest, rest)] * len(self._directions)
             start = starts[direction.index]
             keep = zoneout_keep(start.c, T, self.zoneout, self.training)
@@ -195,7 +202,21 @@ class EventRNN(EventParameters):
                 outputs = []
                 if direction.layer < self.num_layers - 1:
                     x = sequence_dropout(x, self.dropout, self.dropout_mode, self.training)
-        return x, EventState(packing.stack([s.c for s in last]), packing.stack([s.y for s in last]))
+        return x, last
+
+    def _run_step(self, x: Tensor, hx: EventState | Tensor | None) -> EventState:
+        """Run one step of a cell over ``x``, ``(B, I)`` or ``(I,)``, and return the new state."""
+        owner, weight = type(self).__name__, self._first_weight
+        plain = type(x) is Tensor and x.dim() == 2 and x.dtype is weight.dtype and x.device == weight.device
+        if not (plain and x.shape[1] == self.input_size and x.numel() > 0):
+            checks.sequence_input(owner, x, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
+        batch, starts = x.shape[:-1], None
+        if hx is not None:
+            c, y = checks.event_state(owner, hx, (*batch, self.hidden_size), weight, self.emits_state)
+            c, y = c.to(weight.dtype), y.to(weight.dtype)
+            starts = [EventState(c, y) if batch else EventState(c[None], y[None])]
+        _, (last,) = self._run(x.unsqueeze(0) if batch else x[None, None], starts, None)
+        return last if batch else EventState(last.c[0], last.y[0])
 
     def _notify(
         self,

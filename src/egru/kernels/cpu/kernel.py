@@ -4,7 +4,6 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -111,16 +110,15 @@ class CPUKernel:
         c0, y0 = problem.c0, problem.y0
         shape, dtype = (T, B, c0.shape[1]), c0.dtype
         call = _Call(problem, _FORWARD_ROWS, limits.direct_forward)
-        result = Forward(
-            y=_empty(shape, dtype),
-            c=_empty(shape, dtype),
-            c_last=_copy(c0),  # the final state of a sequence of length zero
-            y_last=_copy(y0),
-            reserve=_empty(self.reserve_shape(problem) if save else (0,), dtype),
-        )
+        # The final state of a sequence of length zero is the initial one.
+        c_last = torch.empty(B, c0.shape[1], dtype=dtype) if problem.lengths is None else _copy(c0)
+        y_last = torch.empty_like(c_last) if problem.lengths is None else _copy(y0)
+        y, c = _empty(shape, dtype), _empty(shape, dtype)
+        reserve = _empty(self.reserve_shape(problem), dtype) if save else torch.empty(0, dtype=dtype)
+        result = Forward(y, c, c_last, y_last, reserve)
         raw = call.raw
-        raw.y, raw.c, raw.c_last, raw.y_last = (x.data_ptr() for x in result[:4])
-        call.set_reserve(problem, result.reserve)
+        raw.y, raw.c, raw.c_last, raw.y_last = y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr()
+        call.set_reserve(problem, reserve)
         check_thresholds(problem.theta, problem.events)
         if _core.train_forward(raw):  # something is not finite
             check_arguments(problem)
@@ -140,6 +138,7 @@ class CPUKernel:
         grad_c_last: Tensor | None,
         grad_y_last: Tensor | None,
         input_gradient: bool,
+        state_gradient: bool = True,
     ) -> Backward:
         problem = problem.rounded()
         T, B, _ = problem.input.shape
@@ -148,11 +147,10 @@ class CPUKernel:
         call = _Call(problem, rows, limits.direct_backward)
         theta = problem.theta
         dtype, gates = theta.dtype, problem.weight_hh.shape[0]
-        # The core reads the gradients of the final state from c0 and y0 and overwrites them.
         gradients = Backward(
             input=_empty(tuple(problem.input.shape), dtype) if input_gradient else None,
-            c0=_zeros(problem.c0) if grad_c_last is None else _copy(grad_c_last),
-            y0=_zeros(problem.y0) if grad_y_last is None else _copy(grad_y_last),
+            c0=torch.empty(problem.c0.shape, dtype=dtype) if state_gradient else None,
+            y0=torch.empty(problem.y0.shape, dtype=dtype) if state_gradient else None,
             weight_ih=_empty(tuple(problem.weight_ih.shape), dtype),
             weight_hh=_empty(tuple(problem.weight_hh.shape), dtype),
             bias_ih=torch.empty(gates, dtype=dtype),
@@ -162,6 +160,7 @@ class CPUKernel:
         raw = call.raw
         raw.y, raw.c = 0 if y is None else y.data_ptr(), c.data_ptr()
         call.set_reserve(problem, reserve)
+        raw.grad_c_last, raw.grad_y_last = call.address(grad_c_last), call.address(grad_y_last)
         if grad_y is not None:
             raw.grad_y, raw.grad_y_t, raw.grad_y_b = call.address_and_strides(grad_y)
         if grad_c is not None:
@@ -186,12 +185,6 @@ def _copy(state: Tensor) -> Tensor:
     )
 
 
-def _zeros(state: Tensor) -> Tensor:
-    if state.numel() < _ONE_THREAD:
-        return torch.zeros(state.shape, dtype=state.dtype)
-    return _as_tensor(np.zeros_like(state.detach().numpy(), order="C"))
-
-
 def _as_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
@@ -200,7 +193,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return ``torch.empty`` in memory that the core caches between calls, which avoids mapping and clearing pages."""
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(*shape, dtype=dtype)  # faster than with a tuple
     memory = _as_tensor(_core.allocate(size))
     if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore
         memory.fill_(255)  # NaN, which torch.empty is filled with too
@@ -222,7 +215,9 @@ class _Call:
         raw.T, raw.B, raw.I, raw.H = T, B, features, H
         all_rows, work = T * B, problem.weight_hh.shape[0] * (H + features)
         raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
-        raw.direct, raw.direct_gates = all_rows <= direct_rows, all_rows <= limits.direct_forward
+        raw.direct = all_rows <= direct_rows
+        raw.direct_gates = raw.direct_input = all_rows <= limits.direct_forward
+        raw.one_thread = limits.one_thread
         raw.threads = limits.threads(T, B, features, H, problem.weight_hh.shape[0] // H)
         raw.float64 = problem.c0.dtype == torch.float64
         raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
@@ -233,14 +228,13 @@ class _Call:
         if problem.reset_scale.dim():
             scale = problem.reset_scale.to(problem.c0.dtype).expand(H)
             self._alive.append(scale)
-            raw.rho_units = self._address(scale)
+            raw.rho_units = self.address(scale)
         else:
             raw.rho = float(problem.reset_scale)
-        raw.c0, raw.y0 = self._address(problem.c0), self._address(problem.y0)
-        raw.weight_ih, raw.weight_hh = self._address(problem.weight_ih), self._address(problem.weight_hh)
-        raw.bias_ih, raw.bias_hh = self._address(problem.bias_ih), self._address(problem.bias_hh)
-        raw.theta, raw.lengths = self._address(problem.theta), self._address(problem.lengths)
-        raw.input, raw.input_t, raw.input_b = self.address_and_strides(problem.input)
+        arguments = problem.tensors()[: len(_GRADIENTS)]
+        if not raw.set_arguments(*arguments):
+            self._set_copies(problem)
+        raw.lengths = self.address(problem.lengths)
         if problem.keep is not None:
             keep = problem.keep.to(problem.c0.dtype).expand(T, B, H)
             if keep.stride(2) not in (0, 1):
@@ -248,6 +242,16 @@ class _Call:
             self._alive.append(keep)
             raw.keep = keep.data_ptr()
             raw.keep_t, raw.keep_b, raw.keep_h = keep.stride()
+
+    def _set_copies(self, problem: Problem) -> None:
+        """Set the addresses of the arguments, of copies where one is not contiguous."""
+        raw = self.raw
+        raw.c0, raw.y0 = self.address(problem.c0), self.address(problem.y0)
+        raw.c0_b = raw.y0_b = raw.H
+        raw.weight_ih, raw.weight_hh = self.address(problem.weight_ih), self.address(problem.weight_hh)
+        raw.bias_ih, raw.bias_hh = self.address(problem.bias_ih), self.address(problem.bias_hh)
+        raw.theta = self.address(problem.theta)
+        raw.input, raw.input_t, raw.input_b = self.address_and_strides(problem.input)
 
     def set_reserve(self, problem: Problem, reserve: Tensor) -> None:
         """Set the addresses of what the forward pass saves."""
@@ -258,7 +262,7 @@ class _Call:
         if not problem.lean:
             self.raw.gates = reserve.data_ptr()
 
-    def _address(self, x: Tensor | None) -> int:
+    def address(self, x: Tensor | None) -> int:
         """Return the address of the values in row-major order, or 0 for None."""
         if x is None:
             return 0

@@ -98,6 +98,7 @@ class CUDAKernel:
         grad_c_last: Tensor | None,
         grad_y_last: Tensor | None,
         input_gradient: bool,
+        state_gradient: bool = True,
     ) -> Backward:
         """Return the gradients; a lean problem first runs forward again to restore its reserve."""
         if problem.lean:
