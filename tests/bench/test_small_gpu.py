@@ -179,10 +179,14 @@ def test_flags_of_torch(precision, cudnn, matmul):
 
 
 def test_a_layer_may_return_float16_under_autocast():
-    class Half(torch.nn.Linear):  # cuDNN's recurrent layers do, even under autocast to bfloat16
-        def forward(self, input):
-            return (super().forward(input.float()).half(),)
+    class Half(torch.nn.Module):  # cuDNN's recurrent layers do, even under autocast to bfloat16
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(small_gpu.make_layer(8).input_size, 8)
 
-    layer = Half(small_gpu.make_layer(8).input_size, 8)
+        def forward(self, x):
+            return (self.linear(x).half(),)
+
+    layer = Half()
     small_gpu.make_round(layer, (2, 3, 8), "bfloat16", "training", "cpu")()
-    assert layer.weight.grad is not None
+    assert layer.linear.weight.grad is not None
