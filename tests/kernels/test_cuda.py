@@ -96,6 +96,8 @@ def test_long_sequences_are_bit_identical_when_repeated() -> None:
         assert torch.equal(first.c, second.c)
         repeated = kernel.backward(problem, second.y, second.c, second.reserve, grad, None, None, None, False)
         assert torch.equal(grads.bias_ih, repeated.bias_ih)
+        assert grads.c0 is not None
+        assert repeated.c0 is not None
         assert torch.equal(grads.c0, repeated.c0)
 
 

@@ -262,6 +262,8 @@ def test_persistent_backward_arguments(launches: Launches, inputs: int, reset_ga
     names = ("grad_y", "grad_c", "grad_c_last", "grad_y_last")
     expected |= {name: grad.data_ptr() for name, grad in zip(names, grads, strict=True)}
     expected |= {"input": problem.input.data_ptr() if inputs == 1 else 0, "error": 4321}
+    assert result.c0 is not None
+    assert result.y0 is not None
     expected |= {"dc0": result.c0.data_ptr(), "dy0": result.y0.data_ptr(), "b0": 0, "group0": 0, "state_stride": 40}
     assert {name: values[name] for name in expected} == expected
     assert values["surrogate"] == {"inverse_width": 2.0, "height": 0.25, "bounded": 1}
@@ -319,6 +321,7 @@ def test_fused_step_arguments(reset_gate: ResetGate, monkeypatch: pytest.MonkeyP
     seen.clear()
     grads = [torch.randn(3, 5, 40), torch.randn(3, 5, 40), torch.randn(5, 40), torch.randn(5, 40)]
     result = stepwise.backward(problem, out.c, out.reserve, *grads, input_gradient=True)
+    assert result.c0 is not None
     for i, (_, packed) in enumerate(seen):
         values = arguments.STEP_BACKWARD.unpack(packed)
         check_shared(values, problem)

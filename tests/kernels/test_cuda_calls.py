@@ -213,6 +213,7 @@ def test_many_calls_of_mixed_shapes_neither_hang_nor_leak() -> None:
         problem = problems[index]
         out = kernel.forward(problem, True)
         grads = kernel.backward(problem, out.y, out.c, out.reserve, out.y, None, None, None, True)
+        assert grads.c0 is not None
         results = (out.c, out.y_last, grads.c0, grads.theta)
         expected = first.setdefault(index, results)
         wrong += sum(
