@@ -16,8 +16,8 @@ from egru.continuous import ContinuousEGRU, InputEvents
 
 PACKAGES = ("activity", "compress", "continuous", "kernels", "layers", "models", "runtime")
 MODULES = ("egru.cells", "egru.events", "egru.functional", "egru.trace")
-SLOW = ("egru.compress.sparsify",)
-"""Trains for seconds; tests/compress covers it."""
+ELSEWHERE = ("egru.compress.sparsify", "egru.runtime.onnx_export")
+"""Examples that train for seconds or require onnx: tests/compress and tests/runtime/test_onnx.py cover them."""
 
 
 def modules() -> Iterator[str]:
@@ -25,7 +25,7 @@ def modules() -> Iterator[str]:
     for package in PACKAGES:
         path = importlib.import_module(f"egru.{package}").__path__
         yield from (
-            module.name for module in pkgutil.walk_packages(path, f"egru.{package}.") if module.name not in SLOW
+            module.name for module in pkgutil.walk_packages(path, f"egru.{package}.") if module.name not in ELSEWHERE
         )
     yield from MODULES
 

@@ -290,5 +290,5 @@ print(len(runs.export(folder, folder.parent / "small", "int8", 1 << 20)))
         "epoch 1",
         "the time limit was reached; epoch 1 of 3 is saved",
     ]
-    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "5"]
+    assert [line.split(":")[0] for line in lines[2:]] == ["epoch 2", "epoch 3", "6"]
     assert {p.name for p in (tmp_path / "run" / "report").iterdir()} == {"index.html", "report.json"}

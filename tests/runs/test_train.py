@@ -85,7 +85,7 @@ def test_damaged_environment_does_not_lose_the_scores(tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     options = ["--smoke", "--hidden", "8", "--epochs", "2", "--limit", "60", "--out", "run"]
     assert cli.main(["train", "digits", *options]) == 0
-    *_, message, scores, last = capsys.readouterr().out.splitlines()
+    *_, message, scores, _energy, last = capsys.readouterr().out.splitlines()
     assert message.startswith("the report page was not written (ValueError: run/environment.json: not a JSON file: ")
     assert scores.startswith("test, epoch ")
     assert last == "run folder: run"

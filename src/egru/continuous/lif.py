@@ -45,6 +45,7 @@ class ContinuousLIF(ContinuousEGRU):
         ValueError: If an argument has an invalid value.
 
     Example:
+        >>> from egru.continuous import ContinuousLIF, InputEvents
         >>> events = InputEvents.from_lists([torch.tensor([0.3, 1.7])], [torch.tensor([0, 2])])
         >>> layer = ContinuousLIF(3, 32, tau_s=0.5, tau_m=1.0)
         >>> layer(events, horizon=4.0).first_times().shape

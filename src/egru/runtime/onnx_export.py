@@ -40,7 +40,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Tensor)
 
     Example:
         >>> model = egru.pretrained("smnist").eval()
-        >>> egru.runtime.export_onnx(model, "model.onnx", torch.zeros(1, 784, 1))
+        >>> path = egru.runtime.export_onnx(model, "model.onnx", torch.zeros(1, 784, 1))
     """
     try:
         import onnx  # noqa: F401  # pyright: ignore[reportMissingImports, reportUnusedImport]
