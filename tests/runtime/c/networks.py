@@ -14,42 +14,57 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from egru import EGRU, EventEngine, Threshold
+from egru import EGRU, ELSTM, EventEngine, Threshold
 from egru.runtime import export_c
-from egru.types import RESET_GATES, RESETS, CWeightFormat
+from egru.types import COMPARES, EVENTS, RESET_GATES, RESETS, CWeightFormat
 
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror", "-std=c99", "-pedantic", "-ffreestanding")
 COMPILER = shutil.which("gcc")
-STEPS = 40
+STEPS = 70
+"""More than the steps after which int8 sums of delta events are computed again."""
 
 
-def random_parts(seed: int) -> dict[str, Any]:
-    """Return the arguments of an engine for a small random network; seeds cover all resets, gates and readouts."""
+def random_parts(seed: int, *, plain: bool = False) -> dict[str, Any]:
+    """Return the arguments of an engine for a small random network.
+
+    Seeds cover all cells, kinds of events, resets, gates and readouts, and stacks of two different layers. If
+    ``plain``, layers are GRUs with positive events, which the integer form supports.
+    """
     choose, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    inputs, hidden, layers = choose.choice([1, 3, 16, 17, 24]), choose.randint(1, 41), choose.choice([1, 1, 2])
-    layer = EGRU(
-        inputs,
-        hidden,
-        num_layers=layers,
-        bias=choose.random() < 0.8,
-        reset=RESETS[seed % 4],
-        reset_gate=RESET_GATES[seed // 4 % 2],
-        reset_scale=choose.choice([1.0, 0.5]),
-        zoneout=choose.choice([0.0, 0.0, 0.1]),
-        threshold=Threshold("identity", mean=choose.choice([0.0, 0.08, 0.2]), std=0.05),
+    inputs, hidden, count = choose.choice([1, 3, 16, 17, 24]), choose.randint(1, 41), choose.choice([1, 1, 2])
+    layers = nn.Sequential(
+        *(random_layer(seed + 7 * i, hidden if i else inputs, hidden, choose, plain) for i in range(count))
     ).eval()
     readout = nn.Linear(hidden, choose.randint(1, 7), bias=choose.random() < 0.7) if choose.random() < 0.7 else None
     embedding = nn.Embedding(11, inputs) if choose.random() < 0.25 else None
     with torch.no_grad():
-        for module in (layer, readout, embedding):
+        for module in (layers, readout, embedding):
             for name, parameter in [] if module is None else module.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator)
-                if name.startswith("threshold"):
+                if "threshold" in name:
                     parameter.add_(0.05 * noise)
                 else:
                     parameter.copy_(noise * 3 / max(parameter.shape[-1], 4) ** 0.5)
     trace = choose.choice([None, 0.9, 1.0, "mean"])
-    return {"module": layer, "readout": readout, "embedding": embedding, "trace": trace}
+    return {"module": layers, "readout": readout, "embedding": embedding, "trace": trace}
+
+
+def random_layer(seed: int, inputs: int, hidden: int, choose: random.Random, plain: bool) -> nn.Module:
+    events = "positive" if plain else EVENTS[seed % 3]
+    delta, lstm = events == "delta", seed % 5 == 4 and not plain
+    options: dict[str, Any] = {
+        "bias": choose.random() < 0.8,
+        "events": events,
+        "reset": "none" if delta else RESETS[seed % 4],
+        "reset_scale": choose.choice([1.0, 0.5]),
+        "zoneout": choose.choice([0.0, 0.0, 0.1]),
+        "threshold": Threshold(
+            "identity" if events == "positive" else "abs", mean=choose.choice([0.0, 0.08, 0.2]), std=0.05
+        ),
+    }
+    if lstm:
+        return ELSTM(inputs, hidden, compare="output" if delta else COMPARES[seed % 2], **options)
+    return EGRU(inputs, hidden, reset_gate="after" if delta else RESET_GATES[seed // 4 % 2], **options)
 
 
 def random_input(engine: EventEngine, seed: int, steps: int = STEPS) -> Tensor:
@@ -147,6 +162,17 @@ class CNetwork:
         out = np.full(self.outputs, np.nan, np.float32)
         i, v = np.array(index, np.uint16), np.array(value, np.float32)
         return self.call("step_events", self.state, address(i), address(v), len(index), address(out)), out
+
+    def skip(self, steps: int) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """Compute steps without input. Returns the last output and the step at which each call ended."""
+        out, ends = np.full(self.outputs, np.nan, np.float32), [0]
+        function = getattr(self.library, f"{self.name}_skip")
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
+        while ends[-1] < steps:
+            done = function(self.state, steps - ends[-1], address(out))
+            assert done > 0, done
+            ends.append(ends[-1] + done)
+        return out, ends[1:]
 
     def events(self, layer: int = 0) -> tuple[list[int], list[float]]:
         index, value = ctypes.POINTER(ctypes.c_uint16)(), ctypes.POINTER(ctypes.c_float)()

@@ -66,6 +66,75 @@ def test_optimisation_does_not_change_bits(flags: tuple[str, ...], tmp_path: Pat
     compare_networks(tmp_path, range(100, 102), *flags)
 
 
+@needs_compiler
+def test_skipped_steps_have_the_bits_of_the_engine(tmp_path: Path) -> None:
+    """Skip between inputs. The engine's power of a decaying trace rounds differently, by one unit in the last place."""
+    engines: dict[str, EventEngine] = {}
+    for seed in range(12):
+        weights = ("float32", "int8")[seed // 2 % 2]
+        parts: dict[str, Any] = {**random_parts(seed), "embedding": None}
+        with torch.no_grad():
+            for name, parameter in parts["module"].named_parameters():
+                if "weight_hh" in name or "weight_ih" in name:
+                    parameter.mul_(0.3)  # otherwise most networks have events at every step
+        engines[f"net{seed}"] = EventEngine(**parts, weights=weights)
+    library = compile_library(tmp_path, engines, *(f"-D{name.upper()}_COUNTERS" for name in engines))
+    jumps = stops = 0
+    for name, engine in engines.items():
+        network = CNetwork(library, name, engine.output_size)
+        x = random_input(engine, 0)
+        for t, gap in enumerate([1, 3, 200, 2, 1000, 5000]):
+            expected = torch.as_tensor(engine.step(x[t])).numpy()
+            compare_outputs(network.step(x[t]), expected, engine)
+            begin = engine.time
+            result = engine.skip(gap)
+            out, ends = network.skip(gap)
+            compare_outputs(out, result.output.numpy(), engine)
+            sent = set((result.steps - begin + 1).tolist())
+            assert sent <= set(ends), name
+            jumps += gap - len(ends)
+            stops += len(sent)
+        steps, macs, *events = np.frombuffer(network.state.raw, np.uint64)[-2 - len(engine.activity.events) :].tolist()
+        activity = engine.activity
+        assert (steps, macs, tuple(events)) == (activity.steps, activity.macs, activity.events), name
+    assert jumps > 10_000
+    assert stops > 1_000
+
+
+def compare_outputs(out: Any, expected: Any, engine: EventEngine) -> None:
+    if engine._network.decay in (None, 1.0):
+        np.testing.assert_array_equal(out, expected)
+    else:
+        np.testing.assert_array_max_ulp(out, expected, 1)
+
+
+@needs_compiler
+def test_save_and_restore_sums_of_delta_events(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        *(
+            EGRU(8, 8, events="delta", reset="none", reset_gate="after", threshold=egru.Threshold("abs", mean=0.1))
+            for _ in "ab"
+        )
+    )
+    engine = EventEngine(layers.eval(), "int8", readout=nn.Linear(8, 3), trace="mean")
+    library = compile_library(tmp_path, {"net": engine})
+    first, second = CNetwork(library, "net", 3), CNetwork(library, "net", 3)
+    x = random_input(engine, 0)
+    expected = torch.as_tensor(engine.run(x)).numpy()
+    first.run(x[:12])
+    saved = np.zeros(8 + 4 * (4 * 8 + 2 * (8 + 24) + 24 + 3) + 8 * 3 + 8 + 8, np.uint8)
+    assert f"NET_SAVED_BYTES {saved.size}\n" in (tmp_path / "net.h").read_text()
+    first.call("save", first.state, address(saved))
+    second.run(x[:5])  # some other state
+    assert second.call("restore", second.state, address(saved)) == 0
+    np.testing.assert_array_equal(second.run(x[12:]), expected[12:])
+    second.call("reset", second.state)
+    np.testing.assert_array_equal(second.run(x), expected)
+    saved[-8:-4] = 64, 0, 0, 0  # an age beyond the steps after which sums are computed again
+    assert second.call("restore", second.state, address(saved)) == -3
+
+
 def dense_parts(seed: int, hidden: int, zeros: float = 0.0) -> dict[str, Any]:
     """Return a network in which most units have events, and a share of the weights is zero."""
     torch.manual_seed(seed)
@@ -214,6 +283,18 @@ def test_a_module_is_exported_like_its_engine(tmp_path: Path) -> None:
         assert path.read_text() == (tmp_path / "b" / path.name).read_text()
 
 
+@needs_compiler
+@pytest.mark.parametrize(("cell", "weights"), [(nn.GRU, "float32"), (nn.LSTM, "int8")])
+def test_a_converted_network_is_exported(cell: type[nn.GRU | nn.LSTM], weights: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layer: Any = egru.convert(cell(20, 24, batch_first=True).eval())
+    engine = EventEngine(layer, weights, readout=nn.Linear(24, 4))
+    network = CNetwork(compile_library(tmp_path, {"net": engine}), "net", 4)
+    x = random_input(engine, 0)
+    np.testing.assert_array_equal(network.run(x), torch.as_tensor(engine.run(x)).numpy())
+    assert engine.activity.events[0] > 100
+
+
 def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
     layer = EGRU(2, 4)
     out = tmp_path / "out"
@@ -224,10 +305,12 @@ def test_refusals_name_the_reason_and_write_nothing(tmp_path: Path) -> None:
             export_c(layer, out, name=name)
     with pytest.raises(TypeError, match=r"egru\.EGRU"):
         export_c(nn.GRU(2, 4), out)
-    with pytest.raises(ValueError, match="C code supports cell='gru' only; layer 0 has 'lstm'"):
-        export_c(egru.ELSTM(2, 4), out)
-    with pytest.raises(ValueError, match="C code supports events='positive' only; layer 0 has 'signed'"):
-        export_c(EGRU(2, 4, events="signed"), out)
+    with pytest.raises(TypeError, match=r"ERNN.* is not supported|egru\.EGRU"):
+        export_c(egru.ERNN(2, 4), out)
+    with pytest.raises(ValueError, match="integer weights support cell='gru' only; layer 0 has 'lstm'"):
+        export_c(egru.ELSTM(2, 4), out, "integer")
+    with pytest.raises(ValueError, match="integer weights support events='positive' only; layer 0 has 'signed'"):
+        export_c(EGRU(2, 4, events="signed"), out, "integer")
     with pytest.raises(ValueError, match="up to 65,535 inputs; layer 0 has 65,536"):
         export_c(EGRU(65_536, 1), out)
     engine = EventEngine(EGRU(1, 1))

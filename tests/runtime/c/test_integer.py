@@ -21,7 +21,7 @@ def float32() -> None:
 @needs_compiler
 def test_outputs_follow_the_engine(tmp_path: Path) -> None:
     """Rounding moves single events, so that outputs are compared by the median error."""
-    engines = {f"net{seed}": EventEngine(**random_parts(seed)) for seed in range(8)}
+    engines = {f"net{seed}": EventEngine(**random_parts(seed, plain=True)) for seed in range(8)}
     library = compile_library(tmp_path, engines, weights="integer")
     for name, engine in engines.items():
         x = random_input(engine, 0)
@@ -35,7 +35,8 @@ def test_outputs_follow_the_engine(tmp_path: Path) -> None:
 def test_save_restore_and_extreme_inputs(tmp_path: Path) -> None:
     """Run the largest inputs under the undefined-behaviour sanitizer, which ends the process at an overflow."""
     parts = [
-        random_parts(seed) | {"embedding": None, "trace": trace} for seed, trace in ((0, 0.99), (5, 1.0), (6, "mean"))
+        random_parts(seed, plain=True) | {"embedding": None, "trace": trace}
+        for seed, trace in ((0, 0.99), (5, 1.0), (6, "mean"))
     ]
     engines = {f"net{i}": EventEngine(**arguments) for i, arguments in enumerate(parts)}
     library = compile_library(

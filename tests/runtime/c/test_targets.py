@@ -28,7 +28,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
     folder, native = tmp_path_factory.mktemp("program"), tmp_path_factory.mktemp("native")
     formats: dict[int, WeightFormat] = {0: "float32", 7: "int8"}
     engines = {f"net{seed}": EventEngine(**without_embedding(seed), weights=w) for seed, w in formats.items()}
-    integer = {f"integer{seed}": EventEngine(**without_embedding(seed)) for seed in (1, 4)}
+    integer = {f"integer{seed}": EventEngine(**without_embedding(seed, plain=True)) for seed in (1, 4)}
     runs = {key: (engine, random_input(engine, 1)) for key, engine in (engines | integer).items()}
     main = folder / "main.c"
     main.write_text(main_source({key: runs[key] for key in engines}, {key: runs[key] for key in integer}))
@@ -41,8 +41,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
     return [*exports(folder, engines), *exports(folder, integer, "integer"), main], lines
 
 
-def without_embedding(seed: int) -> dict[str, Any]:
-    return random_parts(seed) | {"embedding": None}
+def without_embedding(seed: int, plain: bool = False) -> dict[str, Any]:
+    return random_parts(seed, plain=plain) | {"embedding": None}
 
 
 @pytest.mark.parametrize("name", TARGETS)

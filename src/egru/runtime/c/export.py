@@ -32,6 +32,9 @@ _LAYER_FIELDS = {
     "reset_gate",
     "reset_scale",
     "keep",
+    "cell",
+    "compare",
+    "events",
 }
 
 

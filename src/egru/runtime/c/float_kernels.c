@@ -33,6 +33,39 @@ static inline float sigmoid(float x)
     return 1.0f / (1.0f + exponential(-x));
 }
 
+#if LSTM_ANY
+
+static inline float hyperbolic_tangent(float x)
+{
+    const float e = exponential(-2.0f * x);
+    return (1.0f - e) / (1.0f + e);
+}
+#endif
+#if GRU_ANY
+
+typedef struct {
+    float update, candidate;
+} gru_gates;
+
+/* update = 1 / (1 + exp(u)) and candidate = tanh(a) share one division. */
+static inline gru_gates compute_gates(float u, float a)
+{
+    const float eu = 1.0f + exponential(u), ez = exponential(-2.0f * a);
+    const float both = 1.0f / (eu * (1.0f + ez));
+    gru_gates g;
+    g.update = (1.0f + ez) * both;
+    g.candidate = (1.0f - ez) * eu * both;
+    return g;
+}
+#endif
+#if MAGNITUDE
+
+static inline float magnitude(float x)
+{
+    return x < 0.0f ? -x : x;
+}
+#endif
+
 static inline int is_finite(float x)
 {
     return x - x == 0.0f;
@@ -51,6 +84,73 @@ static void clear(float *to, int count)
     for (i = 0; i < count; ++i)
         to[i] = 0.0f;
 }
+#if DELTA_ANY
+
+/* List the units whose receivers hold a value other than zero. */
+static int list_held(const float *y, int hidden, uint16_t *index, float *value)
+{
+    int count = 0, j;
+    for (j = 0; j < hidden; ++j)
+        if (y[j] != 0.0f) {
+            index[count] = (uint16_t)j;
+            value[count++] = y[j];
+        }
+    return count;
+}
+#endif
+#if SKIP
+
+/* A unit while input and output of its layer do not change: after n steps its state is
+ * target + decay^n (c - target) + n slope. */
+typedef struct {
+    double decay, target, slope;
+} relaxation;
+#if GRU_ANY
+
+/* `moves` is the part of the state that zoneout does not keep. Rounding may make a gate exceed one. */
+static inline relaxation gru_relaxation(float update, float candidate, double moves)
+{
+    relaxation r;
+    r.decay = 1.0 - ((double)update < 1.0 ? moves * (double)update : moves);
+    r.target = (double)candidate;
+    r.slope = 0.0;
+    return r;
+}
+#endif
+#if LSTM_ANY
+
+static inline relaxation lstm_relaxation(float forget, float added, double moves)
+{
+    const double rate = 1.0 - (double)forget, change = rate < 1.0 ? moves * rate : moves;
+    relaxation r;
+    r.decay = 1.0 - change;
+    r.target = change != 0.0 ? (double)added / rate : 0.0;
+    r.slope = change != 0.0 ? 0.0 : moves * (double)added;
+    return r;
+}
+#endif
+
+/* base^n for 0 <= base <= 1 by repeated squaring. Values below 1e-150 become zero: subnormal numbers are slow. */
+static double power(double base, int64_t n)
+{
+    double result = 1.0;
+    for (;; n >>= 1) {
+        if (n & 1) {
+            result = result * base;
+            result = result < 1e-150 ? 0.0 : result;
+        }
+        if (n <= 1)
+            return result;
+        base = base * base;
+        base = base < 1e-150 ? 0.0 : base;
+    }
+}
+
+static float relaxed(relaxation r, int64_t steps, float c)
+{
+    return (float)(r.target + power(r.decay, steps) * ((double)c - r.target) + (double)steps * r.slope);
+}
+#endif
 #if FLOAT32
 
 /* sum[j] = value * row[j] + sum[j] for every entry of a sparse vector, in order. */

@@ -56,10 +56,20 @@ MODEL_STATE_FIELDS
 #if MEAN
     int64_t trace_steps;
 #endif
+#if DELTA_ANY
+#if HELD_READOUT
+    float readout_sum[MODEL_OUTPUTS];
+#endif
+    int age, fresh; /* steps since accumulated sums were computed from the outputs; whether doing so changes nothing */
+#endif
     struct {
         OUT_TYPE sum[MODEL_SUM_SIZE];
 #if BEFORE
         VALUE_TYPE gated[MODEL_UNITS_MAX];
+#endif
+#if DELTA_ANY
+        VALUE_TYPE held_value[MODEL_UNITS_MAX];
+        uint16_t held_index[MODEL_UNITS_MAX];
 #endif
 #if INT8
         int16_t q[MODEL_LIST_MAX];
@@ -86,9 +96,15 @@ int model_step_events(model_state *state, const uint16_t *index, const VALUE_TYP
 /* The same from the embedding of a token, 0 <= token < MODEL_TOKENS. */
 int model_step_token(model_state *state, int32_t token, OUT_TYPE *out);
 #endif
+#if SKIP
+/* Compute up to `limit` steps without input, at a cost that does not depend on their number. Stops after the first step
+ * at which a unit has an event. Writes the output of the last of these steps, and returns their number, at least 1, or
+ * one of the errors above. */
+int64_t model_skip(model_state *state, int64_t limit, OUT_TYPE *out);
+#endif
 
 /* Return the number of events of a layer in the last step, and the units and values of these events. They are valid
- * until the state changes. */
+ * until the state changes.EVENT_NOTE */
 int model_events(const model_state *state, int layer, const uint16_t **index, const VALUE_TYPE **value);
 
 /* Write the state to MODEL_SAVED_BYTES bytes. The format does not depend on the machine. */

@@ -9,12 +9,12 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
     int32_t *sum = state->work.sum;
 #endif
     const int32_t *r = sum, *u = sum + hidden, *z = sum + 2 * hidden;
-    int active = 0, events = 0, j;
-#if BEFORE
-    int k;
-#endif
+    const uint16_t *active = state->index_LAYER;
+    const int16_t *active_value = state->value_LAYER;
+    const int active_count = state->count_LAYER;
+    int next_count = 0, events = 0, j;
 #ifdef MODEL_COUNTERS
-    state->macs += 3u * hidden * ((uint64_t)count + (uint64_t)state->count_LAYER + 1u);
+    state->macs += 3u * hidden * ((uint64_t)count + (uint64_t)active_count + 1u);
 #endif
     copy(sum, bias_LAYER, 3 * hidden);
     ADD_INPUTS;
@@ -23,9 +23,8 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
     ADD_RECURRENT;
 #else
     ADD_RECURRENT;
-    for (k = 0; k < state->count_LAYER; ++k)
-        state->work.gated[k] =
-            (int16_t)shift_right(sigmoid(r[state->index_LAYER[k]]) * state->value_LAYER[k], 15);
+    for (j = 0; j < active_count; ++j)
+        state->work.gated[j] = (int16_t)shift_right(sigmoid(r[active[j]]) * active_value[j], 15);
     ADD_GATED;
 #endif
     for (j = 0; j < hidden; ++j) {
@@ -50,16 +49,16 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
         next += shift_right(KEEP_VALUE * (c - CLAMP(next, 15)), 15);
 #endif
         next = CLAMP(next, 15);
-#if DENSE_Y
+#if SPARSE_Y
         state->y_LAYER[j] = 0;
 #endif
         if (next > theta_LAYER[j]) {
             ++events;
             if (next != 0) { /* a zero is an event, but adds nothing to a sum */
-                state->index_LAYER[active] = (uint16_t)j;
-                state->value_LAYER[active++] = (int16_t)next;
+                state->index_LAYER[next_count] = (uint16_t)j;
+                state->value_LAYER[next_count++] = (int16_t)next;
             }
-#if DENSE_Y
+#if SPARSE_Y
             state->y_LAYER[j] = (int16_t)next;
 #endif
 #if THRESHOLD
@@ -68,7 +67,7 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
         }
         state->c_LAYER[j] = (int16_t)next;
     }
-    state->count_LAYER = active;
+    state->count_LAYER = next_count;
 #ifdef MODEL_COUNTERS
     state->events[LAYER] += (uint64_t)events;
 #else

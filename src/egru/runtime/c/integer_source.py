@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from egru.runtime.c.common import assemble, biases, layer_flags, layer_lines, network_flags
+from egru.runtime.c.common import assemble, biases, layer_flags, layer_lines, network_flags, step_calls
 from egru.runtime.c.matrix import Floats, Matrix, flags, int8_arrays, layer_products, layer_weights, quantise
 from egru.runtime.c.template import array, render
 from egru.runtime.network import Layer, Network
@@ -34,6 +34,7 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     Raises:
         ValueError: If a number is outside the range of the integer form.
     """
+    _check(network)
     fractions = [_state_fraction(layer, i) for i, layer in enumerate(network.layers)]
     input_fraction = INPUT_FRACTION
     arrays = tables()
@@ -57,7 +58,7 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
         add_readout = matrices["readout"].product("sum", "MODEL_OUTPUTS", events)
     output_arrays, output_names = _output(network, output_fraction)
     conditions = network_flags(network) | flags([*matrices.values()])
-    conditions |= {"INTEGER": True, "DECAY": network.decay not in (None, 1.0)}
+    conditions |= {"INTEGER": True, "SKIP": False}
     int8_names = TYPES | {"SCALE_TYPE": "int32_t", "UNIT_TYPE": "int", "QUANTISE": "quantise(value, count, drop, q)"}
     code = [
         render("integer_kernels.c", conditions, {"PRE": str(PRE_FRACTION)}),
@@ -71,7 +72,8 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
                 "LAST": str(last),
                 "SAVED_LAYERS": str(4 * sum(layer.hidden for layer in network.layers)),
                 **output_names,
-                **layer_lines(network, 2, "clear_state", ""),
+                "STEP_LAYERS": "\n".join(f"    {call};" for call in step_calls(network)),
+                **layer_lines(network, 2, "clear_state"),
             },
         ),
     ]
@@ -84,6 +86,17 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     return assemble(
         network, "integer", name, conditions, TYPES, 2, matrices, arrays + output_arrays, "".join(code), constants
     )
+
+
+def _check(network: Network) -> None:
+    """Raise ValueError if a layer has options that the integer form does not support."""
+    for i, layer in enumerate(network.layers):
+        for name, supported in (("cell", "gru"), ("events", "positive")):
+            if getattr(layer, name) != supported:
+                raise ValueError(
+                    f"export_c: integer weights support {name}={supported!r} only; layer {i} has "
+                    f"{getattr(layer, name)!r}; use float32 or int8 weights"
+                )
 
 
 def _fixed(values: npt.ArrayLike, fraction: int, bits: int = 32) -> npt.NDArray[np.int64]:
@@ -147,12 +160,12 @@ def _readout_fraction(weight: Floats, from_fraction: int) -> int:
 def _layer_arrays(layer: Layer, index: int, state: int) -> str:
     """Return the definitions of a layer's vectors."""
     bias, bias_q = biases(layer)
-    if max(np.abs(bias).max(), np.abs(bias_q).max()) > MAX_PRE:
+    if max(np.abs(values).max() for values in (bias, bias_q) if values is not None) > MAX_PRE:
         raise ValueError(
             f"export_c: layer {index} has biases up to {np.abs(bias).max():g}, too large for integer weights"
         )
     text = array("int32_t", f"bias_{index}", _fixed(bias, PRE_FRACTION))
-    if layer.reset_gate == "after":
+    if bias_q is not None:
         text += array("int32_t", f"bias_q_{index}", _fixed(bias_q, PRE_FRACTION))
     if layer.reset != "none":
         text += array("int32_t", f"rho_{index}", _fixed(layer.reset_scale.numpy(), _RHO_FRACTION))
@@ -185,4 +198,4 @@ def _layer_source(layer: Layer, index: int, fraction: int, matrices: dict[str, M
         "FRACTION": str(fraction),
         "KEEP_VALUE": str(min(round(layer.keep * 2**15), 2**15 - 1)),
     }
-    return render("integer_layer.c", layer_flags(layer), names | layer_products(layer, index, matrices))
+    return render("integer_layer.c", layer_flags(layer, None), names | layer_products(layer, index, matrices))

@@ -109,7 +109,7 @@ EVENTS_OF_LAYERS
     }
 }
 
-BYTES
+BYTE_FUNCTIONS
 
 /* Write c, then y from the list of events. */
 static uint8_t *put_layer(uint8_t *to, const int16_t *c, const uint16_t *index, const int16_t *value, int count,
@@ -145,7 +145,7 @@ static int get_layer(const uint8_t *from, int16_t *c, uint16_t *index, int16_t *
     }
     return count;
 }
-#if DENSE_Y_ANY
+#if SPARSE_Y_ANY
 
 static void spread(int16_t *y, const uint16_t *index, const int16_t *value, int count, int hidden)
 {

@@ -89,23 +89,38 @@ def layer_weights(layer: Layer, index: int) -> dict[str, Floats]:
     """Return the matrices of a layer by name.
 
     ``w`` has the outputs r, u, z. If the reset gate acts after the product, ``v`` has z, r, u. Otherwise ``v`` has r
-    and u, and ``g`` has z, which reads the gated events.
+    and u, and ``g`` has z, which reads the gated events. For an LSTM, ``w`` and ``v`` have i, f, g, o.
     """
     weight, H = layer.weight_hh.numpy(), layer.hidden
     matrices = {f"w_{index}": layer.weight_ih.numpy()}
+    if layer.cell == "lstm":
+        return matrices | {f"v_{index}": weight}
     if layer.reset_gate == "after":
         return matrices | {f"v_{index}": np.concatenate((weight[2 * H :], weight[: 2 * H]))}
     return matrices | {f"v_{index}": weight[: 2 * H], f"g_{index}": weight[2 * H :]}
 
 
-def layer_products(layer: Layer, index: int, matrices: dict[str, Matrix]) -> dict[str, str]:
-    """Return the statements of a layer's template that multiply with matrices."""
-    events = f"state->index_{index}, state->value_{index}, state->count_{index}"
-    products = {"ADD_INPUTS": matrices[f"w_{index}"].product("sum", "3 * hidden", "index, value, count")}
+def layer_products(layer: Layer, index: int, matrices: dict[str, Matrix], receives: bool = False) -> dict[str, str]:
+    """Return the statements of a layer's template that multiply with matrices.
+
+    Args:
+        layer: The layer.
+        index: Its index.
+        matrices: Weights by name.
+        receives: Whether the input is a list of changes, which are added to the sum of earlier ones.
+    """
+    events, v = "active, active_value, active_count", matrices[f"v_{index}"]
+    to = f"state->received_{index}" if receives else "sum"
+    columns = f"{layer.gates} * hidden"
+    products = {"ADD_INPUTS": matrices[f"w_{index}"].product(to, columns, "index, value, count")}
+    if layer.events == "delta":
+        return products | {"ADD_RECURRENT": v.product("total", columns, events)}
+    if layer.cell == "lstm":
+        return products | {"ADD_RECURRENT": v.product("sum", columns, events)}
     if layer.reset_gate == "after":
-        return products | {"ADD_RECURRENT": matrices[f"v_{index}"].product("sum - hidden", "3 * hidden", events)}
-    gated = events.replace(f"state->value_{index}", "state->work.gated")
+        return products | {"ADD_RECURRENT": v.product("sum - hidden", columns, events)}
+    gated = events.replace("active_value", "state->work.gated")
     return products | {
-        "ADD_RECURRENT": matrices[f"v_{index}"].product("sum", "2 * hidden", events),
+        "ADD_RECURRENT": v.product("sum", "2 * hidden", events),
         "ADD_GATED": matrices[f"g_{index}"].product("sum + 2 * hidden", "hidden", gated),
     }
