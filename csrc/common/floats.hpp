@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/neon.hpp"
 #ifdef EGRU_X86
 #include <immintrin.h>
 #endif
@@ -54,6 +55,8 @@ inline Floats fma(Floats a, Floats b, Floats c) {
     return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
     return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(EGRU_NEON)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -65,10 +68,21 @@ inline uint32_t bits(Ints condition) {
     return _mm512_movepi32_mask((__m512i)condition);
 #elif defined(__AVX2__)
     return static_cast<uint32_t>(_mm256_movemask_ps((__m256)condition));
+#elif defined(EGRU_NEON)
+    return arm::bits((uint32x4_t)condition);
 #else
     uint32_t mask = 0;
     for (int i = 0; i < width; ++i) mask |= (condition[i] ? 1u : 0u) << i;
     return mask;
+#endif
+}
+
+// The number of lanes of `condition` that are true.
+inline int count(Ints condition) {
+#if defined(EGRU_NEON)
+    return -vaddvq_s32((int32x4_t)condition);
+#else
+    return __builtin_popcount(bits(condition));
 #endif
 }
 
@@ -78,6 +92,8 @@ inline void compress(T* to, V v, uint32_t mask) {
 #if defined(__AVX512F__)
     // compress in the register, then store: the compressing store is microcoded on some processors
     store(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), (__m512i)v));
+#elif defined(EGRU_NEON)
+    store(to, arm::compress((uint8x16_t)v, mask));
 #else
     for (; mask != 0; mask &= mask - 1) *to++ = v[__builtin_ctz(mask)];
 #endif

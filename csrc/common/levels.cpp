@@ -4,12 +4,39 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(EGRU_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(EGRU_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(EGRU_ARM) && defined(_WIN32)
+#include <windows.h>
+#endif
+
 namespace egru {
 namespace {
 
-constexpr const char* names[level_count] = {"plain", "avx2", "avx512", "avx512_bf16"};
+#define EGRU_NAME(level) #level,
+constexpr const char* names[level_count] = {EGRU_LEVELS(EGRU_NAME)};
 constexpr int unset = -1;
 std::atomic<int> forced{unset};
+
+#ifdef EGRU_ARM
+// Whether the processor has the dot products of signed and unsigned bytes, which Arm calls FEAT_DotProd.
+bool has_dot_products() {
+#if defined(__linux__)
+    constexpr unsigned long asimd_dp = 1ul << 20;  // HWCAP_ASIMDDP
+    return (getauxval(AT_HWCAP) & asimd_dp) != 0;
+#elif defined(__APPLE__)
+    int value = 0;
+    std::size_t size = sizeof value;
+    return sysctlbyname("hw.optional.arm.FEAT_DotProd", &value, &size, nullptr, 0) == 0 && value != 0;
+#elif defined(_WIN32)
+    return IsProcessorFeaturePresent(43) != 0;  // PF_ARM_V82_DP_INSTRUCTIONS_AVAILABLE
+#else
+    return false;
+#endif
+}
+#endif
 
 Level parse(const std::string& name, const char* source) {
     std::string known;
@@ -31,7 +58,7 @@ Level parse(const std::string& name, const char* source) {
 const char* level_name(Level level) { return names[static_cast<int>(level)]; }
 
 bool level_available(Level level) {
-#ifdef EGRU_X86
+#if defined(EGRU_X86)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
@@ -46,6 +73,8 @@ bool level_available(Level level) {
                    __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bf16");
     }
     return false;
+#elif defined(EGRU_ARM)
+    return level != Level::neon_dot || has_dot_products();  // every 64-bit Arm processor has NEON
 #else
     return level == Level::plain;
 #endif

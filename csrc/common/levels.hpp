@@ -10,8 +10,19 @@
 
 namespace egru {
 
-enum class Level : int { plain, avx2, avx512, avx512_bf16 };
-constexpr int level_count = 4;
+// The levels of this architecture, slowest first. CMakeLists.txt has the compiler flags of each.
+#if defined(EGRU_X86)
+#define EGRU_LEVELS(LEVEL) LEVEL(plain) LEVEL(avx2) LEVEL(avx512) LEVEL(avx512_bf16)
+#elif defined(EGRU_ARM)
+#define EGRU_LEVELS(LEVEL) LEVEL(plain) LEVEL(neon) LEVEL(neon_dot)
+#else
+#define EGRU_LEVELS(LEVEL) LEVEL(plain)
+#endif
+
+#define EGRU_ENUMERATOR(level) level,
+#define EGRU_ONE(level) +1
+enum class Level : int { EGRU_LEVELS(EGRU_ENUMERATOR) };
+constexpr int level_count = 0 EGRU_LEVELS(EGRU_ONE);
 
 const char* level_name(Level level);
 bool level_available(Level level);  // built, and supported by this processor
@@ -25,14 +36,20 @@ void force_level(const std::string& name);  // "" or "auto": back to the default
 // Declare one table per level. In a header:  EGRU_DECLARE_TABLE(TrainTable, train_table)
 // in the kernel source:                       namespace egru::EGRU_LEVEL { const TrainTable train_table{...}; }
 // where it is called:                         EGRU_PICK(train_table).forward(...)
-#ifdef EGRU_X86
+#if defined(EGRU_X86)
 #define EGRU_DECLARE_TABLE(Type, name)                      \
     namespace egru::plain { extern const Type name; }       \
     namespace egru::avx2 { extern const Type name; }        \
     namespace egru::avx512 { extern const Type name; }      \
     namespace egru::avx512_bf16 { extern const Type name; }
 #define EGRU_PICK(name) \
-    (*::egru::pick(&::egru::plain::name, &::egru::avx2::name, &::egru::avx512::name, &::egru::avx512_bf16::name))
+    (*::egru::pick({&::egru::plain::name, &::egru::avx2::name, &::egru::avx512::name, &::egru::avx512_bf16::name}))
+#elif defined(EGRU_ARM)
+#define EGRU_DECLARE_TABLE(Type, name)                   \
+    namespace egru::plain { extern const Type name; }    \
+    namespace egru::neon { extern const Type name; }     \
+    namespace egru::neon_dot { extern const Type name; }
+#define EGRU_PICK(name) (*::egru::pick({&::egru::plain::name, &::egru::neon::name, &::egru::neon_dot::name}))
 #else
 #define EGRU_DECLARE_TABLE(Type, name) \
     namespace egru::plain { extern const Type name; }
@@ -40,8 +57,7 @@ void force_level(const std::string& name);  // "" or "auto": back to the default
 #endif
 
 template <class Table>
-const Table* pick(const Table* plain, const Table* avx2, const Table* avx512, const Table* avx512_bf16) {
-    const Table* tables[level_count] = {plain, avx2, avx512, avx512_bf16};
+const Table* pick(const Table* const (&tables)[level_count]) {
     return tables[static_cast<int>(current_level())];
 }
 

@@ -6,8 +6,10 @@
 #include <new>
 #include <vector>
 
-#ifdef __linux__
+#if defined(__linux__)
 #include <sys/mman.h>
+#elif defined(_WIN32)
+#include <malloc.h>
 #endif
 
 namespace egru {
@@ -33,11 +35,8 @@ std::size_t round_up(std::size_t bytes) {
 
 Block allocate(std::size_t bytes) {
     const std::size_t unit = alignment(bytes), size = round_up(bytes);
-    void* address = std::aligned_alloc(unit, size);
+    void* address = allocate_aligned(unit, size, unit == huge_page);
     if (address == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    if (unit == huge_page) madvise(address, size, MADV_HUGEPAGE);
-#endif
     return {address, size};
 }
 
@@ -48,6 +47,26 @@ std::size_t total() {
 }
 
 }  // namespace
+
+void* allocate_aligned(std::size_t unit, std::size_t bytes, [[maybe_unused]] bool huge) {
+#ifdef _WIN32
+    return _aligned_malloc(bytes, unit);
+#else
+    void* address = std::aligned_alloc(unit, bytes);
+#ifdef MADV_HUGEPAGE
+    if (huge && address != nullptr) madvise(address, bytes, MADV_HUGEPAGE);
+#endif
+    return address;
+#endif
+}
+
+void free_aligned(void* address) {
+#ifdef _WIN32
+    _aligned_free(address);
+#else
+    std::free(address);
+#endif
+}
 
 Block acquire_block(std::size_t bytes) {
     {
@@ -73,7 +92,7 @@ void return_block(Block block) {
     auto& blocks = cache();
     blocks.push_back(block);
     while (total() > cache_capacity) {
-        std::free(blocks.front().address);
+        free_aligned(blocks.front().address);
         blocks.erase(blocks.begin());
     }
 }
@@ -85,7 +104,7 @@ std::size_t cached_memory() {
 
 void release_memory() {
     std::lock_guard<std::mutex> lock(guard());
-    for (const Block& block : cache()) std::free(block.address);
+    for (const Block& block : cache()) free_aligned(block.address);
     cache().clear();
 }
 

@@ -1,4 +1,4 @@
-// A cache of memory blocks. A training step uses a hundred megabytes or more; without the cache the system would map
+// Aligned memory, and a cache of memory blocks. A training step uses a hundred megabytes or more; without the cache the system would map
 // and clear all pages again at each step.
 #pragma once
 
@@ -12,6 +12,10 @@ struct Block {
     void* address;
     std::size_t size;  // at least the requested size
 };
+
+// Memory aligned to `unit`, a power of two that divides `bytes`, with huge pages if `huge`; null if there is none left.
+void* allocate_aligned(std::size_t unit, std::size_t bytes, bool huge);
+void free_aligned(void* address);
 
 Block acquire_block(std::size_t bytes);  // aligned to a cache line; throws std::bad_alloc
 void return_block(Block block);          // to the cache

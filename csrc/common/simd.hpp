@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
+
+#include "common/neon.hpp"
 #ifdef EGRU_X86
 #include <immintrin.h>
 #endif
@@ -20,6 +23,11 @@ constexpr int vector_bytes = 64;
 constexpr int vector_bytes = 32;
 #else
 constexpr int vector_bytes = 16;
+#endif
+#if defined(__AVX512F__) || defined(EGRU_NEON)
+constexpr int registers = 32;
+#else
+constexpr int registers = 16;
 #endif
 
 template <class S>
@@ -97,6 +105,11 @@ inline uint32_t bits(Mask mask) {
         return (uint32_t)_mm256_movemask_ps((__m256)mask);
     else
         return (uint32_t)_mm256_movemask_pd((__m256d)mask);
+#elif defined(EGRU_NEON)
+    if constexpr (sizeof(S) == 4)
+        return arm::bits((uint32x4_t)mask);
+    else
+        return arm::bits((uint64x2_t)mask);
 #else
     uint32_t result = 0;
     for (int i = 0; i < lanes<S>; ++i) result |= (uint32_t)(mask[i] & 1) << i;
@@ -108,6 +121,11 @@ inline uint32_t bits(Mask mask) {
 inline uint32_t bit_column(const uint32_t* words, int column) {
 #if defined(__AVX512F__)
     return _mm512_movepi32_mask(_mm512_slli_epi32(_mm512_loadu_si512(words), 31 - column));
+#elif defined(EGRU_NEON)
+    const uint32x4_t bit = vdupq_n_u32(1u << column);
+    uint32x4_t places = {1, 2, 4, 8}, result = {};
+    for (int i = 0; i < 16; i += 4, places <<= 4) result |= vtstq_u32(vld1q_u32(words + i), bit) & places;
+    return vaddvq_u32(result);
 #else
     uint32_t result = 0;
     for (int i = 0; i < 16; ++i) result |= (words[i] >> column & 1u) << i;
@@ -129,6 +147,18 @@ inline int append_nonzero(const S* from, int count, int offset, uint8_t* index, 
             _mm_storeu_si128((__m128i*)(index + length), _mm512_cvtepi32_epi8(at));
             _mm512_storeu_ps(value + length, _mm512_maskz_compress_ps(k, v));
             return length + __builtin_popcount(k);
+        }
+    }
+#elif defined(EGRU_NEON)
+    if constexpr (sizeof(S) == 4) {
+        if (count >= 4) {
+            const float32x4_t v = vld1q_f32(from);
+            const uint32_t mask = arm::bits(vmvnq_u32(vceqzq_f32(v)));
+            if (mask == 0) return length;
+            const uint32_t at = arm::packing.lanes[mask] + 0x01010101u * (uint32_t)offset;
+            __builtin_memcpy(index + length, &at, sizeof at);
+            vst1q_u8((uint8_t*)(value + length), arm::compress(vreinterpretq_u8_f32(v), mask));
+            return length + arm::packing.count[mask];
         }
     }
 #endif
@@ -168,6 +198,18 @@ template <class S, int N>
         _mm512_storeu_ps(out, _mm512_add_ps(_mm512_loadu_ps(out), spread));
         return;
     }
+#elif defined(EGRU_NEON)
+    if constexpr (sizeof(S) == 4) {
+        const auto at = [&v](int i) { return i < N ? (float32x4_t)v[i] : vdupq_n_f32(0); };
+#pragma GCC unroll 4
+        for (int i = 0; i < N; i += 4) {  // four vectors at a time, transposed while they are summed
+            const float32x4_t four = vpaddq_f32(vpaddq_f32(at(i), at(i + 1)), vpaddq_f32(at(i + 2), at(i + 3)));
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j, mask &= mask - 1)
+                if (i + j < N) out[__builtin_ctz(mask)] += four[j];
+        }
+        return;
+    }
 #endif
 #pragma GCC unroll 16
     for (int i = 0; i < N; ++i, mask &= mask - 1) {
@@ -177,27 +219,29 @@ template <class S, int N>
     }
 }
 
+// Exchange the elements of a in the columns where `bit` is set with those of b where it is not.
+template <class S, int bit, int... J>
+inline void exchange(Vector<S>& a, Vector<S>& b, std::integer_sequence<int, J...>) {
+    constexpr int L = lanes<S>;
+#ifdef __clang__
+    const Vector<S> low = __builtin_shufflevector(a, b, (J & bit ? L + J - bit : J)...);
+    b = __builtin_shufflevector(a, b, (J & bit ? L + J : J + bit)...);
+#else
+    using Int = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
+    const Vector<S> low = __builtin_shuffle(a, b, Vector<Int>{(J & bit ? L + J - bit : J)...});
+    b = __builtin_shuffle(a, b, Vector<Int>{(J & bit ? L + J : J + bit)...});
+#endif
+    a = low;
+}
+
 // Transpose a square of vectors, one bit of the row and column numbers at a time.
-template <class S>
+template <class S, int bit = 1>
 inline void transpose(Vector<S> (&v)[lanes<S>]) {
     constexpr int L = lanes<S>;
-    using Int = std::conditional_t<sizeof(S) == 4, int32_t, int64_t>;
-#pragma GCC unroll 4
-    for (int bit = 1; bit < L; bit *= 2) {
-        Vector<Int> low, high;
 #pragma GCC unroll 16
-        for (int j = 0; j < L; ++j) {
-            low[j] = j & bit ? L + j - bit : j;
-            high[j] = j & bit ? L + j : j + bit;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < L; ++i) {
-            if (i & bit) continue;
-            const Vector<S> a = v[i], b = v[i + bit];
-            v[i] = __builtin_shuffle(a, b, low);
-            v[i + bit] = __builtin_shuffle(a, b, high);
-        }
-    }
+    for (int i = 0; i < L; ++i)
+        if (!(i & bit)) exchange<S, bit>(v[i], v[i + bit], std::make_integer_sequence<int, L>{});
+    if constexpr (2 * bit < L) transpose<S, 2 * bit>(v);
 }
 
 // ---- functions -------------------------------------------------------------------------------------------------------

@@ -17,8 +17,10 @@ namespace {
 constexpr int spins = 2000;  // about 10 to 50 us: longer than a balanced step, shorter than a time slice
 
 void pause() {
-#ifdef EGRU_X86
+#if defined(EGRU_X86)
     __builtin_ia32_pause();
+#elif defined(EGRU_ARM)
+    asm volatile("isb");  // waits for about as long as the pause of x86 processors, unlike yield
 #endif
 }
 

@@ -21,6 +21,8 @@ inline Doubles max_of(Doubles a, Doubles b) {
     return (Doubles)_mm512_max_pd((__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
     return (Doubles)_mm256_max_pd((__m256d)a, (__m256d)b);
+#elif defined(EGRU_NEON)
+    return (Doubles)vmaxnmq_f64((float64x2_t)a, (float64x2_t)b);
 #else
     return a > b ? a : b;
 #endif
@@ -30,6 +32,8 @@ inline Doubles min_of(Doubles a, Doubles b) {
     return (Doubles)_mm512_min_pd((__m512d)a, (__m512d)b);
 #elif defined(__AVX2__)
     return (Doubles)_mm256_min_pd((__m256d)a, (__m256d)b);
+#elif defined(EGRU_NEON)
+    return (Doubles)vminnmq_f64((float64x2_t)a, (float64x2_t)b);
 #else
     return a < b ? a : b;
 #endif
@@ -77,6 +81,8 @@ inline Doubles logarithm(Doubles x) {
     const Doubles rest = s * v * (low + v2 * (middle + v2 * high));
 #if defined(__AVX512F__)
     const Doubles exponent = (Doubles)_mm512_cvtepi64_pd((__m512i)n);
+#elif defined(EGRU_NEON)
+    const Doubles exponent = (Doubles)vcvtq_f64_s64((int64x2_t)n);
 #else
     const Doubles magic = splat(0x1.8p52);
     const Doubles exponent = (Doubles)(n + (Longs)magic) - magic;

@@ -32,7 +32,7 @@ inline int emit(simd::Floats value, simd::Floats compared, simd::Floats y, simd:
         const Floats amount = event ? theta : zero;
         next = simd::fma(-rho, events == Events::positive ? amount : compared < zero ? -amount : amount, next);
     }
-    return __builtin_popcount(simd::bits(event));
+    return simd::count(event);
 }
 
 }  // namespace

@@ -23,6 +23,17 @@ using simd::width;
 
 constexpr int int8_sum_block = 4096;  // columns whose sums stay in the L1 cache while rows stream past
 
+#ifdef EGRU_NEON
+// sum += q * w for sixteen columns.
+[[gnu::always_inline]] inline void neon_multiply_add(int32x4_t* sum, int8x16_t w, int16_t q) {
+    const int16x8_t low = vmovl_s8(vget_low_s8(w)), high = vmovl_high_s8(w);
+    sum[0] = vmlal_n_s16(sum[0], vget_low_s16(low), q);
+    sum[1] = vmlal_high_n_s16(sum[1], low, q);
+    sum[2] = vmlal_n_s16(sum[2], vget_low_s16(high), q);
+    sum[3] = vmlal_high_n_s16(sum[3], high, q);
+}
+#endif
+
 #ifdef __AVX512VNNI__
 // The bytes of four rows at a time are transposed in registers into the order that the dot product requires.
 template <int quads>
@@ -47,6 +58,47 @@ void stream_int8(const int8_t* const* row, const uint8_t* q, int columns, int32_
     }
 }
 constexpr bool int8_interleaved = true;
+#elif defined(EGRU_NEON) && defined(__ARM_FEATURE_DOTPROD)
+// The same, with products of unsigned bytes: weights are increased by 128, and 128 times the sum of `q` is subtracted.
+// Sums are modulo 2^32.
+template <int quads>
+void stream_int8(const int8_t* const* row, const uint8_t* q, int columns, int32_t* sum) {
+    uint8x16_t v[quads];
+    uint32_t excess = 0;
+    for (int i = 0; i < quads; ++i) v[i] = vreinterpretq_u8_u32(vdupq_n_u32(load<uint32_t>(q + 4 * i)));
+    for (int r = 0; r < 4 * quads; ++r) excess += 128u * q[r];
+    for (int j = 0; j < columns; j += 16) {
+        uint32x4_t s[4];
+        for (int i = 0; i < 4; ++i) s[i] = vsubq_u32(load<uint32x4_t>(sum + j + 4 * i), vdupq_n_u32(excess));
+#pragma GCC unroll 4
+        for (int i = 0; i < quads; ++i) {
+            uint8x16_t w[4];
+            for (int r = 0; r < 4; ++r) w[r] = veorq_u8(load<uint8x16_t>(row[4 * i + r] + j), vdupq_n_u8(128));
+            const uint16x8_t ab = vreinterpretq_u16_u8(vzip1q_u8(w[0], w[1]));
+            const uint16x8_t cd = vreinterpretq_u16_u8(vzip1q_u8(w[2], w[3]));
+            const uint16x8_t ab2 = vreinterpretq_u16_u8(vzip2q_u8(w[0], w[1]));
+            const uint16x8_t cd2 = vreinterpretq_u16_u8(vzip2q_u8(w[2], w[3]));
+            s[0] = vdotq_u32(s[0], vreinterpretq_u8_u16(vzip1q_u16(ab, cd)), v[i]);
+            s[1] = vdotq_u32(s[1], vreinterpretq_u8_u16(vzip2q_u16(ab, cd)), v[i]);
+            s[2] = vdotq_u32(s[2], vreinterpretq_u8_u16(vzip1q_u16(ab2, cd2)), v[i]);
+            s[3] = vdotq_u32(s[3], vreinterpretq_u8_u16(vzip2q_u16(ab2, cd2)), v[i]);
+        }
+        for (int i = 0; i < 4; ++i) store(sum + j + 4 * i, s[i]);
+    }
+}
+constexpr bool int8_interleaved = false;
+#elif defined(EGRU_NEON)
+template <int quads>
+void stream_int8(const int8_t* const* row, const uint8_t* q, int columns, int32_t* sum) {
+    for (int j = 0; j < columns; j += 16) {
+        int32x4_t s[4];
+        for (int i = 0; i < 4; ++i) s[i] = load<int32x4_t>(sum + j + 4 * i);
+#pragma GCC unroll 16
+        for (int r = 0; r < 4 * quads; ++r) neon_multiply_add(s, vld1q_s8(row[r] + j), q[r]);
+        for (int i = 0; i < 4; ++i) store(sum + j + 4 * i, s[i]);
+    }
+}
+constexpr bool int8_interleaved = false;
 #else
 template <int quads>
 void stream_int8(const int8_t* const* row, const uint8_t* q, int columns, int32_t* sum) {

@@ -18,6 +18,21 @@ using namespace egru::engine;
 int find_nonzero(const float* dense, int n, int32_t* index, float* value) {
     int count = 0, j = 0;
     Ints at = simd::lanes();
+#ifdef EGRU_NEON
+    // Skip zeros in groups of sixteen: the result of a comparison reaches a general register only after several cycles.
+    for (; j + 16 <= n; j += 16, at += 16) {
+        Words any = load<Words>(dense + j);
+        for (int i = width; i < 16; i += width) any |= load<Words>(dense + j + i);
+        if (vmaxvq_u32((uint32x4_t)any) == 0) continue;
+        for (int i = 0; i < 16; i += width) {
+            const Floats v = loadf(dense + j + i);
+            const uint32_t mask = simd::bits(v != 0.0f);
+            simd::compress(index + count, at + i, mask);
+            simd::compress(value + count, v, mask);
+            count += arm::packing.count[mask];
+        }
+    }
+#endif
     for (; j + width <= n; j += width, at += width) {
         const Floats v = loadf(dense + j);
         const uint32_t mask = simd::bits(v != 0.0f);

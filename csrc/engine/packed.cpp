@@ -6,10 +6,6 @@
 #include <stdexcept>
 #include <string>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 namespace egru::engine {
 namespace {
 
@@ -44,11 +40,8 @@ WeightFormat parse_weight_format(const char* name) {
 void* allocate(size_t bytes, bool untouched) {
     const size_t unit = bytes >= huge && !untouched ? huge : line;
     const size_t padded = (bytes + line + unit - 1) / unit * unit;  // one extra line: kernels may read past the end
-    void* p = std::aligned_alloc(unit, padded);
+    void* p = allocate_aligned(unit, padded, unit == huge);
     if (p == nullptr) throw std::bad_alloc();
-#ifdef __linux__
-    if (unit == huge) madvise(p, padded, MADV_HUGEPAGE);
-#endif
     if (!untouched) std::memset(p, 0, padded);
     return p;
 }

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include "common/memory.hpp"
 #include "engine/kernels.hpp"
 
 namespace egru::engine {
@@ -31,7 +31,7 @@ public:
 
 private:
     struct Free {
-        void operator()(void* p) const { std::free(p); }
+        void operator()(void* p) const { free_aligned(p); }
     };
     std::unique_ptr<T[], Free> data_;
     size_t size_ = 0;

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/floats.hpp"
+#include "engine/int8_products.hpp"
 #include "engine/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -93,6 +94,11 @@ void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVe
         const __m512i w = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
         // The high halves of q are zero, so that only the low halves of the weights are multiplied.
         _mm512_storeu_si512(to, _mm512_dpwssd_epi32(_mm512_loadu_si512(to), w, _mm512_set1_epi32(q & 0xffff)));
+#elif defined(EGRU_NEON)
+        int32x4_t s[4];
+        for (int i = 0; i < 4; ++i) s[i] = load<int32x4_t>(to + 4 * i);
+        neon_multiply_add(s, load<int8x16_t>(weights), static_cast<int16_t>(q));
+        for (int i = 0; i < 4; ++i) store(to + 4 * i, s[i]);
 #else
         typedef int8_t Bytes __attribute__((vector_size(width)));
         for (int i = 0; i < sparse_block; i += width)

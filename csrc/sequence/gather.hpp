@@ -16,7 +16,7 @@ template <class S>
 constexpr int half_vectors = half / lanes<S>;
 // Halves gathered together: their tiles fit into the first-level cache and their accumulators into registers.
 template <class S>
-constexpr int halves_max = half_vectors<S> <= 2 ? 6 : half_vectors<S> == 4 ? 3 : 1;
+constexpr int halves_max = half_vectors<S> * 6 <= registers - 4 ? 6 : half_vectors<S> * 3 <= registers - 4 ? 3 : 1;
 
 // `gather` for rows `row` and `row` + 1 if the first `length` positions of both are non-zero. Loads each panel row
 // once.

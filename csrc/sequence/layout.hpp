@@ -14,7 +14,6 @@ constexpr int block = 32;       // units per block, columns per panel
 constexpr int tile = 64;        // rows of a panel that are processed together
 constexpr int panels_max = 12;  // panels per dot product: 16 rows of them fill the first-level cache
 constexpr int rows_max = 16;    // rows per dot product
-constexpr int registers = vector_bytes == 64 ? 32 : 16;
 constexpr int dots_max = registers / 2;  // accumulators that leave room for operands
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }

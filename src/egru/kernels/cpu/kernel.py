@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _core: Any = compiled.core
 
-_CHUNK_WORK = {"plain": 2e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
+_CHUNK_WORK = {"plain": 2e9, "neon": 5e9, "neon_dot": 5e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
 """Multiplications of a dense product over one chunk of steps: a few tenths of a second on one core."""
 _FORWARD_ROWS = 256
 """Batch rows per forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
