@@ -15,24 +15,37 @@ namespace {
 
 using namespace egru::engine;
 
-// The blocks of a row with columns in [first, first + columns). Shares of several threads may cut a section.
-struct Blocks {
-    uint32_t begin, end;
-};
-inline Blocks blocks_of(const Rows& rows, int row, int first, int columns) {
-    const int width = rows.columns / rows.sections;
-    const int s0 = first / width, s1 = (first + columns + width - 1) / width;
-    const uint32_t* start = rows.start + static_cast<size_t>(row) * rows.sections;
-    Blocks found{start[s0], start[s1]};
-    const auto at = [&](int column) {
-        const uint16_t* end = rows.block + found.end;
-        return static_cast<uint32_t>(
-            std::lower_bound(rows.block + found.begin, end, static_cast<uint16_t>(column / sparse_block)) - rows.block);
+// Which blocks of a row have columns in [first, first + columns). Shares of several threads may cut a section.
+class BlockRange {
+public:
+    BlockRange(const Rows& rows, int first, int columns) : rows_(rows) {
+        const int width = rows.columns / rows.sections, last = first + columns;
+        s0_ = first / width;
+        s1_ = (last + width - 1) / width;
+        if (first % width != 0) cut_begin_ = first / sparse_block;
+        if (last % width != 0) cut_end_ = last / sparse_block;
+    }
+    struct Blocks {
+        uint32_t begin, end;
     };
-    if (first % width != 0) found.begin = at(first);
-    if ((first + columns) % width != 0) found.end = at(first + columns);
-    return found;
-}
+    Blocks of(int row) const {
+        const uint32_t* start = rows_.start + static_cast<size_t>(row) * rows_.sections;
+        Blocks blocks{start[s0_], start[s1_]};
+        if (cut_begin_ >= 0) blocks.begin = at(blocks, cut_begin_);
+        if (cut_end_ >= 0) blocks.end = at(blocks, cut_end_);
+        return blocks;
+    }
+
+private:
+    uint32_t at(Blocks blocks, int block) const {
+        const uint16_t* found =
+            std::lower_bound(rows_.block + blocks.begin, rows_.block + blocks.end, static_cast<uint16_t>(block));
+        return static_cast<uint32_t>(found - rows_.block);
+    }
+    const Rows& rows_;
+    int s0_, s1_;
+    int cut_begin_ = -1, cut_end_ = -1;  // if not negative, the first block and the end of a section that is cut
+};
 
 // Call `add(weights, column, factor(k))` for the blocks of all entries k of `index`, and prefetch those of the next
 // entry meanwhile: rows are read in an order that the hardware cannot predict.
@@ -40,10 +53,11 @@ template <int bytes, class Factor, class Add>
 inline void for_each_block(const Rows& rows, int first, int columns, const int32_t* index, int count, Factor factor,
                            Add add) {
     if (count == 0) return;
-    Blocks next = blocks_of(rows, index[0], first, columns);
+    const BlockRange range(rows, first, columns);
+    BlockRange::Blocks next = range.of(index[0]);
     for (int k = 0; k < count; ++k) {
-        const Blocks blocks = next;
-        next = blocks_of(rows, index[k + 1 < count ? k + 1 : k], first, columns);
+        const BlockRange::Blocks blocks = next;
+        next = range.of(index[k + 1 < count ? k + 1 : k]);
         const unsigned char* weights = rows.values + static_cast<size_t>(blocks.begin) * bytes;
         const unsigned char* ahead = rows.values + static_cast<size_t>(next.begin) * bytes;
         const uint16_t *block = rows.block + blocks.begin, *end = rows.block + blocks.end;
@@ -54,9 +68,9 @@ inline void for_each_block(const Rows& rows, int first, int columns, const int32
         for (; block + per_line <= end; ahead += 64) {
             __builtin_prefetch(ahead);
 #pragma GCC unroll 4
-            for (int i = 0; i < per_line; ++i, ++block, weights += bytes) add(weights, *block * sparse_block - first, value);
+            for (int i = 0; i < per_line; ++i, ++block, weights += bytes) add(weights, *block * sparse_block, value);
         }
-        for (; block < end; ++block, weights += bytes) add(weights, *block * sparse_block - first, value);
+        for (; block < end; ++block, weights += bytes) add(weights, *block * sparse_block, value);
     }
 }
 
@@ -65,14 +79,14 @@ void add_blocks_as(const Rows& rows, int first, int columns, const SparseVector&
     constexpr int bytes = sparse_block * (format == WeightFormat::float32 ? 4 : 2);
     typedef uint16_t Halves __attribute__((vector_size(2 * width)));
     const auto factor = [&](int k) { return all(x.value[k]); };
-    const auto add = [sum](const unsigned char* weights, int column, Floats v) {
+    const auto add = [to = sum - first](const unsigned char* weights, int column, Floats v) {
         for (int i = 0; i < sparse_block; i += width) {
             Floats w;
             if constexpr (format == WeightFormat::float32)
                 w = load<Floats>(weights + 4 * i);
             else
                 w = (Floats)(__builtin_convertvector(load<Halves>(weights + 2 * i), Words) << 16);
-            store(sum + column + i, simd::fma(v, w, loadf(sum + column + i)));
+            store(to + column + i, simd::fma(v, w, loadf(to + column + i)));
         }
     };
     for_each_block<bytes>(rows, first, columns, x.index, x.count, factor, add);
@@ -88,8 +102,8 @@ void add_blocks(const Rows& rows, int first, int columns, const SparseVector& x,
 void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers, float* sum) {
     std::memset(integers, 0, sizeof(int32_t) * static_cast<size_t>(columns));
     const auto factor = [&](int k) -> int32_t { return k < x.negative ? -x.q[k] : x.q[k]; };
-    const auto add = [integers](const unsigned char* weights, int column, int32_t q) {
-        int32_t* to = integers + column;
+    const auto add = [from = integers - first](const unsigned char* weights, int column, int32_t q) {
+        int32_t* to = from + column;
 #ifdef __AVX512VNNI__
         const __m512i w = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
         // The high halves of q are zero, so that only the low halves of the weights are multiplied.
