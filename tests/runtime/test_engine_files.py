@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from egru import EGRU, EventEngine, Threshold
+from egru.compress import prune_weights
+from egru.models import LanguageModel
+from egru.runtime.engine_file import VERSION
 from egru.runtime.network import Trace
 from egru.runtime.shards import digest
 from egru.types import WEIGHT_FORMATS, WeightFormat
@@ -107,6 +110,9 @@ CRAFTED: list[tuple[Any, str]] = [
     (lambda tensors, plain: tensors.pop("layers.0.theta"), "theta is missing"),
     (lambda tensors, plain: tensors.pop("layers.0.weight_ih"), "weight_ih is missing"),
     (lambda tensors, plain: tensors.pop("layers.0.weight_hh"), "weight_hh is missing"),
+    (lambda tensors, plain: tensors.update({"layers.0.weight_hh.mask": torch.zeros(1)}), "mask is not part"),
+    (lambda tensors, plain: tensors.update({"layers.0.weight_hh.blocks": tensors.pop("layers.0.weight_hh")}), "mask"),
+    (lambda tensors, plain: plain.update(tied=True), "readout"),
     (lambda tensors, plain: tensors.update(extra=torch.zeros(1)), "extra is not part of the network"),
     (lambda tensors, plain: tensors.update({"layers.0.weight_hh": torch.zeros(3, 3)}), "weight_hh has shape"),
     (lambda tensors, plain: tensors.update({"layers.0.theta": torch.zeros(3).double()}), "expected float32"),
@@ -142,15 +148,51 @@ def test_files_with_an_invalid_network_are_refused(change: Any, message: str, tm
     plain = json.loads(metadata["description"])
     change(tensors, plain)
     metadata["description"] = json.dumps(plain)
-    metadata["sha256"] = digest(tensors, metadata["description"])
+    metadata["sha256"] = digest(tensors, VERSION + metadata["description"])
     safetensors.torch.save_file(tensors, path, metadata)
     with pytest.raises(ValueError, match=rf"EventEngine.load: .*engine\.safetensors .*{message}"):
         EventEngine.load(path)
+
+
+@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
+def test_zero_blocks_and_tied_embeddings_are_not_stored(weights: WeightFormat, tmp_path: Path) -> None:
+    model = LanguageModel(320, 32, 48, num_layers=2, threshold=Threshold.constant(0.02))
+    prune_weights(model, 0.9, block=16)
+    with torch.no_grad():  # weights that int8 and bfloat16 represent
+        model.embedding.weight.copy_((model.embedding.weight * 1000).round().clamp(-63, 63) / 64)
+        model.embedding.weight[:, 0] = 127 / 64
+    engine, ids = EventEngine(model, weights), torch.randint(320, (50,))
+    engine.save(tmp_path / "engine")
+    assert torch.equal(EventEngine.load(tmp_path / "engine").run(ids), engine.run(ids))
+    weights_count = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
+    element = {"float32": 4, "bfloat16": 2, "int8": 1}[weights]
+    assert (tmp_path / "engine").stat().st_size < 0.3 * weights_count * element + 8_000  # vectors, header
+    with safetensors.safe_open(tmp_path / "engine", "pt") as file:
+        names = set(file.keys())
+    assert "readout.blocks" in names
+    assert not any(name.startswith("embedding") for name in names)
+
+
+def test_files_of_version_2_are_read(tmp_path: Path) -> None:
+    """Version 2 stored all weights of every matrix."""
+    path, engine = tmp_path / "engine.safetensors", EventEngine(network(), "int8")
+    engine.save(path)
+    with safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert not any(name.endswith(".blocks") for name in tensors)
+    plain = json.loads(metadata["description"])
+    del plain["tied"]
+    metadata |= {"version": "2", "description": json.dumps(plain)}
+    metadata["sha256"] = digest(tensors, metadata["description"])
+    safetensors.torch.save_file(tensors, path, metadata)
+    x = torch.randn(20, 20)
+    assert torch.equal(EventEngine.load(path).run(x), engine.run(x))
 
 
 def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "engine.safetensors"
     metadata = {"format": "egru.EventEngine", "version": "1"}
     safetensors.torch.save_file({"x": torch.zeros(1)}, path, metadata)
-    with pytest.raises(ValueError, match=r"engine\.safetensors has version '1'; this version of egru reads 2"):
+    with pytest.raises(ValueError, match=r"engine\.safetensors has version '1'; this version of egru reads 2 and 3"):
         EventEngine.load(path)

@@ -1,11 +1,12 @@
 """Engine files: the network of an engine and its options, in the safetensors format.
 
 The tensors are the parameters of :class:`~egru.runtime.network.Network`. Matrices that the engine rounds are stored in
-its number format; int8 matrices have the largest magnitude of each row, 127 times its scale, in ``NAME.largest``. All
-other tensors are float32. The metadata hold the format, its version, everything that is not a tensor as JSON, and the
-SHA-256 of all of it.
+its number format, other tensors in float32. :mod:`egru.runtime.stored_weights` describes the entries of a matrix. An
+embedding that has the weights of the readout, as the engine rounds them, is not stored again. The metadata hold the
+format, its version, everything that is not a tensor as JSON, and the SHA-256 of all of it.
 
-Version 1 stored all tensors in float32. Version 2 is the one described here.
+Version 1 stored all tensors in float32. Version 2 stored all weights of a matrix, and every embedding. Version 3 is the
+one described here; versions 2 and 3 are read.
 """
 
 import dataclasses
@@ -23,13 +24,13 @@ from egru.runtime.network import Group, Layer, Network, check_network, finite_co
 from egru.runtime.options import Options
 from egru.runtime.reference import MAX_FLOAT32_INPUTS
 from egru.runtime.shards import digest
+from egru.runtime.stored_weights import BLOCKS_SUFFIX, LARGEST, is_part, load_matrix, matrix_keys, store_matrix
 from egru.types import WeightFormat
 
-FORMAT, VERSION = "egru.EventEngine", "2"
+FORMAT, VERSION, READABLE = "egru.EventEngine", "3", ("2", "3")
 _LAYER_TENSORS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "theta", "reset_scale")
 _LAYER_OPTIONS = ("reset", "reset_gate", "keep", "cell", "compare", "events")
 _NETWORK_TENSORS = ("embedding", "readout", "readout_bias")
-_LARGEST = ".largest"
 
 
 def write_engine(path: Path, network: Network, options: Options) -> None:
@@ -38,14 +39,19 @@ def write_engine(path: Path, network: Network, options: Options) -> None:
     for i, layer in enumerate(network.layers):
         parts = {f"layers.{i}.{name}": getattr(layer, name) for name in _LAYER_TENSORS}
         tensors |= {name: value for name, value in parts.items() if value is not None}
-    tensors = {
-        key: value for name, tensor in tensors.items() for key, value in _encode(name, tensor, options.weights).items()
-    }
+    encoded = {name: _encode(name, tensor, options.weights) for name, tensor in tensors.items()}
+    tied = network.embedding is not None and network.readout is not None
+    if tied and torch.equal(load_matrix("readout", encoded["readout"]), tensors["embedding"]):
+        del encoded["embedding"]
+    else:
+        tied = False
+    tensors = {key: value for entries in encoded.values() for key, value in entries.items()}
     description = json.dumps(
         {
             "layers": [{name: getattr(layer, name) for name in _LAYER_OPTIONS} for layer in network.layers],
             "groups": [dataclasses.asdict(group) for group in network.groups],
             "trace": network.trace,
+            "tied": tied,
             "options": dataclasses.asdict(options),
         }
     )
@@ -53,7 +59,7 @@ def write_engine(path: Path, network: Network, options: Options) -> None:
         "format": FORMAT,
         "version": VERSION,
         "description": description,
-        "sha256": digest(tensors, description),
+        "sha256": digest(tensors, VERSION + description),
     }
     replace_file(path, safetensors.torch.save(tensors, metadata))
 
@@ -75,12 +81,14 @@ def read_engine(path: Path) -> tuple[Network, Options]:
         raise ValueError(f"EventEngine.load: {path} is damaged or not an engine file: {error}") from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"EventEngine.load: {path} is not an engine file; create one with EventEngine.save")
-    if metadata.get("version") != VERSION:
+    if metadata.get("version") not in READABLE:
         raise ValueError(
-            f"EventEngine.load: {path} has version {metadata.get('version')!r}; this version of egru reads {VERSION}"
+            f"EventEngine.load: {path} has version {metadata.get('version')!r}; this version of egru reads "
+            f"{' and '.join(READABLE)}"
         )
     description = metadata.get("description", "")
-    if metadata.get("sha256") != digest(tensors, description):
+    covered = description if metadata["version"] == "2" else VERSION + description
+    if metadata.get("sha256") != digest(tensors, covered):
         raise ValueError(f"EventEngine.load: {path} is damaged: its SHA-256 differs from the recorded one")
     try:
         network, options = _decode(tensors, json.loads(description))
@@ -95,34 +103,29 @@ def _encode(name: str, tensor: Tensor, format: WeightFormat) -> dict[str, Tensor
     """Return a tensor as an engine with weights in ``format`` uses it."""
     kind = name.rpartition(".")[2]
     is_rounded = kind in ("weight_hh", "readout") or (kind == "weight_ih" and tensor.shape[1] > MAX_FLOAT32_INPUTS)
-    if not is_rounded or format == "float32":
+    if tensor.dim() < 2:
         return {name: tensor}
-    if format == "bfloat16":
-        return {name: tensor.to(torch.bfloat16)}
-    largest = tensor.abs().amax(1)
-    return {name: (tensor / _scale(largest)).round().to(torch.int8), name + _LARGEST: largest}
+    return store_matrix(tensor, format if is_rounded else "float32").entries(name)
 
 
-def _scale(largest: Tensor) -> Tensor:
-    """Return the scales of int8 rows, ``(rows, 1)``, as the engine computes them."""
-    return torch.where(largest > 0, largest / 127, 1.0)[:, None]
+def _to_float32(name: str, entries: dict[str, Tensor]) -> Tensor:
+    """Return weights that an engine rounds to those of the file again."""
+    dtype = entries[name if name in entries else name + BLOCKS_SUFFIX].dtype
+    if dtype not in (torch.float32, torch.bfloat16, torch.int8):
+        raise ValueError(f"{name} is {dtype}, expected float32, bfloat16 or int8")
+    values = load_matrix(name, entries)
+    if values.dtype != torch.float32:
+        raise KeyError(name + LARGEST)
+    return finite_copy(name, values)  # a copy: the file may change
 
 
-def _to_float32(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> Tensor:
-    """Return weights that an engine rounds to ``tensor`` again."""
-    if tensor.dtype == torch.int8:
-        largest = finite_copy(name + _LARGEST, tensors[name + _LARGEST])
-        # The product 127 * scale may differ from the largest magnitude by rounding, which would change the scale.
-        values = torch.where(tensor.abs() == 127, largest[:, None] * tensor.sign(), tensor * _scale(largest))
-        return finite_copy(name, values)
-    if tensor.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"{name} is {tensor.dtype}, expected float32, bfloat16 or int8")
-    return finite_copy(name, tensor)  # a copy: the file may change
-
-
-def _decode(tensors: dict[str, Tensor], description: dict[str, Any]) -> tuple[Network, Options]:
-    rows = {name + _LARGEST for name, tensor in tensors.items() if tensor.dtype == torch.int8}
-    tensors = {name: _to_float32(name, tensor, tensors) for name, tensor in tensors.items() if name not in rows}
+def _decode(entries: dict[str, Tensor], description: dict[str, Any]) -> tuple[Network, Options]:
+    names = {name.removesuffix(BLOCKS_SUFFIX) for name in entries if not is_part(name)}
+    tensors = {name: _to_float32(name, entries) for name in names}
+    if unknown := entries.keys() - {key for name in names for key in matrix_keys(name, entries)}:
+        raise ValueError(f"{min(unknown)} is not part of the network")
+    if description.get("tied"):
+        tensors["embedding"] = tensors["readout"].clone()
     layers = tuple(
         Layer(
             **{name: tensors.pop(f"layers.{i}.{name}", None) for name in _LAYER_TENSORS},

@@ -1,8 +1,11 @@
 """Save weights in a compact format, split into files of limited size, and load them again.
 
-A folder contains ``weights-1-of-4.safetensors`` and so on. Matrices are split by rows: the entry ``name@100`` has the
-rows from 100 on. int8 matrices have one scale per row in ``name@100.scale``. Vectors are stored as they are. The
-metadata of each file include the number of files and the SHA-256 of its tensors.
+A folder contains ``weights-1-of-4.safetensors`` and so on. Matrices are split by rows: ``name@100`` is the key of the
+rows from 100 on. :mod:`egru.runtime.stored_weights` describes the entries of a key. Vectors are stored as they are. The
+metadata of each file include the format, the number of files and the SHA-256 of its tensors.
+
+Format 2 is the one described here. Files of format 1 have no entry ``format``; they store all weights of a matrix, and
+scales of int8 rows in ``name@100.scale``. Both are read.
 """
 
 import hashlib
@@ -15,8 +18,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from egru.runtime.stored_weights import BLOCKS_SUFFIX, is_part, load_matrix, store_matrix
 from egru.types import WEIGHT_FORMATS, WeightFormat
 
+FORMAT = "2"
+_SCALE = ".scale"
+"""End of the key of the scales of int8 rows in files of format 1."""
 _HEADER = 1 << 16
 """Bytes reserved for names and shapes."""
 
@@ -29,6 +36,8 @@ def save_shards(
     weights: Mapping[str, Tensor], folder: Path, format: WeightFormat = "bfloat16", max_bytes: int = 16 << 20
 ) -> list[Path]:
     """Write weights into files of at most ``max_bytes`` bytes.
+
+    Matrices with enough zeros are stored without them, in blocks of 16 or 8 rows or one by one.
 
     An :class:`egru.EventEngine` with int8 weights gives the same output for a model loaded from int8 files as for the
     original model, except that the files also quantise the embedding.
@@ -54,27 +63,33 @@ def save_shards(
     for name, weight in weights.items():
         if "@" in name:
             raise ValueError(f"save_shards: names must not contain '@', got {name!r}")
-        rows = len(weight) if weight.dim() > 1 else 1
-        row_bytes = sum(x.nbytes for x in _entries(name, weight, 0, 1, format).values())
-        if row_bytes > max_bytes - _HEADER:
-            raise ValueError(
-                f"save_shards: max_bytes must be greater than {row_bytes + _HEADER} because a row of {name} takes "
-                f"{row_bytes} bytes, got {max_bytes}"
-            )
-        start = 0
-        while start < rows:
-            if row_bytes > room:
+        if weight.dim() < 2:
+            vector = weight.detach().cpu().clone().contiguous()
+            _require_room(name, vector.nbytes, max_bytes)
+            if vector.nbytes > room:
                 shards.append({})
                 room = max_bytes - _HEADER
-            stop = min(rows, start + max(1, room // max(row_bytes, 1)))
-            entries = _entries(name, weight, start, stop, format)
-            shards[-1] |= entries
-            room -= sum(x.nbytes for x in entries.values())
-            start = stop
+            shards[-1][name] = vector
+            room -= vector.nbytes
+            continue
+        matrix = store_matrix(weight, format)
+        _require_room(name, int(matrix.row_bytes.max()), max_bytes)
+        ends = matrix.row_bytes.cumsum(0)  # bytes of the matrix up to and including each group of rows
+        start, stored = 0, 0
+        while start < len(ends):
+            stop = int((ends - stored <= room).sum())
+            if stop == start:
+                shards.append({})
+                room = max_bytes - _HEADER
+                continue
+            shards[-1] |= matrix.entries(f"{name}@{start * matrix.group}", start * matrix.group, stop * matrix.group)
+            room -= int(ends[stop - 1]) - stored
+            start, stored = stop, int(ends[stop - 1])
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for i, tensors in enumerate(shards, 1):
-        metadata = {"part": f"{i}", "parts": f"{len(shards)}", "kind": format, "sha256": digest(tensors)}
+        metadata = {"format": FORMAT, "part": f"{i}", "parts": f"{len(shards)}", "kind": format}
+        metadata["sha256"] = digest(tensors)
         data = safetensors.torch.save(tensors, metadata)
         assert len(data) <= max_bytes
         paths.append(folder / f"weights-{i}-of-{len(shards)}.safetensors")
@@ -106,12 +121,14 @@ def load_shards(folder: Path) -> dict[str, Tensor]:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:  # safetensors raises its own exception class
             raise ShardError(f"{path} cannot be read: {error}") from error
+        if metadata.get("format", "1") not in ("1", FORMAT):
+            raise ShardError(f"{path} has format {metadata['format']!r}; this version of egru reads 1 and {FORMAT}")
         if metadata.get("sha256") != digest(tensors):
             raise ShardError(f"{path} was modified or damaged: its SHA-256 differs from the recorded one")
         entries |= tensors
     try:
         return _join(entries)
-    except (RuntimeError, ValueError) as error:
+    except (KeyError, RuntimeError, ValueError) as error:
         raise ShardError(f"the weights in {folder} do not fit together: {error}") from error
 
 
@@ -120,36 +137,29 @@ def find_shards(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.glob("weights-*.safetensors")) if re.fullmatch(r"weights-\d+-of-\d+", p.stem)]
 
 
-def _entries(name: str, weight: Tensor, start: int, stop: int, format: WeightFormat) -> dict[str, Tensor]:
-    """Encode rows ``start`` to ``stop`` of a matrix, or a complete vector."""
-    if weight.dim() < 2:
-        return {name: weight.detach().cpu().clone().contiguous()}
-    rows = weight[start:stop].detach().cpu().contiguous()
-    key = f"{name}@{start}"
-    if not rows.is_floating_point():
-        return {key: rows.clone()}
-    if format != "int8":
-        return {key: rows.to(getattr(torch, format), copy=True)}
-    largest = rows.float().flatten(1).abs().amax(1)
-    scale = torch.where(largest > 0, largest / 127, 1.0)
-    shape = (-1, *[1] * (rows.dim() - 1))
-    return {key: (rows.float() / scale.view(shape)).round().to(torch.int8), f"{key}.scale": scale}
+def _require_room(name: str, row_bytes: int, max_bytes: int) -> None:
+    if row_bytes > max_bytes - _HEADER:
+        raise ValueError(
+            f"save_shards: max_bytes must be greater than {row_bytes + _HEADER} because a row of {name} takes "
+            f"{row_bytes} bytes, got {max_bytes}"
+        )
 
 
 def _join(entries: dict[str, Tensor]) -> dict[str, Tensor]:
     """Decode entries and concatenate the rows of each matrix."""
-    blocks: dict[str, dict[int, Tensor]] = {}
+    parts: dict[str, dict[int, Tensor]] = {}
     weights: dict[str, Tensor] = {}
-    for key, value in entries.items():
+    for entry, value in entries.items():
+        key = entry.removesuffix(BLOCKS_SUFFIX)
         name, _, start = key.partition("@")
-        if not start:
+        if "@" not in key:
             weights[name] = value.float() if value.is_floating_point() else value
-        elif not start.endswith(".scale"):
-            scale = entries.get(f"{key}.scale")
+        elif not is_part(key) and not key.endswith(_SCALE):
+            matrix, scale = load_matrix(key, entries), entries.get(key + _SCALE)
             if scale is not None:
-                value = value.float() * scale.view(-1, *[1] * (value.dim() - 1))
-            blocks.setdefault(name, {})[int(start)] = value.float() if value.is_floating_point() else value
-    for name, rows in blocks.items():
+                matrix = matrix.float() * scale.view(-1, *[1] * (matrix.dim() - 1))
+            parts.setdefault(name, {})[int(start)] = matrix
+    for name, rows in parts.items():
         weights[name] = torch.cat([rows[start] for start in sorted(rows)])
     return weights
 
