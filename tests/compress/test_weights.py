@@ -128,6 +128,17 @@ def test_resume_of_a_pruned_run_is_bit_identical(tmp_path):
     assert density(weights) == pytest.approx(0.4, abs=0.02)
 
 
+def test_a_short_run_prunes_within_its_epochs(tmp_path, monkeypatch):
+    goals: list[float] = []
+    update = WeightPruning.update
+    monkeypatch.setattr(WeightPruning, "update", lambda self, progress: goals.append(update(self, progress)))
+    classifier_run(tmp_path / "run", epochs=1, batch=2, weight_sparsity=0.6)
+    assert goals == sorted(goals)
+    assert len(set(goals)) > 5
+    assert goals[0] == 0
+    assert goals[-1] == 0.6
+
+
 def test_weights_of_a_pruned_run_fit_a_model_without_masks(tmp_path):
     _, model = language_run(tmp_path / "run", weight_sparsity=0.5, optimiser="ntavsgd", learning_rate=0.5)
     run = Run.open(tmp_path / "run")

@@ -30,6 +30,9 @@ from egru.training.run import Best, Paused, Run
 from egru.training.statistics import EpochStatistics, explosion_warning
 from egru.training.tasks import Batch, Task
 
+MASK_UPDATES = 100
+"""Smallest number of steps in which the weight sparsity of a run rises."""
+
 
 def train(
     model: nn.Module,
@@ -101,10 +104,10 @@ def _train(
     while epoch < training.epochs:
         epoch_start = time.perf_counter()
         energy.start_epoch()
-        if pruning is not None:
-            pruning.update(pruning_progress(epoch, training))
         statistics = EpochStatistics(epoch + 1, saved_epoch, device, overflows=scaler.is_enabled())
-        training_activity = train_epoch(epoch, model, task, training, step, optimiser, scaler, statistics, progress)
+        training_activity = train_epoch(
+            epoch, model, task, training, step, optimiser, scaler, statistics, progress, pruning
+        )
         epoch += 1
         train_metrics = statistics.summary()
         distributed.broadcast_buffers(model)
@@ -116,7 +119,7 @@ def _train(
             optimiser.epoch_done(scores.loss)
         merit = task.merit(scores)
         if pruning is not None:  # epochs with the final sparsity are better than those before
-            merit = (pruning.goal(pruning_progress(epoch - 1, training)), *merit)
+            merit = (pruning.goal(pruning_progress(epoch, training)), *merit)
         is_last = epoch == training.epochs
         is_late = distributed.from_rank_zero(lambda: time.monotonic() >= deadline)
         is_saved = epoch % training.save_every == 0 or is_last or is_late
@@ -174,9 +177,19 @@ def make_pruning(model: nn.Module, training: Training) -> WeightPruning | None:
     )
 
 
-def pruning_progress(epoch: int, training: Training) -> float:
-    """Return the progress of pruning during an epoch, counted from 0; 1 in the last epoch."""
-    return epoch / (training.epochs - 1) if training.epochs > 1 else 1.0
+def mask_updates(training: Training) -> int:
+    """Return how often the masks change per epoch: about :data:`MASK_UPDATES` times in all, at least once per epoch."""
+    return max(1, math.ceil(MASK_UPDATES / max(1.0, training.epochs * training.pruning_share)))
+
+
+def pruning_progress(epoch: int, training: Training, update: int = -1) -> float:
+    """Return the progress of pruning after ``epoch`` epochs and, if not negative, ``update`` changes of the next one.
+
+    It is 0 at the first change of the masks and 1 at the last one.
+    """
+    per_epoch = mask_updates(training)
+    changes = epoch * per_epoch + update
+    return changes / max(1, training.epochs * per_epoch - 1)
 
 
 def train_epoch(
@@ -189,6 +202,7 @@ def train_epoch(
     scaler: torch.amp.GradScaler,
     statistics: EpochStatistics,
     progress: Progress,
+    pruning: WeightPruning | None = None,
 ) -> ActivitySummary | None:
     """Train on every batch once, after ``epoch`` epochs.
 
@@ -197,11 +211,14 @@ def train_epoch(
     """
     eager_step = step.eager if isinstance(step, GraphedStep) else step
     parameters = [p for p in model.parameters() if p.requires_grad]
-    monitor, state = ActivityMonitor(model), None
+    monitor, state, masks = ActivityMonitor(model), None, -1
     model.train()
     distributed.reseed(training.seed, epoch)
     for batch in statistics.time_loading(task.batches()):
         set_learning_rate(optimiser, batch.rate_factor * learning_rate_factor(training, epoch + batch.epoch_fraction))
+        if pruning is not None and (update := int(batch.epoch_fraction * mask_updates(training))) != masks:
+            masks = update
+            pruning.update(pruning_progress(epoch, training, update))
         if statistics.steps == 1:
             with monitor:
                 loss, objective, state = eager_step(batch, state)
@@ -213,6 +230,8 @@ def train_epoch(
         scaler.step(optimiser)
         scaler.update()
         progress.step(epoch + batch.epoch_fraction)
+    if pruning is not None:  # an epoch with few batches may have passed over its last change
+        pruning.update(pruning_progress(epoch + 1, training))
     return monitor.summary() if statistics.steps > 1 else None
 
 
