@@ -1,17 +1,14 @@
 """Random problems with every option, and the comparison of their results."""
 
 import functools
-import itertools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from torch import Tensor
 
 from egru.events import Surrogate, has_event
 from egru.kernels import Problem, get
-from egru.types import RESETS, Compare, Events, Reset, ResetGate, SequenceCell
+from egru.types import Compare, Events, Reset, ResetGate, SequenceCell
 
 
 class Case(NamedTuple):
@@ -77,7 +74,7 @@ FORMS: dict[str, dict[str, Any]] = {
 """The cells and their variants."""
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no-bias": {"bias": False},
     "zoneout-mask": {"keep": "mask"},
@@ -101,18 +98,6 @@ EVENT_OPTIONS: dict[str, dict[str, Any]] = {
     "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
 }
 """Options that are combined with signed and delta events; the others do not depend on the kind of events."""
-
-
-def event_cases() -> Iterator[Any]:
-    for form, reset, (name, options) in itertools.product(FORMS, RESETS, EVENT_OPTIONS.items()):
-        yield pytest.param(Case(events="signed", reset=reset, **FORMS[form], **options), id=f"{form}-{reset}-{name}")
-    for form, (name, options) in itertools.product(("after", "lstm-output"), EVENT_OPTIONS.items()):
-        yield pytest.param(Case(events="delta", reset="none", **FORMS[form], **options), id=f"{form}-delta-{name}")
-
-
-def cases() -> Iterator[Any]:
-    for form, reset, (name, options) in itertools.product(FORMS, RESETS, OPTIONS.items()):
-        yield pytest.param(Case(reset=reset, **FORMS[form], **options), id=f"{form}-{reset}-{name}")
 
 
 Result = dict[str, Tensor]

@@ -3,12 +3,15 @@
 Kernels that support float64 must agree with the reference up to rounding. In float32, events must be equal for
 problems whose states keep a margin from the threshold, and errors may exceed those of plain torch only by a small
 factor. To test a new kernel, add it to ``IMPLEMENTATIONS``.
+
+All combinations of cell, reset and option are compared with the reference. Each runs at two SIMD levels, with packed
+weights at one and without at the other; the levels take turns (see ``spread``).
 """
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,16 +23,7 @@ from egru.events import EventState, compared, has_event
 from egru.kernels import Problem, get, run_sequence
 from egru.kernels.cpu import kernel as cpu_kernel
 from egru.types import RESET_GATES, RESETS, Backend, Reset, ResetGate
-from tests.kernels.parity_cases import (
-    FORMS,
-    Case,
-    Result,
-    cases,
-    error,
-    event_cases,
-    reference,
-    run,
-)
+from tests.kernels.parity_cases import EVENT_OPTIONS, FORMS, OPTIONS, Case, Result, error, reference, run
 
 FLOAT64_ERROR = 1e-12
 """Relative to the largest entry of a tensor. Sums of a few hundred terms have errors about 1000 times smaller."""
@@ -82,7 +76,6 @@ class Implementation(NamedTuple):
 
 LEVELS = tuple(compiled.core.levels()) if compiled.core is not None else ()
 IMPLEMENTATIONS = [
-    Implementation("reference"),
     *(
         Implementation("cpu", level=level, threads=2, direct=direct)  # other numbers of threads: see the last tests
         for level in LEVELS
@@ -95,6 +88,22 @@ IMPLEMENTATIONS = [
 @pytest.fixture(params=IMPLEMENTATIONS, ids=str)
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return request.param
+
+
+def spread(*choices: Iterable[Any]) -> list[Any]:
+    """Return every combination of ``choices``, for the CPU kernel at two levels and for the CUDA kernel.
+
+    The first level packs the weights, and the second, which is the next one, does not. If the choices have as many
+    values as there are levels, every combination of all choices but one runs at every level, packed and not.
+    """
+    parameters = []
+    for numbered in itertools.product(*(enumerate(values) for values in choices)):
+        turn, combination = sum(i for i, _ in numbered), [value for _, value in numbered]
+        for direct in (False, True) if LEVELS else ():
+            level = LEVELS[(turn + direct) % len(LEVELS)]
+            parameters.append((*combination, Implementation("cpu", level=level, threads=2, direct=direct)))
+        parameters.append(pytest.param(*combination, *IMPLEMENTATIONS[-1].values, marks=pytest.mark.cuda))
+    return parameters
 
 
 @pytest.fixture(autouse=True)
@@ -168,55 +177,76 @@ def test_reference_equals_autograd(gate: ResetGate, reset: Reset, per_unit: bool
 # ---- every kernel ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", list(event_cases()))
-def test_all_kinds_of_events_match_the_reference(case: Case, implementation: Implementation) -> None:
+def assert_matches_reference(case: Case, implementation: Implementation) -> None:
+    problem, expected, bounds = parity(implementation, case)
+    with implementation.active() as kernel:
+        assert kernel.unsupported(problem) is None
+        assert_parity(run(kernel, problem), expected, bounds)
+
+
+@pytest.mark.parametrize(("form", "reset", "option", "implementation"), spread(FORMS, RESETS, OPTIONS), ids=str)
+def test_every_option_matches_the_reference(
+    form: str, reset: Reset, option: str, implementation: Implementation
+) -> None:
+    assert_matches_reference(Case(reset=reset, **FORMS[form], **OPTIONS[option]), implementation)
+
+
+def assert_events_match_reference(case: Case, implementation: Implementation) -> None:
     if implementation.kernel == "cuda":
         pytest.skip("CUDA kernels do not support signed and delta events")
-    problem, expected, bounds = parity(implementation, case)
-    rate = has_event(seen(problem, expected), problem.theta, case.events).double().mean()
+    problem = case.problem()
+    rate = has_event(seen(problem, reference(case)), problem.theta, case.events).double().mean()
     assert 0.1 < rate < 0.95
-    with implementation.active() as kernel:
-        assert kernel.unsupported(problem) is None
-        assert_parity(run(kernel, problem), expected, bounds)
+    assert_matches_reference(case, implementation)
 
 
-@pytest.mark.parametrize("case", list(cases()))
-def test_every_option_matches_the_reference(case: Case, implementation: Implementation) -> None:
-    problem, expected, bounds = parity(implementation, case)
-    with implementation.active() as kernel:
-        assert kernel.unsupported(problem) is None
-        assert_parity(run(kernel, problem), expected, bounds)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("options", [{}, {"lengths": True, "keep": "mask", "H": 70, "lean": True}])
-def test_reset_scale_per_unit_matches_the_reference(
-    reset: Reset, form: str, options: Any, implementation: Implementation
+@pytest.mark.parametrize(("form", "reset", "option", "implementation"), spread(FORMS, RESETS, EVENT_OPTIONS), ids=str)
+def test_signed_events_match_the_reference(
+    form: str, reset: Reset, option: str, implementation: Implementation
 ) -> None:
-    case = Case(reset=reset, **FORMS[form], scale_per_unit=True, **options)
-    problem, expected, bounds = parity(implementation, case)
-    with implementation.active() as kernel:
-        if implementation.kernel == "cuda" and reset != "none":
-            assert kernel.unsupported(problem) == "it requires one reset_scale for all units, got one per unit"
-            return
-        assert kernel.unsupported(problem) is None
-        assert_parity(run(kernel, problem), expected, bounds)
+    case = Case(events="signed", reset=reset, **FORMS[form], **EVENT_OPTIONS[option])
+    assert_events_match_reference(case, implementation)
+
+
+@pytest.mark.parametrize("form", ["after", "lstm-output"])
+@pytest.mark.parametrize("option", EVENT_OPTIONS)
+def test_delta_events_match_the_reference(form: str, option: str, implementation: Implementation) -> None:
+    case = Case(events="delta", reset="none", **FORMS[form], **EVENT_OPTIONS[option])
+    assert_events_match_reference(case, implementation)
+
+
+PER_UNIT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "lean-lengths-zoneout": {"lengths": True, "keep": "mask", "H": 70, "lean": True},
+}
+
+
+@pytest.mark.parametrize(("form", "reset", "option", "implementation"), spread(FORMS, RESETS, PER_UNIT), ids=str)
+def test_reset_scale_per_unit_matches_the_reference(
+    form: str, reset: Reset, option: str, implementation: Implementation
+) -> None:
+    case = Case(reset=reset, **FORMS[form], scale_per_unit=True, **PER_UNIT[option])
+    if implementation.kernel == "cuda" and reset != "none":
+        problem, _, _ = parity(implementation, case)
+        message = "it requires one reset_scale for all units, got one per unit"
+        assert get(implementation.kernel).unsupported(problem) == message
+        return
+    assert_matches_reference(case, implementation)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_odd_sizes_match_the_reference(form: str, implementation: Implementation) -> None:
-    sizes = itertools.product((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17), (1, 2, 9))
+    """Every combination of three sizes occurs, in turn with packed and with unpacked weights."""
+    steps = (1, 2, 9)
     with implementation.active() as kernel:
-        for H, I, B, T in sizes:
+        for (h, H), (i, I), (b, B) in itertools.product(*map(enumerate, ((1, 7, 33, 64, 100), (1, 5, 64), (1, 3, 17)))):
+            T = steps[(h + i + b + implementation.direct) % 3]
             case = Case(T=T, B=B, I=I, H=H, **FORMS[form], lean=(H + I + B + T) % 2 == 0)
             problem, expected, bounds = parity(implementation, case)
             assert_parity(run(kernel, problem), expected, bounds)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("reset", RESETS)
-@pytest.mark.parametrize("H", [7, 100])
+@pytest.mark.parametrize(("form", "reset", "H", "implementation"), spread(FORMS, RESETS, (7, 100)), ids=str)
 def test_float32_error_is_that_of_plain_torch(form: str, reset: Reset, H: int, implementation: Implementation) -> None:
     case = Case(reset=reset, **FORMS[form], H=H, B=17, I=64, density=0.3)
     problem, expected = margin_problem(case)
@@ -337,10 +367,10 @@ def test_run_sequence_propagates_gradients_to_all_leaves(implementation: Impleme
 @pytest.mark.skipif(not LEVELS, reason=f"requires the compiled core: {compiled.missing}")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("lean", [False, True])
 @pytest.mark.parametrize("direct", [False, True])
-def test_bits_do_not_depend_on_threads(level: str, form: str, dtype: torch.dtype, lean: bool, direct: bool) -> None:
+def test_bits_do_not_depend_on_threads(level: str, form: str, lean: bool, direct: bool) -> None:
+    dtype = torch.float32 if lean == direct else torch.float64
     problem = Case(**FORMS[form], H=100, B=19, T=30, I=40, density=0.4, lean=lean).problem(dtype=dtype)
     results = []
     for threads in (1, 2, 3):

@@ -225,8 +225,7 @@ def test_embedding_layers_and_readout_match_float64(trace: Trace | None, table: 
 # ---- bit-identical results -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("weights", WEIGHT_FORMATS)
-@pytest.mark.parametrize("gate", RESET_GATES)
+@pytest.mark.parametrize(("weights", "gate"), [("float32", "before"), ("bfloat16", "after"), ("int8", "before")])
 def test_threads_streams_and_chunks_are_bit_identical(level: str, weights: WeightFormat, gate: ResetGate) -> None:
     layer = build(50, 150, num_layers=2, reset_gate=gate)
     x = torch.randn(20, 4, 50) * (torch.rand(20, 4, 50) < 0.4)  # two chunks of 16 for four streams
