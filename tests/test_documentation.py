@@ -1,8 +1,6 @@
 """Check the documentation: links lead somewhere, examples run, the README stays short."""
 
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,6 @@ import pytest
 import torch
 
 import egru
-from egru import cli, runs, sweep
-from egru.cli.arguments import UsageError
-from egru.cli.parser import make_parser
 from egru.data import Classification
 from tests.helpers import mnist_sample
 
@@ -50,54 +45,6 @@ def test_paths_named_in_the_documentation_exist() -> None:
         if not (ROOT / path).exists()
     ]
     assert not missing
-
-
-def shell_commands() -> Iterator[tuple[str, list[str]]]:
-    """Yield the commands of the documentation: indented lines, shell blocks, cells, and first columns of tables."""
-    for page in PAGES:
-        if page.name == "CHANGELOG.md":
-            continue
-        text = page.read_text().replace("\\\n", " ")
-        lines = re.findall(r"^(?: {4}|!|\$ )?((?:egru|torchrun|python|make) .*)$", text, re.MULTILINE)
-        for line in lines + re.findall(r"^\| `(egru [^`\n]+ [^`\n]+)` \|", text, re.MULTILINE):
-            words = shlex.split(re.split(r" \|+ | > | 2>&1", line)[0], comments=True)
-            if words[0] == "torchrun" and "egru" in words:
-                words = words[words.index("egru") :]
-            yield f"{page.relative_to(ROOT)}: {line}", words
-
-
-def refusal(program: str, *arguments: str) -> str:
-    """Return why a command does not exist or does not accept its options. An empty string if it does."""
-    if program == "make":
-        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        return "" if arguments[0] in targets else "there is no such target"
-    if program == "python":
-        script = next((word for word in arguments if word.endswith(".py")), "mine.py")
-        return "" if script == "mine.py" or (ROOT / script).exists() else "there is no such file"
-    trains = arguments[0] in ("train", "sweep") and "--resume" not in arguments and "RECIPE" not in arguments
-    if trains and len(arguments) > 1:
-        code = cli.main([word for word in arguments if word != "--help"])
-        return "" if code == cli.ExitCode.INTERRUPTED else f"exit code {code}"
-    try:
-        options, extra = make_parser().parse_known_args(arguments)
-        return "" if options.takes_extra or not extra else f"unknown {extra}"
-    except (SystemExit, UsageError) as error:
-        return str(error)
-
-
-def test_commands_in_the_documentation_are_accepted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Options are parsed as in a real run. Only the work is left out: it needs data, a GPU or time."""
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(runs, "train", stop)
-    monkeypatch.setattr(sweep, "sweep", stop)
-    monkeypatch.chdir(tmp_path)
-    Path("space.py").write_text("def search(trial):\n    return {}\n")
-    commands = dict(shell_commands())
-    assert len(commands) > 60
-    assert not [f"{label}: {reason}" for label, words in commands.items() if (reason := refusal(*words))]
 
 
 def test_readme_has_at_most_130_lines() -> None:
