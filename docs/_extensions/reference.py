@@ -1,9 +1,10 @@
-"""Adapt the reference: short default values in signatures, and named tuples without a second list of their fields."""
+"""Adapt the reference: short default values, named tuples without a second list of fields, colons in attributes."""
 
 import re
 from typing import Any
 
 from sphinx.application import Sphinx
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 
 def shorten_defaults(
@@ -24,7 +25,14 @@ def select_members(app: Sphinx, what: str, name: str, value: object, skip: bool,
     return False if what == "class" and is_method and not name.startswith("_") else None
 
 
+def read_attribute(docstring: Any) -> tuple[str, list[str]]:
+    """Return no type and the whole docstring. Napoleon would take the words before the first colon for a type."""
+    lines = docstring._consume_to_end()
+    return "", GoogleDocstring(docstring._dedent(lines), docstring._config).lines()
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    GoogleDocstring._consume_inline_attribute = read_attribute
     app.connect("autodoc-process-signature", shorten_defaults)
     app.connect("autodoc-skip-member", select_members)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

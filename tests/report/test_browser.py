@@ -87,7 +87,7 @@ def evaluate(path: Path, script: str, *, width: int = 1200, dark: bool = False):
         command = [browser, *options, f"--user-data-dir={profile}", "--dump-dom", f"file://{page}"]
         process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert [line for line in process.stderr.splitlines() if "CONSOLE" in line] == []
-    match = re.search(r'<body data-value="(.*?)"', process.stdout)
+    match = re.search(r'<body\b[^>]* data-value="(.*?)"', process.stdout)
     assert match is not None, process.stdout[-2000:]
     return json.loads(html.unescape(match[1]))
 
