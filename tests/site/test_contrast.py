@@ -21,7 +21,8 @@ PAGES = (
 CONTRAST = """
 const parse = (text) => {
   const parts = text.match(/[\\d.]+/g).map(Number);
-  return text.startsWith("color(") ? [...parts.slice(0, 3).map((x) => 255 * x), parts[3] ?? 1] : [...parts, 1].slice(0, 4);
+  if (text.startsWith("color(")) return [...parts.slice(0, 3).map((x) => 255 * x), parts[3] ?? 1];
+  return [...parts, 1].slice(0, 4);
 };
 const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
 const background = (element) => {
@@ -30,7 +31,8 @@ const background = (element) => {
   return own[3] === 1 ? own : over(own, background(element.parentElement));
 };
 const luminance = (color) => {
-  const [r, g, b] = color.slice(0, 3).map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+  const linear = (x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  const [r, g, b] = color.slice(0, 3).map((x) => linear(x / 255));
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
 const low = {};
@@ -38,8 +40,8 @@ let count = 0;
 for (const element of document.querySelectorAll("body *")) {
   const text = [...element.childNodes].filter((n) => n.nodeType === 3).map((n) => n.textContent.trim()).join("");
   const style = getComputedStyle(element);
-  if (!text || !element.getClientRects().length || style.visibility === "hidden" || element.closest("script, svg")) continue;
-  if (element.closest(".headerlink, .copybtn, .visually-hidden, .skip-to-content")) continue;  // shown on demand
+  if (!text || !element.getClientRects().length || style.visibility === "hidden") continue;
+  if (element.closest(".headerlink, .copybtn, .visually-hidden, .skip-to-content, script, svg")) continue;
   const behind = background(element);
   const front = over(parse(style.color), behind);
   const [light, dark] = [luminance(front), luminance(behind)].sort((a, b) => b - a);
@@ -47,7 +49,7 @@ for (const element of document.querySelectorAll("body *")) {
   const size = parseFloat(style.fontSize);
   count += 1;
   if (ratio < (size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5))
-    low[`${element.tagName} ${element.className} ${style.color} on ${behind.map(Math.round)}`] = `${ratio.toFixed(2)}: ${text.slice(0, 30)}`;
+    low[`${element.tagName} ${element.className} ${style.color} on ${behind.map(Math.round)}`] = [ratio, text];
 }
 return [count, low];
 """
