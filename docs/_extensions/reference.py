@@ -25,10 +25,10 @@ def select_members(app: Sphinx, what: str, name: str, value: object, skip: bool,
     return False if what == "class" and is_method and not name.startswith("_") else None
 
 
-def read_attribute(docstring: Any) -> tuple[str, list[str]]:
+def read_attribute(self: Any) -> tuple[str, list[str]]:
     """Return no type and the whole docstring. Napoleon would take the words before the first colon for a type."""
-    lines = docstring._consume_to_end()
-    return "", GoogleDocstring(docstring._dedent(lines), docstring._config).lines()
+    lines = self._consume_to_end()
+    return "", GoogleDocstring(self._dedent(lines), self._config).lines()
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -117,3 +117,9 @@ def test_every_public_object_is_in_the_reference(pages: dict[Path, Page]) -> Non
         if not names & documented:
             missing.append(name)
     assert not missing
+
+
+def test_attributes_have_whole_descriptions() -> None:
+    """Types come from annotations. A field "Type" would be the first words of a description, up to a colon."""
+    pages = sorted((SITE / "reference").glob("*.html"))
+    assert not [page.name for page in pages if 'Type<span class="colon">' in page.read_text()]
