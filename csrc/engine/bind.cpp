@@ -410,6 +410,15 @@ void bind_engine(nb::module_& m) {
         .def("sparse_matrices",
              [](EngineCore& core) { return core.use([](Engine& e) { return e.sparse_matrices(); }); },
              nb::sig("def sparse_matrices(self, /) -> list[bool]"))
+        // Scores of one stream; the caller has checked 1 <= k <= outputs.
+        .def("log_sum_exp",
+             [](EngineCore& core, uintptr_t scores) { return core.engine().log_sum_exp(input<float>(scores)); },
+             nb::sig("def log_sum_exp(self, scores: int, /) -> float"))
+        .def("top",
+             [](EngineCore& core, uintptr_t scores, int k, uintptr_t index, uintptr_t value) {
+                 core.engine().top(input<float>(scores), k, output<int64_t>(index), output<float>(value));
+             },
+             nb::sig("def top(self, scores: int, k: int, index: int, value: int, /) -> None"))
         .def("reset_counters", [](EngineCore& core) { core.use([](Engine& e) { e.reset_counters(); }); })
         .def("counters",
              [](EngineCore& core) {

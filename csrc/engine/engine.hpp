@@ -94,6 +94,12 @@ public:
     // The index of the first value that is not finite, or -1.
     int64_t first_nonfinite(const float* values, size_t count) const;
 
+    // log(sum(exp(scores))) of `outputs()` scores, and their k largest with their indices.
+    double log_sum_exp(const float* scores) const { return table_->log_sum_exp(scores, outputs()); }
+    void top(const float* scores, int k, int64_t* index, float* value) const {
+        table_->top(scores, outputs(), k, index, value);
+    }
+
     // Set states and trace to zero: those of the streams with a non-zero `mask`, (streams), or all if it is null.
     void reset(const uint8_t* mask = nullptr);
     void reset_counters();

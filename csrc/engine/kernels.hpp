@@ -135,6 +135,11 @@ struct EngineTable {
     // Compare the states with the thresholds, as at the end of a step: y and c in place. Returns the number of events,
     // or -1 if a state is not finite.
     int (*emit_relaxed)(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent);
+
+    // log(sum(exp(scores))) of n >= 1 scores.
+    double (*log_sum_exp)(const float* scores, int n);
+    // The k <= n largest scores and their indices, largest first.
+    void (*top)(const float* scores, int n, int k, int64_t* index, float* value);
 };
 
 }  // namespace egru::engine

@@ -18,7 +18,8 @@ using namespace egru::engine;
 // Which blocks of a row have columns in [first, first + columns). Shares of several threads may cut a section.
 class BlockRange {
 public:
-    BlockRange(const Rows& rows, int first, int columns) : rows_(rows) {
+    BlockRange(const Rows& rows, int first, int columns)
+        : start_(rows.start), block_(rows.block), sections_(static_cast<size_t>(rows.sections)) {
         const int width = rows.columns / rows.sections, last = first + columns;
         s0_ = first / width;
         s1_ = (last + width - 1) / width;
@@ -29,7 +30,7 @@ public:
         uint32_t begin, end;
     };
     Blocks of(int row) const {
-        const uint32_t* start = rows_.start + static_cast<size_t>(row) * rows_.sections;
+        const uint32_t* start = start_ + static_cast<size_t>(row) * sections_;
         Blocks blocks{start[s0_], start[s1_]};
         if (cut_begin_ >= 0) blocks.begin = at(blocks, cut_begin_);
         if (cut_end_ >= 0) blocks.end = at(blocks, cut_end_);
@@ -39,10 +40,12 @@ public:
 private:
     uint32_t at(Blocks blocks, int block) const {
         const uint16_t* found =
-            std::lower_bound(rows_.block + blocks.begin, rows_.block + blocks.end, static_cast<uint16_t>(block));
-        return static_cast<uint32_t>(found - rows_.block);
+            std::lower_bound(block_ + blocks.begin, block_ + blocks.end, static_cast<uint16_t>(block));
+        return static_cast<uint32_t>(found - block_);
     }
-    const Rows& rows_;
+    const uint32_t* start_;
+    const uint16_t* block_;
+    size_t sections_;
     int s0_, s1_;
     int cut_begin_ = -1, cut_end_ = -1;  // if not negative, the first block and the end of a section that is cut
 };
@@ -54,16 +57,19 @@ inline void for_each_block(const Rows& rows, int first, int columns, const int32
                            Add add) {
     if (count == 0) return;
     const BlockRange range(rows, first, columns);
+    // Copies: the compiler cannot know that sums do not overlap `rows`.
+    const uint16_t* const ids = rows.block;
+    const unsigned char* const values = rows.values;
     BlockRange::Blocks next = range.of(index[0]);
     for (int k = 0; k < count; ++k) {
         const BlockRange::Blocks blocks = next;
         next = range.of(index[k + 1 < count ? k + 1 : k]);
-        const unsigned char* weights = rows.values + static_cast<size_t>(blocks.begin) * bytes;
-        const unsigned char* ahead = rows.values + static_cast<size_t>(next.begin) * bytes;
-        const uint16_t *block = rows.block + blocks.begin, *end = rows.block + blocks.end;
+        const unsigned char* weights = values + static_cast<size_t>(blocks.begin) * bytes;
+        const unsigned char* ahead = values + static_cast<size_t>(next.begin) * bytes;
+        const uint16_t *block = ids + blocks.begin, *end = ids + blocks.end;
         const auto value = factor(k);
-        __builtin_prefetch(rows.block + next.begin);
-        __builtin_prefetch(rows.block + next.begin + 32);
+        __builtin_prefetch(ids + next.begin);
+        __builtin_prefetch(ids + next.begin + 32);
         constexpr int per_line = 64 / bytes;
         for (; block + per_line <= end; ahead += 64) {
             __builtin_prefetch(ahead);
@@ -78,7 +84,7 @@ template <WeightFormat format>
 void add_blocks_as(const Rows& rows, int first, int columns, const SparseVector& x, float* sum) {
     constexpr int bytes = sparse_block * (format == WeightFormat::float32 ? 4 : 2);
     typedef uint16_t Halves __attribute__((vector_size(2 * width)));
-    const auto factor = [&](int k) { return all(x.value[k]); };
+    const auto factor = [value = x.value](int k) { return all(value[k]); };
     const auto add = [to = sum - first](const unsigned char* weights, int column, Floats v) {
         for (int i = 0; i < sparse_block; i += width) {
             Floats w;
@@ -101,7 +107,7 @@ void add_blocks(const Rows& rows, int first, int columns, const SparseVector& x,
 
 void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers, float* sum) {
     std::memset(integers, 0, sizeof(int32_t) * static_cast<size_t>(columns));
-    const auto factor = [&](int k) -> int32_t { return k < x.negative ? -x.q[k] : x.q[k]; };
+    const auto factor = [q = x.q, negative = x.negative](int k) -> int32_t { return k < negative ? -q[k] : q[k]; };
     const auto add = [from = integers - first](const unsigned char* weights, int column, int32_t q) {
         int32_t* to = from + column;
 #ifdef __AVX512VNNI__
@@ -119,7 +125,9 @@ void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVe
             store(to + i, load<Ints>(to + i) + __builtin_convertvector(load<Bytes>(weights + i), Ints) * q);
 #endif
     };
-    for_each_block<sparse_block>(rows, first, columns, x.index, x.negative + x.positive, factor, add);
+    int count = x.negative + x.positive;
+    while (count > 0 && x.q[count - 1] == 0) --count;  // padding
+    for_each_block<sparse_block>(rows, first, columns, x.index, count, factor, add);
     const Floats unit = all(x.unit);
     for (int i = 0; i < columns; i += width) {
         const Floats product = __builtin_convertvector(load<Ints>(integers + i), Floats);

@@ -6,6 +6,7 @@ from egru.runtime.counters import Activity
 from egru.runtime.engine import EventEngine
 from egru.runtime.gap import Gap
 from egru.runtime.onnx_export import export_onnx
+from egru.runtime.prediction import Prediction, Top
 from egru.runtime.shards import ShardError, load_shards, save_shards
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "Agreement",
     "EventEngine",
     "Gap",
+    "Prediction",
     "ShardError",
+    "Top",
     "compare",
     "export_c",
     "export_onnx",

@@ -17,6 +17,7 @@ from egru.runtime.forward_check import check_forward, check_model
 from egru.runtime.inputs import Array, Indices, Mask, SparseVector, StepInput, TokenIds, TokenSequence
 from egru.runtime.network import Network, Trace, extract_network
 from egru.runtime.options import DEFAULT_TOKEN_TABLE, Options
+from egru.runtime.prediction import Prediction
 from egru.runtime.tracing import find_parts
 from egru.types import Packing, WeightFormat
 
@@ -223,6 +224,31 @@ class EventEngine(GapEngine):
         else:
             self._runner.step_masked(array, ids, selected, block)
         return result
+
+    def predict(self, x: StepInput) -> Prediction:
+        """Compute one step and return its scores as a distribution over the outputs.
+
+        Args:
+            x: As in :meth:`step`: for a language model, the id of a word.
+
+        Returns:
+            A :class:`~egru.runtime.Prediction` with the methods ``top(k)``, which returns the ``k`` most probable
+            outputs, and ``log_probability(output)``.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: As :meth:`step` does.
+
+        Example:
+            >>> model = egru.models.LanguageModel(vocabulary=100, embedding_size=16, hidden_size=32)
+            >>> engine = egru.EventEngine(model)
+            >>> prediction = engine.predict(7)
+            >>> prediction.top(5).indices.shape
+            torch.Size([5])
+            >>> round(prediction.log_probability(3), 2) < 0
+            True
+        """
+        scores = self.step(x)
+        return Prediction(scores if isinstance(scores, Tensor) else torch.from_numpy(scores), self._core)
 
     @overload
     def run(self, x: Array, last: bool = False, out: None = None) -> Array: ...
