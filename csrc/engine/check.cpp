@@ -1,5 +1,7 @@
 // Test program of the streaming engine, built with sanitizers: every dispatch level, weight format and reset, odd
 // sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -59,21 +61,38 @@ struct Division {
 };
 constexpr Division divisions[] = {{1, 3, false}, {1, 1, true}, {2, 1, false}, {2, 3, true}, {4, 1, true}, {4, 3, false}};
 
-constexpr int steps = 20, streams = 3, tokens = 7, outputs = 5;
+constexpr int steps = 20, streams = 3, tokens = 7, outputs = 37;
 
-std::vector<float> compute(const Problem& problem, WeightFormat weights, int threads, int at_once, bool by_steps) {
+// Set blocks of 16 outputs to zero, a share of `zeros` of them. Some rows of the packed matrix become empty.
+void prune(Random& random, std::vector<float>& weights, int inputs, float zeros) {
+    const int rows = static_cast<int>(weights.size()) / inputs;
+    for (int row = 0; row < rows; row += 16)
+        for (int k = 0; k < inputs; ++k) {
+            if (0.5f + 0.5f * random.next() >= zeros && k % 7 != 3) continue;
+            for (int i = row; i < std::min(rows, row + 16); ++i) weights[static_cast<size_t>(i * inputs + k)] = -0.0f;
+        }
+}
+
+std::vector<float> compute(const Problem& problem, WeightFormat weights, Packing packing, float zeros, int threads,
+                           int at_once, bool by_steps) {
     Random random;
-    const Parameters lower = draw(random, problem.inputs, problem.hidden, problem.rows());
-    const Parameters upper = draw(random, problem.hidden, problem.hidden, 3 * static_cast<size_t>(problem.hidden));
+    Parameters lower = draw(random, problem.inputs, problem.hidden, problem.rows());
+    Parameters upper = draw(random, problem.hidden, problem.hidden, 3 * static_cast<size_t>(problem.hidden));
     const auto source = [&](int inputs, const Parameters& p, bool lstm) {
         return LayerSource{inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(), p.theta.data(),
                            p.rho.data(), problem.events, problem.reset, problem.after && !lstm, 0.1f, lstm,
                            lstm && problem.compare_output};
     };
-    const auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
+    auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
+    if (zeros > 0) {
+        prune(random, lower.w, problem.inputs, zeros);
+        for (std::vector<float>* matrix : {&lower.v, &upper.w, &upper.v, &readout})
+            prune(random, *matrix, problem.hidden, zeros);
+    }
     const auto embedding = random.take(static_cast<size_t>(tokens * problem.inputs), 1.0f);
     EngineOptions options;
     options.weights = weights;
+    options.packing = packing;
     options.threads = threads;
     options.streams = at_once;
     options.has_trace = problem.after;
@@ -114,6 +133,72 @@ std::vector<float> compute(const Problem& problem, WeightFormat weights, int thr
     return result;
 }
 
+// Kernels that take a millisecond longer than those of the current level.
+void wait() {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
+    while (std::chrono::steady_clock::now() < end) {
+    }
+}
+void slow_rows(const Rows&, int, int, const SparseVector&, float*) { wait(); }
+
+// "auto" chooses the layout whose products take less time, and does not try to leave out blocks if almost none is zero.
+int check_choice(Level level) {
+    Random random;
+    const int inputs = 40, width = 64;
+    const EngineTable real = EGRU_PICK(engine_table);
+    EngineTable slow_dense = real, slow_sparse = real;
+    slow_dense.add_rows = slow_rows;
+    slow_sparse.add_blocks = slow_rows;
+    int failures = 0;
+    for (const float zeros : {0.0f, 0.05f, 0.5f, 0.9f}) {
+        auto source = random.take(static_cast<size_t>(inputs * width), 1.0f);
+        // Every k-th block of the 160 is zero.
+        for (int b = 0; zeros > 0 && b < inputs * width / 16; ++b)
+            if (static_cast<int>(static_cast<float>(b + 1) * zeros) > static_cast<int>(static_cast<float>(b) * zeros))
+                for (int i = 0; i < 16; ++i) source[static_cast<size_t>((b / inputs * 16 + i) * inputs + b % inputs)] = 0;
+        const auto chosen = [&](const EngineTable& table, Packing packing) {
+            const std::vector<engine::Block> blocks{{0, width, width}};
+            const WeightMatrix matrix(WeightFormat::float32, table, source.data(), inputs, blocks, packing, false);
+            return matrix.is_sparse();
+        };
+        const bool expected[4] = {zeros > 0.1f, false, false, true};
+        const bool found[4] = {chosen(slow_dense, Packing::automatic), chosen(slow_sparse, Packing::automatic),
+                               chosen(slow_dense, Packing::dense), chosen(slow_sparse, Packing::sparse)};
+        for (int i = 0; i < 4; ++i)
+            if (found[i] != expected[i]) {
+                ++failures;
+                std::printf("level %s, %g zeros: choice %d is %s\n", level_name(level), static_cast<double>(zeros), i,
+                            found[i] ? "sparse" : "dense");
+            }
+    }
+    return failures;
+}
+
+// The largest scores and their normaliser, for sizes around those of vectors.
+int check_scores() {
+    Random random;
+    const EngineTable& table = EGRU_PICK(engine_table);
+    int failures = 0;
+    for (int n = 1; n < 140; n += n < 40 ? 1 : 13) {
+        const auto scores = random.take(static_cast<size_t>(n), 20.0f);
+        std::vector<float> sorted = scores;
+        std::sort(sorted.rbegin(), sorted.rend());
+        double total = 0;
+        for (const float score : scores) total += std::exp(static_cast<double>(score));
+        failures += std::fabs(table.log_sum_exp(scores.data(), n) - std::log(total)) > 1e-5;
+        for (const int k : {1, n / 2, n}) {
+            if (k == 0) continue;
+            std::vector<int64_t> index(static_cast<size_t>(k));
+            std::vector<float> value(static_cast<size_t>(k));
+            table.top(scores.data(), n, k, index.data(), value.data());
+            for (size_t i = 0; i < index.size(); ++i)
+                failures += value[i] != sorted[i] || scores[static_cast<size_t>(index[i])] != value[i];
+        }
+    }
+    if (failures) std::printf("%d scores differ\n", failures);
+    return failures;
+}
+
 }  // namespace
 
 int main() {
@@ -134,17 +219,23 @@ int main() {
                                            Problem{33, 65, Reset::hard, false, false, false, Events::two_sided},
                                            Problem{33, 65, Reset::none, true, false, false, Events::delta},
                                            Problem{5, 130, Reset::none, true, true, true, Events::delta}}) {
-                const std::vector<float> plain = compute(problem, weights, 1, 1, false);
-                for (const float value : plain) failures += !std::isfinite(value);
-                for (const auto& [threads, at_once, by_steps] : divisions) {
-                    const std::vector<float> other = compute(problem, weights, threads, at_once, by_steps);
-                    ++cases;
-                    if (std::memcmp(plain.data(), other.data(), sizeof(float) * plain.size()) == 0) continue;
-                    ++failures;
-                    std::printf("level %s, weights %d, %d units, %d threads, %d streams: output differs\n",
-                                level_name(level), static_cast<int>(weights), problem.hidden, threads, at_once);
+                for (const float zeros : {0.0f, 0.8f}) {
+                    const auto plain = compute(problem, weights, Packing::dense, zeros, 1, 1, false);
+                    for (const float value : plain) failures += !std::isfinite(value);
+                    const Packing packing = zeros > 0 ? Packing::sparse : Packing::dense;
+                    for (const auto& [threads, at_once, by_steps] : divisions) {
+                        const auto other = compute(problem, weights, packing, zeros, threads, at_once, by_steps);
+                        ++cases;
+                        if (std::memcmp(plain.data(), other.data(), sizeof(float) * plain.size()) == 0) continue;
+                        ++failures;
+                        std::printf("level %s, weights %d, %s, %d units, %d threads, %d streams: output differs\n",
+                                    level_name(level), static_cast<int>(weights), zeros > 0 ? "sparse" : "dense",
+                                    problem.hidden, threads, at_once);
+                    }
                 }
             }
+        failures += check_choice(level);
+        failures += check_scores();
     }
     std::printf("%d cases, %d failures\n", cases, failures);
     return failures != 0;
