@@ -30,19 +30,22 @@ class Prediction:
     def __init__(self, scores: Tensor, core: Any) -> None:
         self.scores = scores
         self._core = core
-        self._normaliser: Tensor | None = None
+        self._normaliser: float | Tensor | None = None
 
-    @property
-    def normaliser(self) -> Tensor:
-        """The logarithm of the sum of the exponentials of the scores, ``([N],)``, in float64."""
-        if self._normaliser is None:
-            if self._core is None:
-                self._normaliser = self.scores.double().logsumexp(-1)
-            else:
-                rows = self.scores.reshape(-1, self.scores.shape[-1])
-                values = [self._core.log_sum_exp(row.data_ptr()) for row in rows]
-                self._normaliser = torch.tensor(values, dtype=torch.float64).reshape(self.scores.shape[:-1])
-        return self._normaliser
+    def _log_sum_exp(self) -> float | Tensor:
+        """Return the normaliser of the softmax: a number, or ``(N, 1)`` in float64. It is computed once."""
+        if self._normaliser is not None:
+            return self._normaliser
+        if self._core is None:
+            sums = self.scores.double().logsumexp(-1, keepdim=True)
+            normaliser = sums if sums.dim() > 1 else sums.item()
+        elif self.scores.dim() == 1:
+            normaliser = self._core.log_sum_exp(self.scores.data_ptr())
+        else:
+            rows = [[self._core.log_sum_exp(row.data_ptr())] for row in self.scores]
+            normaliser = torch.tensor(rows, dtype=torch.float64)
+        self._normaliser = normaliser
+        return normaliser
 
     def top(self, k: int) -> Top:
         """Return the ``k`` most probable outputs. Of equal scores, those with lower indices come first.
@@ -62,10 +65,12 @@ class Prediction:
         else:
             shape = (*self.scores.shape[:-1], k)
             values, indices = torch.empty(shape, dtype=torch.float32), torch.empty(shape, dtype=torch.int64)
-            rows = zip(self.scores.reshape(-1, outputs), indices.view(-1, k), values.view(-1, k), strict=True)
-            for scores, index, value in rows:
-                self._core.top(scores.data_ptr(), k, index.data_ptr(), value.data_ptr())
-        return Top(indices, (values.double() - self.normaliser[..., None]).float())
+            if self.scores.dim() == 1:
+                self._core.top(self.scores.data_ptr(), k, indices.data_ptr(), values.data_ptr())
+            else:
+                for scores, index, value in zip(self.scores, indices, values, strict=True):
+                    self._core.top(scores.data_ptr(), k, index.data_ptr(), value.data_ptr())
+        return Top(indices, (values.double() - self._log_sum_exp()).float())
 
     def log_probability(self, output: int | list[int] | Tensor) -> float | Tensor:
         """Return the log-probability of one output, such as the word that comes next.
@@ -79,13 +84,16 @@ class Prediction:
         Raises:
             ValueError: If an index is out of range, or their number is not that of the streams.
         """
-        index, outputs = torch.as_tensor(output), self.scores.shape[-1]
-        streams = self.scores.shape[:-1]
+        outputs, streams = self.scores.shape[-1], self.scores.shape[:-1]
+        if type(output) is int and not streams and 0 <= output < outputs:  # the common case
+            return self.scores[output].item() - self._log_sum_exp()
+        index = torch.as_tensor(output)
         if index.is_floating_point() or index.dtype == torch.bool or index.shape != streams:
             expected = "an integer" if not streams else f"{streams[0]} integers"
             raise ValueError(f"Prediction.log_probability: output must be {expected}, got {output!r}")
         if index.numel() and not (int(index.min()) >= 0 and int(index.max()) < outputs):
             raise ValueError(f"Prediction.log_probability: output must be from 0 to {outputs - 1}, got {output!r}")
         if not streams:
-            return float(self.scores[int(index)]) - float(self.normaliser)
-        return (self.scores.gather(-1, index.long()[:, None])[:, 0].double() - self.normaliser).float()
+            return self.scores[int(index)].item() - self._log_sum_exp()
+        scores = self.scores.gather(-1, index.long()[:, None]).double()
+        return (scores - self._log_sum_exp()).float()[:, 0]
