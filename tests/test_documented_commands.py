@@ -158,7 +158,7 @@ def test_commands_run(page: Path, tmp_path: Path) -> None:
     """Run every command that is not left out, in the order of the page, in a new folder."""
     pytest.importorskip("sklearn")
     (tmp_path / "space.py").write_text(SPACE)
-    lines = [line for line in runnable(page) if "onnx" not in line or importlib.util.find_spec("onnx")]
+    lines = [line for line in runnable(page) if "onnx" not in line or importlib.util.find_spec("onnxscript")]
     before = [line for line in BEFORE if any(line.split()[-1] in words for words in map(str.split, lines))]
     for line in [*before, *lines]:
         out = {"events", "OUT", "small", "sparser", "firmware", "portable"} & set(line.split())
