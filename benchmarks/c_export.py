@@ -126,7 +126,8 @@ def write_dense_headers(folder: Path, hidden: int, weights: CWeightFormat) -> No
         if name != "scale" or weights != "float32":
             text += template.array(kinds[name], name, values)
     (folder / "weights.h").write_text(text)
-    flags = {"FLOAT32": False, "INT8": False, "INT16": False}
+    flags = dict.fromkeys(("FLOAT32", "INT8", "INT16", "LSTM_ANY", "GRU_ANY", "MAGNITUDE"), False)
+    flags |= dict.fromkeys(("BEFORE", "DELTA_ANY", "SKIP"), False)
     kernels = template.render("float_kernels.c", flags, {})
     (folder / "exponential.h").write_text(kernels.split("static inline float sigmoid")[0])
     tables = template.render("integer_kernels.c", flags, {"PRE": str(integer_source.PRE_FRACTION)})
@@ -225,7 +226,7 @@ def main() -> None:
     networks = {
         "256 units, 80 %": (sparse_network(256), torch.ones(6, 1), 2),
         "590 units, 80 %": (sparse_network(590), torch.ones(6, 1), 2),
-        "smnist": (smnist, mnist_sample()[0][0].float(), 0),
+        "smnist, one digit": (smnist, mnist_sample()[0][0].float(), 0),
     }
     networks = {label: value for label, value in networks.items() if args.networks is None or label in args.networks}
     record: dict[str, Any] = {"date": datetime.date.today().isoformat(), "environment": environment(), "networks": {}}

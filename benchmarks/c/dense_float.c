@@ -64,6 +64,7 @@ static void product(float *restrict to, const float *rows, const float *x, int o
 
 void dense_step(float x, float *out)
 {
+    const float limit = LARGEST_ARGUMENT;
     const float *r = sum, *u = sum + HIDDEN;
     float *z = sum + 2 * HIDDEN;
     static float q[HIDDEN];
@@ -76,8 +77,8 @@ void dense_step(float x, float *out)
     }
     product(sum, v, h, 3 * HIDDEN, HIDDEN);
     for (j = 0; j < HIDDEN; ++j) {
-        const float a = q[j] + z[j] / (1.0f + exponential(-r[j]));
-        const float eu = 1.0f + exponential(u[j]), ez = exponential(-2.0f * a);
+        const float a = q[j] + z[j] / (1.0f + exponential(-r[j], limit));
+        const float eu = 1.0f + exponential(u[j], limit), ez = exponential(-2.0f * a, limit);
         const float both = 1.0f / (eu * (1.0f + ez));
         h[j] += (1.0f + ez) * both * ((1.0f - ez) * eu * both - h[j]);
     }

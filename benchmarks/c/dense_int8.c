@@ -130,6 +130,7 @@ static float quantise(int8_t *h8)
 
 void dense_step(float input, float *out)
 {
+    const float limit = LARGEST_ARGUMENT;
     static int8_t h8[STRIDE];
     float unit = quantise(h8);
     int j;
@@ -141,8 +142,8 @@ void dense_step(float input, float *out)
         const float r = bias[j] + input * w[j] + (float)sum[j] * (unit * scale[j]);
         const float u = bias[HIDDEN + j] + input * w[HIDDEN + j] + (float)sum[HIDDEN + j] * (unit * scale[HIDDEN + j]);
         const float q = bias_q[j] + (float)sum[2 * HIDDEN + j] * (unit * scale[2 * HIDDEN + j]);
-        const float a = bias[2 * HIDDEN + j] + input * w[2 * HIDDEN + j] + q / (1.0f + exponential(-r));
-        const float eu = 1.0f + exponential(u), ez = exponential(-2.0f * a);
+        const float a = bias[2 * HIDDEN + j] + input * w[2 * HIDDEN + j] + q / (1.0f + exponential(-r, limit));
+        const float eu = 1.0f + exponential(u, limit), ez = exponential(-2.0f * a, limit);
         const float both = 1.0f / (eu * (1.0f + ez));
         h[j] += (1.0f + ez) * both * ((1.0f - ez) * eu * both - h[j]);
     }

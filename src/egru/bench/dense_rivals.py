@@ -1,4 +1,4 @@
-"""Dense GRUs for streaming on the CPU with one thread: torch and ONNX Runtime, in float32 and int8, and EvNN.
+"""Dense GRUs for streaming on the CPU with one thread: torch, ONNX Runtime and ncnn, in float32 and int8, and EvNN.
 
 Each is compared with ``torch.nn.GRU`` in float64. Those that are not installed are left out, with a message.
 """
@@ -42,6 +42,8 @@ def rivals(gru: nn.GRU, x: Tensor) -> Iterator[Rival]:
         (_torch_int8, 0.1),
         (_onnx, 1e-5),
         (_onnx_int8, 0.1),
+        (_ncnn, 1e-5),
+        (_ncnn_int8, 0.1),
     ):
         try:
             rival = make(gru, x)
@@ -226,9 +228,69 @@ def _onnx_int8(gru: nn.GRU, x: Tensor) -> Rival:
     return Rival("ONNX Runtime int8", bound.step, None)
 
 
+# ---- ncnn ------------------------------------------------------------------------------------------------------------
+
+
+def _ncnn(gru: nn.GRU, x: Tensor) -> Rival:
+    return _ncnn_rival("ncnn float32", gru, x, int8=False)
+
+
+def _ncnn_int8(gru: nn.GRU, x: Tensor) -> Rival:
+    """Weights in int8 with one scale per output. ncnn quantises the input of the products at every step."""
+    return _ncnn_rival("ncnn int8", gru, x, int8=True)
+
+
+def _ncnn_rival(name: str, gru: nn.GRU, x: Tensor, int8: bool) -> Rival:
+    """Write the two files of a model with one GRU layer, as the tools of ncnn do, and load them."""
+    import importlib
+
+    ncnn: Any = importlib.import_module("ncnn")
+    H, (w, r, b_w, b_r) = gru.hidden_size, _numpy(gru)
+    bias = np.concatenate([b_w[: 2 * H] + b_r[: 2 * H], b_w[2 * H :], b_r[2 * H :]])
+    layer = f"GRU gru 2 2 x h y last 0={H} 1={w.size} 2=0" + (" 8=2" if int8 else "")
+    text = f"7767517\n3 4\nInput x 0 1 x\nInput h 0 1 h\n{layer}\n"
+    float_tag, int8_tag = (np.array([tag], np.uint32).tobytes() for tag in (0, 0x000D4B38))
+    scales = [127 / np.abs(weight).max(1) for weight in (w, r)]
+    if int8:
+        parts = [
+            np.rint(weight * scale[:, None]).astype(np.int8).tobytes()
+            for weight, scale in zip((w, r), scales, strict=True)
+        ]
+        parts = [int8_tag + part + bytes(-len(part) % 4) for part in parts]
+    else:
+        parts = [float_tag + weight.tobytes() for weight in (w, r)]
+    data = parts[0] + float_tag + bias.tobytes() + parts[1]
+    if int8:
+        data += b"".join(scale.astype(np.float32).tobytes() for scale in scales)
+    net = ncnn.Net()
+    net.opt.num_threads = 1
+    for option in ("use_vulkan_compute", "use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"):
+        setattr(net.opt, option, False)
+    net.opt.use_bf16_storage = False
+    with tempfile.TemporaryDirectory() as folder:
+        param, model = Path(folder) / "gru.param", Path(folder) / "gru.bin"
+        param.write_text(text)
+        model.write_bytes(data)
+        if net.load_param(str(param)) != 0 or net.load_model(str(model)) != 0:
+            raise RuntimeError(f"ncnn does not load the model of {name}")
+
+    def run(rows: Any, state: Any, output: str) -> Any:
+        extractor = net.create_extractor()
+        extractor.input("x", rows)
+        extractor.input("h", state)
+        status, result = extractor.extract(output)
+        if status != 0:
+            raise RuntimeError(f"{name} returned {status}")
+        return result.clone()  # the extractor owns the memory
+
+    single = [ncnn.Mat(row.reshape(1, -1).numpy()).clone() for row in x]
+    zeros, whole = ncnn.Mat(np.zeros((1, H), np.float32)).clone(), ncnn.Mat(x.numpy()).clone()
+    return Rival(name, _stepper(lambda i, h: run(single[i], h, "last"), lambda: zeros), lambda: run(whole, zeros, "y"))
+
+
 # ---- versions --------------------------------------------------------------------------------------------------------
 
 
 def versions() -> dict[str, str]:
-    installed = {name: version(name) for name in ("torch", "onnxruntime", "numpy")}
+    installed = {name: version(name) for name in ("torch", "onnxruntime", "ncnn", "numpy")}
     return {name: number for name, number in installed.items() if number is not None}

@@ -1,18 +1,30 @@
 /* ---- kernels: the same operations in the same order as the engine ---- */
 
+/* Loops over columns and units that do little: without vectors, half of their instructions would be the loop's own. */
+#if defined(__GNUC__) && !defined(__clang__)
+#define UNROLLED _Pragma("GCC unroll 4")
+#else
+#define UNROLLED
+#endif
+
 typedef union {
     float value;
     uint32_t bits;
 } float_bits;
 
-/* exp, to about one unit in the last place on [-40, 40]; arguments are clamped to this range. NaN stays NaN. */
-static inline float exponential(float x)
+/* The largest argument of the exponential. It is read as a volatile value, once per loop, so that compilers do not
+ * evaluate the exponential for it: they would replace a minimum by a long sequence of selections. */
+static const float largest_argument = 40.0f;
+#define LARGEST_ARGUMENT (*(const volatile float *)&largest_argument)
+
+/* exp, to about one unit in the last place on [-limit, limit]; arguments are clamped to this range. NaN stays NaN. */
+static inline float exponential(float x, float limit)
 {
     const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
     float_bits shifted, power;
     float n, f, p;
-    x = x > 40.0f ? 40.0f : x;
-    x = x < -40.0f ? -40.0f : x;
+    x = x > limit ? limit : x;
+    x = x < -limit ? -limit : x;
     shifted.value = x * 1.44269504f + magic;
     n = shifted.value - magic;
     f = n * -0.693359375f + x;
@@ -28,16 +40,16 @@ static inline float exponential(float x)
     return p * power.value;
 }
 
-static inline float sigmoid(float x)
+static inline float sigmoid(float x, float limit)
 {
-    return 1.0f / (1.0f + exponential(-x));
+    return 1.0f / (1.0f + exponential(-x, limit));
 }
 
 #if LSTM_ANY
 
-static inline float hyperbolic_tangent(float x)
+static inline float hyperbolic_tangent(float x, float limit)
 {
-    const float e = exponential(-2.0f * x);
+    const float e = exponential(-2.0f * x, limit);
     return (1.0f - e) / (1.0f + e);
 }
 #endif
@@ -48,9 +60,9 @@ typedef struct {
 } gru_gates;
 
 /* update = 1 / (1 + exp(u)) and candidate = tanh(a) share one division. */
-static inline gru_gates compute_gates(float u, float a)
+static inline gru_gates compute_gates(float u, float a, float limit)
 {
-    const float eu = 1.0f + exponential(u), ez = exponential(-2.0f * a);
+    const float eu = 1.0f + exponential(u, limit), ez = exponential(-2.0f * a, limit);
     const float both = 1.0f / (eu * (1.0f + ez));
     gru_gates g;
     g.update = (1.0f + ez) * both;
@@ -84,6 +96,41 @@ static void clear(float *to, int count)
     for (i = 0; i < count; ++i)
         to[i] = 0.0f;
 }
+
+/* Whether all values are finite. */
+static int are_finite(const float *values, int count)
+{
+    int i;
+#if defined(__SSE2__) || defined(__ARM_NEON)
+    uint32_t special = 0;
+    for (i = 0; i < count; ++i) {
+        float_bits v;
+        v.value = values[i];
+        special |= (v.bits & 0x7F800000u) == 0x7F800000u;
+    }
+    return special == 0;
+#else
+    float zero = 0.0f; /* compilers do not vectorise this sum, which takes fewer instructions without vectors */
+    UNROLLED for (i = 0; i < count; ++i)
+        zero += values[i] - values[i];
+    return zero == 0.0f;
+#endif
+}
+
+FIRED_FUNCTION
+#if BEFORE
+
+/* gated[k] = sigmoid(r[active[k]]) * value[k]. */
+static void apply_reset_gate(float *restrict gated, const float *r, const uint16_t *active, const float *value, int count)
+{
+    const float limit = LARGEST_ARGUMENT;
+    int k;
+    for (k = 0; k < count; ++k)
+        gated[k] = r[active[k]];
+    for (k = 0; k < count; ++k)
+        gated[k] = sigmoid(gated[k], limit) * value[k];
+}
+#endif
 #if DELTA_ANY
 
 /* List the units whose receivers hold a value other than zero. */
@@ -153,12 +200,22 @@ static float relaxed(relaxation r, int64_t steps, float c)
 #endif
 #if FLOAT32
 
-/* sum[j] = value * row[j] + sum[j] for every entry of a sparse vector, in order. */
-static void add_rows(float *restrict sum, int columns, const float *rows, const uint16_t *index, const float *value,
-                     int count)
+/* sum[j] = value * row[j] + sum[j] for every entry of a sparse vector, in order. Sums start at `start` if it is not
+ * null. */
+static void add_rows(float *restrict sum, const float *start, int columns, const float *rows, const uint16_t *index,
+                     const float *value, int count)
 {
     const size_t stride = (size_t)columns;
     int k = 0, j;
+    if (start != NULL && count == 0)
+        copy(sum, start, columns);
+    if (start != NULL && count > 0) {
+        const float *a = rows + index[0] * stride;
+        const float va = value[0];
+        UNROLLED for (j = 0; j < columns; ++j)
+            sum[j] = va * a[j] + start[j];
+        k = 1;
+    }
     for (; k + 8 <= count; k += 8) {
         const float *row[8];
         float v[8];
@@ -205,26 +262,32 @@ static void add_rows(float *restrict sum, int columns, const float *rows, const 
 /* Quantise a vector to eight bits and a sign: value ~ unit * q. Returns the unit. */
 static float quantise(const float *value, int count, int16_t *q)
 {
-    float magnitude = 0.0f, per_unit;
+    float_bits v;
+    uint32_t bits = 0;
+    float largest_value, per_unit;
     int k;
-    for (k = 0; k < count; ++k) {
-        const float v = value[k] < 0.0f ? -value[k] : value[k];
-        magnitude = v > magnitude ? v : magnitude;
+    for (k = 0; k < count; ++k) { /* magnitudes are ordered like their bits */
+        v.value = value[k];
+        v.bits &= 0x7FFFFFFFu;
+        bits = v.bits > bits ? v.bits : bits;
     }
-    per_unit = magnitude > 0.0f ? 255.0f / magnitude : 0.0f;
+    v.bits = bits;
+    largest_value = v.value;
+    per_unit = largest_value > 0.0f ? 255.0f / largest_value : 0.0f;
+    if (!is_finite(per_unit)) /* the vector is almost zero */
+        per_unit = 0.0f;
     for (k = 0; k < count; ++k) {
-        const float v = (value[k] < 0.0f ? -value[k] : value[k]) * per_unit + 0.5f;
-        const int16_t level = (int16_t)(v < 256.0f ? (int)v : 0); /* infinite if 255 / magnitude overflows */
-        q[k] = value[k] < 0.0f ? (int16_t)-level : level;
+        const float scaled = value[k] * per_unit;
+        q[k] = (int16_t)(int)(scaled < 0.0f ? scaled - 0.5f : scaled + 0.5f);
     }
-    return magnitude / 255.0f;
+    return largest_value / 255.0f;
 }
 
 /* The product of integers, in real numbers. */
-static void add_scaled(float *restrict sum, const int32_t *total, int columns, const float *scale, float unit)
+static inline void add_scaled(float *restrict sum, const int32_t *total, int columns, const float *scale, float unit)
 {
     int j;
-    for (j = 0; j < columns; ++j)
+    UNROLLED for (j = 0; j < columns; ++j)
         sum[j] = (float)total[j] * (unit * scale[j]) + sum[j];
 }
 #endif

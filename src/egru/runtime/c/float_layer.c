@@ -28,53 +28,60 @@ static int emit_LAYER(model_state *state)
 {
     enum { hidden = HIDDEN };
     float *c = state->c_LAYER;
+    uint8_t *fired = (uint8_t *)state->work.fired;
+    uint16_t *index = state->index_LAYER;
 #if LSTM
     const float *output = state->work.sum + 3 * hidden;
 #endif
-    float zero = 0.0f; /* stays zero unless a state is not finite */
-    int events = 0, active = 0, j;
-    for (j = 0; j < hidden; ++j) {
-        const float next = c[j];
-#if LSTM
+    int events, active = 0, j, k;
+    UNROLLED for (j = 0; j < hidden; ++j) {
+#if COMPARE_OUTPUT
         const float value = output[j];
 #else
-        const float value = next;
+        const float next = c[j];
 #endif
 #if DELTA
         const float change = COMPARED - state->y_LAYER[j];
 #endif
-        zero += next - next;
+        fired[j] = IS_EVENT > theta_LAYER[j];
+    }
+    events = list_fired(state->work.fired, hidden, index);
 #if SPARSE_Y
-        state->y_LAYER[j] = 0.0f;
+    clear(state->y_LAYER, hidden);
 #endif
-        if (IS_EVENT > theta_LAYER[j]) {
-            ++events;
-#if DELTA
-            state->index_LAYER[active] = (uint16_t)j;
-            state->value_LAYER[active++] = change;
+    if (!are_finite(c, hidden))
+        return -1;
+    for (k = 0; k < events; ++k) {
+#if LSTM
+        const float value = output[index[k]];
 #else
-            if (value != 0.0f) { /* a zero is an event, but adds nothing to a sum */
-                state->index_LAYER[active] = (uint16_t)j;
-                state->value_LAYER[active++] = value;
-            }
+        const float value = c[index[k]];
 #endif
-#if DENSE_Y
-            state->y_LAYER[j] = value;
-#endif
+        j = index[k];
+#if DELTA
+        state->value_LAYER[active++] = COMPARED_VALUE - state->y_LAYER[j];
+#else
 #if THRESHOLD
 #if SIGNED
-            c[j] = -rho_LAYER[j] * (COMPARED < 0.0f ? -theta_LAYER[j] : theta_LAYER[j]) + next;
+        c[j] = -rho_LAYER[j] * (COMPARED_VALUE < 0.0f ? -theta_LAYER[j] : theta_LAYER[j]) + c[j];
 #else
-            c[j] = -rho_LAYER[j] * theta_LAYER[j] + next;
+        c[j] = -rho_LAYER[j] * theta_LAYER[j] + c[j];
 #endif
 #endif
+        if (value != 0.0f) { /* a zero is an event, but adds nothing to a sum */
+            index[active] = (uint16_t)j;
+            state->value_LAYER[active++] = value;
         }
+#endif
+#if DENSE_Y
+        state->y_LAYER[j] = value;
+#endif
     }
     state->count_LAYER = active;
 #ifdef MODEL_COUNTERS
     state->events[LAYER] += (uint64_t)events;
 #endif
-    return zero == 0.0f ? events : -1;
+    return events;
 }
 
 /* Read a list of active inputs, update the units, write the list of events. Returns as emit_LAYER. */
@@ -92,6 +99,7 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
     const float *active_value = state->value_LAYER;
     int active_count = state->count_LAYER, j;
     float *c = state->c_LAYER;
+    const float limit = LARGEST_ARGUMENT;
 #if RECEIVES
     if (state->age == 0) { /* compute the sums from the outputs, not from their changes */
         copy(state->received_LAYER, bias_LAYER, GATES * hidden);
@@ -102,7 +110,6 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
     ADD_INPUTS;
     copy(sum, state->received_LAYER, GATES * hidden);
 #else
-    copy(sum, bias_LAYER, GATES * hidden);
     ADD_INPUTS;
 #endif
 #if DELTA
@@ -123,8 +130,7 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
     ADD_RECURRENT;
 #endif
 #if BEFORE
-    for (j = 0; j < active_count; ++j)
-        state->work.gated[j] = sigmoid(r[active[j]]) * active_value[j];
+    apply_reset_gate(state->work.gated, r, active, active_value, active_count);
     ADD_GATED;
 #endif
 #ifdef MODEL_COUNTERS
@@ -137,15 +143,15 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
         const float memory = c[j];
 #endif
 #if LSTM
-        const float added = sigmoid(sum[j]) * hyperbolic_tangent(sum[2 * hidden + j]);
-        float next = sigmoid(f[j]) * memory + added;
+        const float added = sigmoid(sum[j], limit) * hyperbolic_tangent(sum[2 * hidden + j], limit);
+        float next = sigmoid(f[j], limit) * memory + added;
 #else
 #if AFTER
-        const float a = sigmoid(r[j]) * sum[j - hidden] + z[j];
+        const float a = sigmoid(r[j], limit) * sum[j - hidden] + z[j];
 #else
         const float a = z[j];
 #endif
-        const gru_gates g = compute_gates(u[j], a);
+        const gru_gates g = compute_gates(u[j], a, limit);
         float next = g.update * (g.candidate - memory) + memory;
 #endif
 #if OUTPUT
@@ -155,7 +161,7 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
         next = KEEP_VALUE * (c[j] - next) + next;
 #endif
 #if LSTM
-        output[j] = sigmoid(output[j]) * hyperbolic_tangent(next);
+        output[j] = sigmoid(output[j], limit) * hyperbolic_tangent(next, limit);
 #endif
         c[j] = next;
     }
@@ -168,6 +174,7 @@ static int step_LAYER(model_state *state, const uint16_t *index, const float *va
 static void settle_LAYER(model_state *state)
 {
     enum { hidden = HIDDEN };
+    const float limit = LARGEST_ARGUMENT;
     float *sum = state->work.sum + FIRST_SUM * hidden;
     int j;
 #if RECEIVES
@@ -184,16 +191,16 @@ static void settle_LAYER(model_state *state)
 #endif
     for (j = 0; j < hidden; ++j) {
 #if LSTM
-        sum[2 * hidden + j] = sigmoid(sum[j]) * hyperbolic_tangent(sum[2 * hidden + j]);
-        sum[hidden + j] = sigmoid(sum[hidden + j]);
-        sum[3 * hidden + j] = sigmoid(sum[3 * hidden + j]);
+        sum[2 * hidden + j] = sigmoid(sum[j], limit) * hyperbolic_tangent(sum[2 * hidden + j], limit);
+        sum[hidden + j] = sigmoid(sum[hidden + j], limit);
+        sum[3 * hidden + j] = sigmoid(sum[3 * hidden + j], limit);
 #else
 #if AFTER
-        const float a = sigmoid(sum[j]) * sum[j - hidden] + sum[2 * hidden + j];
+        const float a = sigmoid(sum[j], limit) * sum[j - hidden] + sum[2 * hidden + j];
 #else
         const float a = sum[2 * hidden + j];
 #endif
-        const gru_gates g = compute_gates(sum[hidden + j], a);
+        const gru_gates g = compute_gates(sum[hidden + j], a, limit);
         sum[hidden + j] = g.update;
         sum[2 * hidden + j] = g.candidate;
 #endif
@@ -216,7 +223,7 @@ static inline relaxation relaxation_LAYER(const model_state *state, int j)
 static inline int fires_LAYER(const model_state *state, int j, float next)
 {
 #if COMPARE_OUTPUT
-    const float value = state->work.sum[3 * hidden_LAYER + j] * hyperbolic_tangent(next);
+    const float value = state->work.sum[3 * hidden_LAYER + j] * hyperbolic_tangent(next, LARGEST_ARGUMENT);
 #endif
 #if DELTA
     const float change = COMPARED - state->y_LAYER[j];
@@ -274,7 +281,7 @@ static int advance_LAYER(model_state *state, int64_t steps)
     relax_LAYER(state, steps);
 #if LSTM
     for (j = 0; j < hidden_LAYER; ++j)
-        output[j] = output[j] * hyperbolic_tangent(state->c_LAYER[j]);
+        output[j] = output[j] * hyperbolic_tangent(state->c_LAYER[j], LARGEST_ARGUMENT);
 #endif
 #ifdef MODEL_COUNTERS
     state->macs += (uint64_t)GATES * hidden_LAYER;

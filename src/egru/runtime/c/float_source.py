@@ -53,7 +53,7 @@ def float_source(network: Network, weights: CWeightFormat, name: str) -> dict[st
     )
     int8_names = TYPES | {"SCALE_TYPE": "float", "UNIT_TYPE": "float", "QUANTISE": "quantise(value, count, q)"}
     code = [
-        render("float_kernels.c", conditions, {}),
+        render("float_kernels.c", conditions, {"FIRED_FUNCTION": render("fired.c", {}, {}).strip()}),
         render("int8_rows.c", conditions, int8_names),
         *(_layer_source(network, i, matrices) for i in range(len(network.layers))),
         step,
@@ -92,6 +92,7 @@ def _layer_source(network: Network, index: int, matrices: dict[str, Matrix]) -> 
         "GATE_BLOCKS": "i, f, g, o" if conditions["LSTM"] else "r, u, z",
         "FIRST_SUM": str(int(conditions["AFTER"])),
         "COMPARED": compared,
+        "COMPARED_VALUE": "value" if conditions["COMPARE_OUTPUT"] or not conditions["LSTM"] else "c[j]",
         "IS_EVENT": {"positive": compared, "signed": f"magnitude({compared})", "delta": "magnitude(change)"}[
             layer.events
         ],

@@ -2,7 +2,11 @@
 
 /* total[j] = the sum of q[k] * row[j] over the entries of a sparse vector, |q[k]| <= 511. Columns are computed in blocks
  * of up to sixteen: `total` has room for `tile` columns, and the last row is followed by twelve more weights. */
+#if MODEL_ROWS == 1
 enum { tile = 256 };
+#else
+enum { tile = 512 };
+#endif
 #if MODEL_ROWS != 1
 
 /* A multiple of eight entries is added. The last ones are copied, and followed by zeros. */
@@ -24,43 +28,81 @@ static inline entries last_entries(const uint16_t *index, const int16_t *q, int 
 #endif
 #if MODEL_ROWS == 2
 
-static void accumulate(int32_t *total, int columns, const weight *rows, size_t stride, const uint16_t *index,
+/* A word of two columns is multiplied as a whole, and without its upper byte: the second product is that of the first
+ * column, and their difference is 256 times that of the second column. It fits into 32 bits for 128 rows. A multiply-add
+ * takes one word of each of two rows. */
+enum { rows_per_block = 128 };
+
+static inline void add_pair(__m128i *both, __m128i *first, const weight *a, const weight *b, __m128i q)
+{
+    const __m128i byte = _mm_set1_epi16(255);
+    const __m128i x = _mm_loadu_si128((const __m128i *)(const void *)a);
+    const __m128i y = _mm_loadu_si128((const __m128i *)(const void *)b);
+    const __m128i low = _mm_unpacklo_epi16(x, y), high = _mm_unpackhi_epi16(x, y);
+    both[0] = _mm_add_epi32(both[0], _mm_madd_epi16(low, q));
+    both[1] = _mm_add_epi32(both[1], _mm_madd_epi16(high, q));
+    first[0] = _mm_add_epi32(first[0], _mm_madd_epi16(_mm_and_si128(low, byte), q));
+    first[1] = _mm_add_epi32(first[1], _mm_madd_epi16(_mm_and_si128(high, byte), q));
+#ifdef __GNUC__
+    /* Compilers would add the products first, and lack registers for them. */
+    __asm__("" : "+x"(both[0]), "+x"(both[1]), "+x"(first[0]), "+x"(first[1]));
+#endif
+}
+
+static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
                        const int16_t *q, int count)
 {
-    const entries last = last_entries(index, q, count);
-    const __m128i zero = _mm_setzero_si128();
-    int32_t sum = 0;
-    int j, k, p;
-    for (k = 0; k < count; ++k)
-        sum += q[k];
-    for (j = 0; j < tile; ++j)
-        total[j] = -128 * sum; /* weights are stored plus 128 */
-    for (k = 0; k < count; k += 8) {
-        const uint16_t *at = k + 8 <= count ? index + k : last.index;
-        const int16_t *v = k + 8 <= count ? q + k : last.q;
-        const weight *row[8];
-        __m128i values[4]; /* a multiply-add takes one weight of each of two rows */
-        for (p = 0; p < 8; ++p)
-            row[p] = rows + at[p] * stride;
-        for (p = 0; p < 4; ++p)
-            values[p] = _mm_set1_epi32((int32_t)((uint32_t)(uint16_t)v[2 * p + 1] << 16 | (uint16_t)v[2 * p]));
-        for (j = 0; j < columns; j += 16) {
-            __m128i *const to = (__m128i *)(void *)(total + j);
-            __m128i s0 = _mm_loadu_si128(to), s1 = _mm_loadu_si128(to + 1);
-            __m128i s2 = _mm_loadu_si128(to + 2), s3 = _mm_loadu_si128(to + 3);
-            for (p = 0; p < 4; ++p) {
-                const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(row[2 * p] + j));
-                const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(row[2 * p + 1] + j));
-                const __m128i low = _mm_unpacklo_epi8(a, b), high = _mm_unpackhi_epi8(a, b);
-                s0 = _mm_add_epi32(s0, _mm_madd_epi16(_mm_unpacklo_epi8(low, zero), values[p]));
-                s1 = _mm_add_epi32(s1, _mm_madd_epi16(_mm_unpackhi_epi8(low, zero), values[p]));
-                s2 = _mm_add_epi32(s2, _mm_madd_epi16(_mm_unpacklo_epi8(high, zero), values[p]));
-                s3 = _mm_add_epi32(s3, _mm_madd_epi16(_mm_unpackhi_epi8(high, zero), values[p]));
+    int32_t words[tile];
+    int add, j, k, p;
+    for (add = 0; count > 0; add = 1, index += rows_per_block, q += rows_per_block, count -= rows_per_block) {
+        const int n = count < rows_per_block ? count : rows_per_block;
+        const entries last = last_entries(index, q, n);
+        int32_t sum = 0;
+        for (j = 0; j < (columns + 15) / 16 * 16; ++j)
+            words[j] = 0;
+        for (k = 0; k < n; ++k)
+            sum += q[k];
+        for (k = 0; k < n; k += 8) {
+            const uint16_t *at = k + 8 <= n ? index + k : last.index;
+            const int16_t *v = k + 8 <= n ? q + k : last.q;
+            const weight *const a = rows + at[0] * stride, *const b = rows + at[1] * stride;
+            const weight *const c = rows + at[2] * stride, *const d = rows + at[3] * stride;
+            const weight *const e = rows + at[4] * stride, *const f = rows + at[5] * stride;
+            const weight *const g = rows + at[6] * stride, *const h = rows + at[7] * stride;
+            __m128i values[4];
+            for (p = 0; p < 4; ++p)
+                values[p] = _mm_set1_epi32((int32_t)((uint32_t)(uint16_t)v[2 * p + 1] << 16 | (uint16_t)v[2 * p]));
+            for (j = 0; j < columns; j += 16) {
+                __m128i *const to = (__m128i *)(void *)(words + j);
+                __m128i both[2], first[2];
+                both[0] = _mm_loadu_si128(to);
+                both[1] = _mm_loadu_si128(to + 1);
+                first[0] = _mm_loadu_si128(to + 2);
+                first[1] = _mm_loadu_si128(to + 3);
+                add_pair(both, first, a + j, b + j, values[0]);
+                add_pair(both, first, c + j, d + j, values[1]);
+                if (k + 4 < n) {
+                    add_pair(both, first, e + j, f + j, values[2]);
+                    add_pair(both, first, g + j, h + j, values[3]);
+                }
+                _mm_storeu_si128(to, both[0]);
+                _mm_storeu_si128(to + 1, both[1]);
+                _mm_storeu_si128(to + 2, first[0]);
+                _mm_storeu_si128(to + 3, first[1]);
             }
-            _mm_storeu_si128(to, s0);
-            _mm_storeu_si128(to + 1, s1);
-            _mm_storeu_si128(to + 2, s2);
-            _mm_storeu_si128(to + 3, s3);
+        }
+        for (j = 0; j < columns; j += 16) { /* in the order of the columns */
+            const __m128i *const from = (const __m128i *)(const void *)(words + j);
+            __m128i *const to = (__m128i *)(void *)(total + j);
+            const __m128i offset = _mm_set1_epi32(128 * sum); /* first columns are stored plus 128 */
+            const __m128i f0 = _mm_loadu_si128(from + 2), f1 = _mm_loadu_si128(from + 3);
+            const __m128i s0 = _mm_srai_epi32(_mm_sub_epi32(_mm_loadu_si128(from), f0), 8);
+            const __m128i s1 = _mm_srai_epi32(_mm_sub_epi32(_mm_loadu_si128(from + 1), f1), 8);
+            const __m128i e0 = _mm_sub_epi32(f0, offset), e1 = _mm_sub_epi32(f1, offset);
+            const __m128i sums[4] = {_mm_unpacklo_epi32(e0, s0), _mm_unpackhi_epi32(e0, s0),
+                                     _mm_unpacklo_epi32(e1, s1), _mm_unpackhi_epi32(e1, s1)};
+            for (p = 0; p < 4; ++p)
+                _mm_storeu_si128(to + p, add ? _mm_add_epi32(sums[p], _mm_loadu_si128(to + p)) : sums[p]);
         }
     }
 }
@@ -82,7 +124,7 @@ static inline sums add_entries(const entry *e, const entry *end, size_t offset)
 {
     const uint32_t pair = 0xFF0000FFu;
     sums s = {0, 0};
-#if defined(__thumb2__) && defined(__GNUC__)
+#if defined(__thumb2__) && defined(__GNUC__) && defined(__OPTIMIZE__)
     /* Compilers do not load two entries at once. */
     __asm__("1:\n"
             ".rept 2\n"
@@ -121,32 +163,64 @@ static inline void split_columns(int32_t *total, int64_t sum, int32_t offset, in
     total[1] = high + (add ? total[1] : 0);
 }
 
+/* Write the rows and values of up to 64 entries, and zeros up to a multiple of four. Returns what the stored weights of
+ * every second column add to its sum. */
+static int32_t list_entries(entry *list, const weight *rows, size_t stride, const uint16_t *index, const int16_t *q,
+                            int count)
+{
+    int32_t offset = 0;
+    int k;
+    for (k = 0; k < count; ++k) {
+        list[k].row = rows + index[k] * stride;
+        list[k].q = q[k];
+        offset += 128 * q[k];
+    }
+    for (; k % 4 != 0; ++k) {
+        list[k].row = rows;
+        list[k].q = 0;
+    }
+    return offset;
+}
+
 static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
                        const int16_t *q, int count)
 {
     entry list[64];
-    int add, j, k;
-    for (add = 0; count > 0; add = 1) {
+    int add, j;
+    for (add = 0; count > 0; add = 1, index += 64, q += 64, count -= 64) {
         const int n = count < 64 ? count : 64;
-        const entry *end = list + (n + 3) / 4 * 4;
-        int32_t offset = 0;
-        for (k = 0; k < n; ++k) {
-            list[k].row = rows + index[k] * stride;
-            list[k].q = q[k];
-            offset += 128 * q[k];
-        }
-        for (; list + k < end; ++k) {
-            list[k].row = rows;
-            list[k].q = 0;
-        }
+        const int32_t offset = list_entries(list, rows, stride, index, q, n);
         for (j = 0; j < columns; j += 4) {
-            const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
+            const sums s = add_entries(list, list + (n + 3) / 4 * 4, (size_t)j / 4 * sizeof *rows);
             split_columns(total + j, s.first, offset, add);
             split_columns(total + j + 2, s.second, offset, add);
         }
-        index += n;
-        q += n;
-        count -= n;
+    }
+}
+
+/* The same for up to 64 entries, scaled and added to `sum` at once. Not inlined: the assembly needs most registers. */
+#ifdef __GNUC__
+__attribute__((noinline))
+#endif
+static void add_few_rows(OUT_TYPE *restrict sum, int columns, const weight *rows, size_t stride, const SCALE_TYPE *scale,
+                         UNIT_TYPE unit, const uint16_t *index, const int16_t *q, int count)
+{
+    entry list[64];
+    const int32_t offset = list_entries(list, rows, stride, index, q, count);
+    const entry *const end = list + (count + 3) / 4 * 4;
+    int32_t total[4];
+    int j;
+    for (j = 0; j + 4 <= columns; j += 4) {
+        const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
+        split_columns(total, s.first, offset, 0);
+        split_columns(total + 2, s.second, offset, 0);
+        add_scaled(sum + j, total, 4, scale + j, unit);
+    }
+    if (j < columns) {
+        const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
+        split_columns(total, s.first, offset, 0);
+        split_columns(total + 2, s.second, offset, 0);
+        add_scaled(sum + j, total, columns - j, scale + j, unit);
     }
 }
 #else
@@ -212,6 +286,12 @@ static void add_rows_int8(OUT_TYPE *sum, int columns, const weight *rows, const 
     int first;
     if (count > 0) {
         const UNIT_TYPE unit = QUANTISE;
+#if MODEL_ROWS == 1
+        if (count <= 64) {
+            add_few_rows(sum, columns, rows, stride, scale, unit, index, q, count);
+            return;
+        }
+#endif
         for (first = 0; first < columns; first += tile, rows += tile / 4 * weights_per_group) {
             const int n = columns - first < tile ? columns - first : tile;
             accumulate(total, n, rows, stride, index, q, count);

@@ -70,11 +70,12 @@ static void clear(int32_t *to, int count)
 }
 #if INT16
 
-/* Add value * row to pre-activations for every entry of a sparse vector of few inputs. */
-static void add_rows_int16(int32_t *restrict sum, int columns, const int16_t *rows, const int32_t *scale, int drop,
+/* Add value * row to pre-activations for every entry of a sparse vector of few inputs. Sums start at `start`. */
+static void add_rows_int16(int32_t *restrict sum, const int32_t *start, int columns, const int16_t *rows, const int32_t *scale, int drop,
                            const uint16_t *index, const int16_t *value, int count)
 {
     int j, k;
+    copy(sum, start, columns);
     for (k = 0; k < count; ++k) {
         const int16_t *row = rows + index[k] * (size_t)columns;
         const int32_t v = shift_right(value[k], drop);
@@ -101,7 +102,7 @@ static int quantise(const int16_t *value, int count, int drop, int16_t *q)
     return bits - drop;
 }
 
-static void add_scaled(int32_t *restrict sum, const int32_t *total, int columns, const int32_t *scale, int bits)
+static inline void add_scaled(int32_t *restrict sum, const int32_t *total, int columns, const int32_t *scale, int bits)
 {
     int j;
     for (j = 0; j < columns; ++j)

@@ -16,7 +16,6 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
 #ifdef MODEL_COUNTERS
     state->macs += 3u * hidden * ((uint64_t)count + (uint64_t)active_count + 1u);
 #endif
-    copy(sum, bias_LAYER, 3 * hidden);
     ADD_INPUTS;
 #if AFTER
     copy(sum - hidden, bias_q_LAYER, hidden);

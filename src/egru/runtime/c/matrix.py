@@ -33,10 +33,13 @@ class Matrix:
     text: str
     drop: int | None = None
 
-    def product(self, sum: str, columns: str, vector: str) -> str:
-        """Return the statement that adds the product with a sparse vector to ``sum``."""
+    def product(self, sum: str, columns: str, vector: str, start: str | None = None) -> str:
+        """Return the statement that adds the product with a sparse vector to ``sum``, or to a copy of ``start``."""
         name, function = self.name, "add_rows" if self.kind == "float32" else f"add_rows_{self.kind}"
+        starts_here = self.kind in ("float32", "int16")  # the functions of the other kinds add to `sum`
         arguments = [sum, columns, name]
+        if starts_here:
+            arguments.insert(1, start or "NULL")
         if self.kind == "sparse":
             arguments += [f"{name}_start", f"{name}_mask"]
         if self.kind != "float32":
@@ -48,7 +51,8 @@ class Matrix:
             arguments.append("state->work.q")
         if self.kind == "sparse":
             arguments.append("state->work.total")
-        return f"{function}({', '.join(arguments)})"
+        call = f"{function}({', '.join(arguments)})"
+        return call if start is None or starts_here else f"copy({sum}, {start}, {columns});\n    {call}"
 
 
 def flags(matrices: list[Matrix]) -> dict[str, bool]:
@@ -79,7 +83,7 @@ def int8_arrays(name: str, q: npt.NDArray[np.int8]) -> tuple[Kind, str]:
         values = rows[rows != 0] if rows.any() else np.zeros(1, np.int8)  # C has no empty arrays
         text = array("int8_t", name, values) + array("uint32_t", f"{name}_start", start)
         return "sparse", text + array("uint8_t", f"{name}_mask", mask)
-    # Groups of four columns, and three groups after the last row, because a vector of sixteen bytes is read.
+    # Groups of four columns, and three groups after the last row, because blocks of sixteen columns are read.
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).reshape(-1, 4)
     groups = ["W({},{},{},{})".format(*group) for group in [*padded.tolist(), *3 * [[0, 0, 0, 0]]]]
     return "int8", f"static const weight {name}[] = {{\n{lines(groups)}\n}};\n"
@@ -112,7 +116,8 @@ def layer_products(layer: Layer, index: int, matrices: dict[str, Matrix], receiv
     events, v = "active, active_value, active_count", matrices[f"v_{index}"]
     to = f"state->received_{index}" if receives else "sum"
     columns = f"{layer.gates} * hidden"
-    products = {"ADD_INPUTS": matrices[f"w_{index}"].product(to, columns, "index, value, count")}
+    start = None if receives else f"bias_{index}"
+    products = {"ADD_INPUTS": matrices[f"w_{index}"].product(to, columns, "index, value, count", start)}
     if layer.events == "delta":
         return products | {"ADD_RECURRENT": v.product("total", columns, events)}
     if layer.cell == "lstm":

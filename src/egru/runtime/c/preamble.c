@@ -21,7 +21,7 @@
 #if DENSE
 
 /* int8 weights are stored in groups of four columns. MODEL_ROWS selects how, and which loop adds them:
- * 2: bytes, as unsigned numbers, for pairs of rows in SSE2;
+ * 2: bytes, every second one plus 128, for pairs of rows in SSE2;
  * 1: words, for the 64-bit multiply-add of Thumb-2 processors without vectors;
  * 0: bytes, for a loop that compilers vectorise. */
 #ifndef MODEL_ROWS
@@ -37,7 +37,7 @@
 #include <emmintrin.h>
 typedef uint8_t weight;
 enum { weights_per_group = 4 };
-#define W(a, b, c, d) (a) + 128, (b) + 128, (c) + 128, (d) + 128
+#define W(a, b, c, d) (a) + 128, (b)&255, (c) + 128, (d)&255
 #elif MODEL_ROWS == 1
 typedef uint32_t weight;
 enum { weights_per_group = 1 };
