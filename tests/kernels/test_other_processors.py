@@ -91,7 +91,8 @@ def test_levels_of_the_continuous_engine_agree(programs: Path) -> None:
     result = subprocess.run(
         ["qemu-aarch64", "-cpu", "max", str(programs / "continuous_check")], capture_output=True, text=True
     )
-    assert (result.returncode, result.stdout[:8]) == (0, "27 cases"), result.stdout
+    assert result.returncode == 0, result.stdout
+    assert " 0 failures" in result.stdout
 
 
 @pytest.mark.parametrize(
