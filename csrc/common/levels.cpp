@@ -2,9 +2,12 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <initializer_list>
 #include <stdexcept>
 
-#if defined(EGRU_ARM) && defined(__linux__)
+#if defined(EGRU_X86)
+#include <cpuid.h>
+#elif defined(EGRU_ARM) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(EGRU_ARM) && defined(__APPLE__)
 #include <sys/sysctl.h>
@@ -19,6 +22,27 @@ namespace {
 constexpr const char* names[level_count] = {EGRU_LEVELS(EGRU_NAME)};
 constexpr int unset = -1;
 std::atomic<int> forced{unset};
+
+#ifdef EGRU_X86
+// __builtin_cpu_supports would be shorter, but not every runtime library has it on Windows.
+Level find_best_level() {
+    unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
+    const auto all = [](unsigned word, std::initializer_list<int> bits) {
+        for (const int bit : bits)
+            if ((word >> bit & 1) == 0) return false;
+        return true;
+    };
+    __get_cpuid(1, &a, &b, &c, &d);
+    if (!all(c, {12, 27, 28})) return Level::plain;  // fma, osxsave, avx
+    asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));  // registers that the system saves
+    if (!all(low, {1, 2})) return Level::plain;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !all(b, {3, 5, 8})) return Level::plain;  // bmi, avx2, bmi2
+    if (!all(low, {5, 6, 7}) || !all(b, {16, 17, 30, 31})) return Level::avx2;                // avx512 f, dq, bw, vl
+    if (!all(c, {1, 6, 11})) return Level::avx512;                                            // vbmi, vbmi2, vnni
+    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d) || !all(a, {5})) return Level::avx512;       // bf16
+    return Level::avx512_bf16;
+}
+#endif
 
 #ifdef EGRU_ARM
 // Whether the processor has the dot products of signed and unsigned bytes, which Arm calls FEAT_DotProd.
@@ -59,20 +83,8 @@ const char* level_name(Level level) { return names[static_cast<int>(level)]; }
 
 bool level_available(Level level) {
 #if defined(EGRU_X86)
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    switch (level) {
-        case Level::plain: return true;
-        case Level::avx2: return avx2;
-        case Level::avx512: return avx512;
-        case Level::avx512_bf16:
-            return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
-                   __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bf16");
-    }
-    return false;
+    static const Level best = find_best_level();
+    return static_cast<int>(level) <= static_cast<int>(best);
 #elif defined(EGRU_ARM)
     return level != Level::neon_dot || has_dot_products();  // every 64-bit Arm processor has NEON
 #else

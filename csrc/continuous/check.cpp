@@ -38,7 +38,7 @@ struct Rule {
     Values x, w, A;
     explicit Rule(int n) {
         for (int i = 0; i < n; ++i) {
-            double t = std::cos(M_PI * (n - i - 0.25) / (n + 0.5)), slope = 1;
+            double t = std::cos(std::acos(-1.0) * (n - i - 0.25) / (n + 0.5)), slope = 1;
             for (int step = 0; step < 50; ++step) {
                 double p = 1, q = 0;
                 for (int k = 1; k <= n; ++k) {
