@@ -17,9 +17,12 @@ of the plane over effective MACs and active rows: the non-zero inputs and events
 """
 
 import argparse
+import contextlib
+import ctypes
 import datetime
 import itertools
 import json
+import os
 import pathlib
 import statistics
 import sys
@@ -76,7 +79,8 @@ def measure(layer: egru.EGRU, x: torch.Tensor, weights: WeightFormat, turns: int
     for engine in engines.values():
         engine.reset_activity()
     for first in range(turns + 1):
-        for packing, engine in engines.items():
+        for packing in (PACKINGS * 2)[first % 3 : first % 3 + 3]:  # each comes first equally often
+            engine = engines[packing]
             inputs = list(itertools.islice(steps[packing], turn))
             start = time.thread_time()
             for vector in inputs:
@@ -164,6 +168,12 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
     plt.close(figure)
 
 
+def use_fresh_pages() -> None:
+    """Make glibc map new pages for large matrices. Engines in reused memory may have no huge pages and be slower."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15, help="turns per contestant; default: %(default)s")
@@ -173,12 +183,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plot", type=pathlib.Path, help="draw the result to this file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    use_fresh_pages()
+    load = os.getloadavg()[0]
     sizes, sparsities = ((64,), (0.0, 0.9)) if options.quick else (SIZES, SPARSITIES)
     result = compare(sizes, sparsities, options.turns, options.turn)
     result |= {
         "block": BLOCK,
         "unit": "microseconds per step",
         "threads": 1,
+        "load_average": load,  # processes that compete for the cores; timings need a value near 0
         "torch": torch.__version__,
         "machine": machine(),
         "date": datetime.date.today().isoformat(),
