@@ -283,8 +283,11 @@ def _ncnn_rival(name: str, gru: nn.GRU, x: Tensor, int8: bool) -> Rival:
             raise RuntimeError(f"{name} returned {status}")
         return result.clone()  # the extractor owns the memory
 
-    single = [ncnn.Mat(row.reshape(1, -1).numpy()).clone() for row in x]
-    zeros, whole = ncnn.Mat(np.zeros((1, H), np.float32)).clone(), ncnn.Mat(x.numpy()).clone()
+    def mat(values: np.ndarray) -> Any:
+        return ncnn.Mat(values).clone()  # a Mat does not keep its array alive
+
+    single, whole = [mat(row.reshape(1, -1).numpy()) for row in x], mat(x.numpy())
+    zeros = mat(np.zeros((1, H), np.float32))
     return Rival(name, _stepper(lambda i, h: run(single[i], h, "last"), lambda: zeros), lambda: run(whole, zeros, "y"))
 
 
