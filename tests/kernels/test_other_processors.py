@@ -99,12 +99,14 @@ def test_levels_of_the_continuous_engine_agree(programs: Path) -> None:
     ("target", "system", "processor"),
     [("aarch64-macos", "Darwin", "arm64"), ("x86_64-windows-gnu", "Windows", "AMD64")],
 )
-def test_programs_compile_and_link(target: str, system: str, processor: str, tmp_path: Path) -> None:
+def test_programs_compile_and_link(target: str, system: str, processor: str) -> None:
     if importlib.util.find_spec("ziglang") is None or shutil.which("cmake") is None:
         pytest.skip("requires cmake and Zig (pip install ziglang)")
+    scripts = BUILD / f"{target}-tools"  # not a temporary folder: CMake configures anew if the compiler has moved
+    scripts.mkdir(parents=True, exist_ok=True)
     tools = {"c++": f"c++ -target {target}", "ar": "ar", "ranlib": "ranlib"}
     for name, arguments in tools.items():
-        script = tmp_path / name
+        script = scripts / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m ziglang {arguments} "$@"\n')
         script.chmod(0o755)
     folder = build(
@@ -112,8 +114,8 @@ def test_programs_compile_and_link(target: str, system: str, processor: str, tmp
         "-DCMAKE_BUILD_TYPE=MinSizeRel",
         f"-DCMAKE_SYSTEM_NAME={system}",
         f"-DCMAKE_SYSTEM_PROCESSOR={processor}",
-        f"-DCMAKE_CXX_COMPILER={tmp_path / 'c++'}",
-        f"-DCMAKE_AR={tmp_path / 'ar'}",
-        f"-DCMAKE_RANLIB={tmp_path / 'ranlib'}",
+        f"-DCMAKE_CXX_COMPILER={scripts / 'c++'}",
+        f"-DCMAKE_AR={scripts / 'ar'}",
+        f"-DCMAKE_RANLIB={scripts / 'ranlib'}",
     )
     assert any(folder.glob("engine_check*"))
