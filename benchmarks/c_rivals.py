@@ -74,7 +74,9 @@ def event_contestants(units: int, folder: Path) -> list[Contestant]:
         network = CNetwork(library, "net", units, integer)
         steps = network.run(x) / (2.0**16 if integer else 1.0)
         expected = outputs["int8" if weights == "int8" else "float32"]
-        share = float((np.abs(steps - expected) > 1e-3).mean())  # rounding moves single events
+        share = _share_that_differs(steps, expected)  # rounding moves single events
+        # The integer form rounds weights and states. Rounding the weights alone changes a tenth of the outputs here.
+        limit = 2 * _share_that_differs(outputs["int8"], outputs["float32"]) if integer else 0.01
         values = fixed_point(x) if integer else x.numpy()
         pointers = [address(values[i : i + 1]) for i in range(LENGTH)]
         buffer = np.empty(units, np.int32 if integer else np.float32)
@@ -84,11 +86,15 @@ def event_contestants(units: int, folder: Path) -> list[Contestant]:
                 f"C code {weights}",
                 lambda i, f=step, n=network, p=pointers, to=target: f(n.state, p[i], to),
                 lambda f=run, n=network, p=pointers, to=target: f(n.state, p[0], LENGTH, to),
-                "" if share < (0.25 if integer else 0.01) else f"{share:.1%} of the outputs differ",
+                "" if share < limit else f"{share:.1%} of the outputs differ, more than {limit:.1%}",
                 lambda share=share, values=values, buffer=buffer: {"outputs_that_differ": share},
             )
         )
     return result
+
+
+def _share_that_differs(y: np.ndarray, other: np.ndarray) -> float:
+    return float((np.abs(y - other) > 1e-3).mean())
 
 
 def run(units: int, rounds: int) -> dict[str, Any]:

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <vector>
 
 namespace egru::engine {
 namespace {
@@ -214,6 +216,17 @@ void Engine::set_trace(const double* trace, const int64_t* steps) {
     const size_t width = trace_.size() / static_cast<size_t>(options_.streams);
     for (int s = 0; s < options_.streams; ++s) std::copy_n(trace + s * outputs(), outputs(), trace_.data() + s * width);
     std::copy_n(steps, options_.streams, trace_steps_.begin());
+}
+
+void Engine::top(const float* scores, int k, int64_t* index, float* value) const {
+    constexpr int most_inserted = 64;
+    if (k <= most_inserted) return table_->top(scores, outputs(), k, index, value);
+    std::vector<int64_t> order(static_cast<size_t>(outputs()));
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + k, order.end(), [scores](int64_t a, int64_t b) {
+        return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    });
+    for (int i = 0; i < k; ++i) value[i] = scores[index[i] = order[static_cast<size_t>(i)]];
 }
 
 }  // namespace egru::engine

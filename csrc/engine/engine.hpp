@@ -96,9 +96,7 @@ public:
 
     // log(sum(exp(scores))) of `outputs()` scores, and their k largest with their indices.
     double log_sum_exp(const float* scores) const { return table_->log_sum_exp(scores, outputs()); }
-    void top(const float* scores, int k, int64_t* index, float* value) const {
-        table_->top(scores, outputs(), k, index, value);
-    }
+    void top(const float* scores, int k, int64_t* index, float* value) const;
 
     // Set states and trace to zero: those of the streams with a non-zero `mask`, (streams), or all if it is null.
     void reset(const uint8_t* mask = nullptr);

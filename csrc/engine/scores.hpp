@@ -3,18 +3,13 @@
 // Included by kernels.cpp, which is compiled once per dispatch level.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <numeric>
-#include <vector>
 
 #include "common/floats.hpp"
 #include "engine/kernels.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
-
-constexpr int most_inserted = 64;  // more scores are found by sorting all indices
 
 double log_sum_exp(const float* scores, int n) {
     float largest = scores[0];
@@ -25,9 +20,9 @@ double log_sum_exp(const float* scores, int n) {
             const Floats v = loadf(scores + j);
             high = v > high ? v : high;
         }
-        for (int i = 0; i < width; ++i) largest = std::max(largest, static_cast<float>(high[i]));
+        for (int i = 0; i < width; ++i) largest = high[i] > largest ? high[i] : largest;
     }
-    for (; j < n; ++j) largest = std::max(largest, scores[j]);
+    for (; j < n; ++j) largest = scores[j] > largest ? scores[j] : largest;
     const Floats shift = all(largest);
     // Sums of 64 vectors in float32 are added in float64, so that the error does not grow with n.
     double total = 0;
@@ -53,16 +48,8 @@ inline void insert(float score, int64_t at, int k, int& count, int64_t* index, f
     index[place] = at;
 }
 
+// For small k; Engine::top sorts for larger ones.
 void top(const float* scores, int n, int k, int64_t* index, float* value) {
-    if (k > most_inserted) {
-        std::vector<int64_t> order(static_cast<size_t>(n));
-        std::iota(order.begin(), order.end(), 0);
-        std::partial_sort(order.begin(), order.begin() + k, order.end(), [scores](int64_t a, int64_t b) {
-            return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-        });
-        for (int i = 0; i < k; ++i) value[i] = scores[index[i] = order[static_cast<size_t>(i)]];
-        return;
-    }
     int count = 0, j = 0;
     for (; j < n && count < k; ++j) insert(scores[j], j, k, count, index, value);
     for (; j + width <= n; j += width) {

@@ -3,7 +3,6 @@
 // Included by kernels.cpp, which is compiled once per dispatch level.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "common/floats.hpp"
@@ -39,9 +38,15 @@ public:
 
 private:
     uint32_t at(Blocks blocks, int block) const {
-        const uint16_t* found =
-            std::lower_bound(block_ + blocks.begin, block_ + blocks.end, static_cast<uint16_t>(block));
-        return static_cast<uint32_t>(found - block_);
+        uint32_t low = blocks.begin, high = blocks.end;  // binary search for the first block that is not smaller
+        while (low < high) {
+            const uint32_t middle = low + (high - low) / 2;
+            if (block_[middle] < block)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        return low;
     }
     const uint32_t* start_;
     const uint16_t* block_;
