@@ -92,3 +92,9 @@ def test_call_overhead() -> None:
         assert calls(lambda: layer(x)) <= 135
         assert calls(lambda: cell(x[0])) <= 125
     assert calls(lambda: layer(x)) <= 150
+
+
+def test_parameters_are_checked_without_torch(monkeypatch):
+    layer, x = egru.EGRU(3, 8, backend="reference"), torch.randn(1, 2, 3)
+    monkeypatch.setattr(torch, "isfinite", lambda _: pytest.fail("torch.isfinite is slow on the CPU"))
+    layer(x)
