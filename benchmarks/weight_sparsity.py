@@ -126,8 +126,8 @@ def compare(sizes: tuple[int, ...], sparsities: tuple[float, ...], turns: int, t
             for packing, values in times.items():
                 r2, (intercept, slope) = fit([macs], values)
                 plane, _ = fit([macs, active], values)
-                fits.append({"hidden": rows[-1]["hidden"], "weights": weights, "packing": packing, "r2": r2, "r2_with_rows": plane})
-                fits[-1] |= {"ns_per_mac": 1e3 * slope, "intercept_us": intercept}
+                fits.append({"hidden": rows[-1]["hidden"], "weights": weights, "packing": packing, "r2": r2})
+                fits[-1] |= {"r2_with_rows": plane, "ns_per_mac": 1e3 * slope, "intercept_us": intercept}
                 print(
                     f"{hidden} {weights} {packing}: R2 {r2:.4f} ({plane:.4f} with active rows), "
                     f"{1e3 * slope:.4f} ns per MAC + {intercept:.1f} us"
