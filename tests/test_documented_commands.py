@@ -1,6 +1,7 @@
 """Check the shell commands of the documentation: all are accepted, and those that need nothing special run.
 
-A command is left out if it names a GPU or a data set that has to be downloaded. Other commands that a test cannot run
+A command is left out if it installs or builds the package, which `make setup` does before any test, or if it names a
+GPU or a data set that has to be downloaded. Other commands that a test cannot run
 carry a comment before their block, ``<!-- not run: REASON -->``, with one of ``REASONS``.
 """
 
@@ -10,6 +11,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +30,7 @@ REASONS = {
     "tools": "needs other tools or an energy counter",
     "another test": "run by the test that the comment names",
 }
-COMMAND = re.compile(r"^(?: {4}|!|\$ )?((?:egru|torchrun|python|make) .*)$")
+COMMAND = re.compile(r"^(?: {4}|!|\$ )?((?:egru|torchrun|python|make|pip|cmake|\.venv/bin/pre-commit) .*)$")
 ROW = re.compile(r"^\| `(egru [^`]+ [^`]+)` \|")
 MARK = re.compile(r"^<!-- not run: ([a-z ]+?)(?: \((.*)\))? -->$")
 DATA = re.compile(r"^p?smnist|^ptb|^wikitext2|^dvs")
@@ -49,6 +51,8 @@ class Command(NamedTuple):
     def left_out(self) -> str:
         """Why no test runs the command; empty if one does."""
         text = " ".join(self.words)
+        if self.words[0] in ("pip", "cmake", ".venv/bin/pre-commit"):
+            return "install"
         if re.search(r"--device cuda|bench gpu|cuda:0|--nnodes|--nproc-per-node 8", self.line):
             return "GPU"
         trains = re.match(r"egru (?:train|sweep|evaluate|quieten) (\S+)", text)
@@ -85,6 +89,16 @@ def refusal(program: str, *arguments: str) -> str:
     if program == "python":
         script = next((word for word in arguments if word.endswith(".py")), "mine.py")
         return "" if script == "mine.py" or (ROOT / script).exists() else "there is no such file"
+    if program == "pip":
+        extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+        unknown = [name for word in arguments for name in re.findall(r"\[(.*)\]", word) if name not in extras]
+        return f"there is no extra {unknown[0]}" if unknown else ""
+    if program == "cmake":
+        options = re.findall(r"-D(EGRU_\w+)", " ".join(arguments))
+        unknown = [name for name in options if f"option({name} " not in (ROOT / "CMakeLists.txt").read_text()]
+        return f"there is no option {unknown[0]}" if unknown else ""
+    if program.endswith("pre-commit"):
+        return "" if (ROOT / ".pre-commit-config.yaml").is_file() else "there is no configuration of pre-commit"
     trains = arguments[0] in ("train", "sweep") and "--resume" not in arguments and "RECIPE" not in arguments
     if trains and len(arguments) > 1:
         code = cli.main([word for word in arguments if word != "--help"])
