@@ -5,7 +5,8 @@
     python benchmarks/continuous_tasks.py FOLDER --collect     # write benchmarks/results/continuous_tasks.json
 
 Every entry is one run of examples/continuous.py in a process with one thread. Its result is written to FOLDER as soon
-as it is known, and a run whose result is there is not repeated. For variants in SEARCH, each candidate is first trained
+as it is known, and a run whose result is there is not repeated. benchmarks/results/continuous_tasks holds the runs that
+are finished so far. For variants in SEARCH, each candidate is first trained
 once, with seed 100, and the one with the highest validation accuracy is used for all seeds. The test set is used once
 per run, with the final settings. "frozen" trains only the output units on a random recurrent layer, with the settings
 of the trained network. The baselines are logistic regressions on the number of events per channel and on the event
