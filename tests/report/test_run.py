@@ -62,7 +62,8 @@ def test_event_layers_are_those_with_backward_sparsity():
     [
         ({"accuracy": math.nan}, "accuracy must be a fraction between 0 and 1, got nan"),
         ({"accuracy": 97.8}, r"accuracy must be a fraction between 0 and 1, got 97\.8"),
-        ({"epochs": 0}, "history must contain at least one epoch, got none"),
+        ({"accuracy": None}, "accuracy or loss is required, got None for both"),
+        ({"loss": math.nan}, "loss must be finite, got nan"),
         ({"seconds": -1.0}, r"seconds must be finite and not negative, got -1\.0"),
         ({"seconds": math.inf}, "seconds must be finite and not negative, got inf"),
         ({"name": " "}, "name must not be empty"),

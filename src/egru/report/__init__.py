@@ -4,6 +4,7 @@ The page requires no other package. The figures require matplotlib and the table
 (``pip install 'egru[demo]'``); both are imported on first use.
 """
 
+from egru.report.models import report_models
 from egru.report.page import read_runs, write_report
 from egru.report.pareto import pareto_front
 from egru.report.plots import activity_histogram, macs_bar, training_curves
@@ -27,6 +28,7 @@ __all__ = [
     "pareto_front",
     "print_table",
     "read_runs",
+    "report_models",
     "training_curves",
     "write_report",
 ]

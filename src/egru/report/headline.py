@@ -24,7 +24,7 @@ def find_baseline(run: RunReport, runs: Sequence[RunReport]) -> RunReport | None
 
 def different_tasks(runs: Sequence[RunReport]) -> str | None:
     """Say which runs cannot be compared because of their data or split. None if all can."""
-    groups: dict[tuple[str, str, bool], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for run in runs:
         groups.setdefault(run.task, []).append(run.name)
     if len(groups) == 1:
@@ -47,9 +47,7 @@ def headline(runs: Sequence[RunReport]) -> str:
 
 def score_text(run: RunReport) -> str:
     """Name and value of the score."""
-    if run.perplexity is not None:
-        return f"{run.split} perplexity of {run.perplexity:.1f}"
-    return f"{run.split} accuracy of {format.percent(run.accuracy)}"
+    return f"{run.split} {run.score.name} of {run.score.text}"
 
 
 def summary(run: RunReport, baseline: RunReport | None) -> str:
@@ -66,22 +64,19 @@ def _quality(run: RunReport, baseline: RunReport | None) -> str:
     """The score, compared with the baseline if there is one."""
     if baseline is None:
         return score_text(run)
-    if baseline.perplexity is not None:
-        return f"{score_text(run)} ({baseline.name}: {baseline.perplexity:.1f})"
-    difference = run.accuracy - baseline.accuracy
+    if run.score.name != "accuracy":
+        return f"{score_text(run)} ({baseline.name}: {baseline.score.text})"
+    difference = run.score.value - baseline.score.value
     return f"{run.split} accuracy {format.accuracy_difference(difference, baseline.name)}"
 
 
 def cards(run: RunReport, baseline: RunReport | None) -> list[Card]:
     """Return quality, activity sparsity, savings and energy of a run."""
     activity = run.activity
-    reference = "no dense baseline"
-    if baseline is not None:
-        reference = f"{baseline.name}: {format.percent(baseline.accuracy)}"
-    quality = Card(format.percent(run.accuracy), f"{run.split} accuracy", reference)
-    if run.perplexity is not None:
+    detail = "no dense baseline" if baseline is None else f"{baseline.name}: {baseline.score.text}"
+    if run.score.name == "perplexity" and run.accuracy is not None:
         detail = f"{format.percent(run.accuracy)} of next words predicted correctly"
-        quality = Card(f"{run.perplexity:.1f}", f"{run.split} perplexity", detail)
+    quality = Card(run.score.text, f"{run.split} {run.score.name}", detail)
     forward = baseline and baseline.activity.forward_macs
     backward = baseline and baseline.activity.backward_macs
     return [

@@ -194,7 +194,9 @@ def _page(
             if run.search
         ]
     parts += [*([] if several else [numbers])]
-    parts += ["<h2>Command</h2>", f"<pre>{escape(_commands(record['command'], runs))}</pre>", differing_settings(runs)]
+    if commands := _commands(record["command"], runs):
+        parts += ["<h2>Command</h2>", f"<pre>{escape(commands)}</pre>"]
+    parts.append(differing_settings(runs))
     parts.append(
         f'<div class="facts"><section><h2>Settings</h2>{shared_settings(runs, record["config"])}</section>'
         f"<section><h2>Environment</h2>{environments(runs, environment, record['date'])}</section></div>"
@@ -227,7 +229,8 @@ def _headlines(title: str, runs: Sequence[RunReport], with_cards: bool) -> list[
         *parts,
         small(
             "Computation is counted in multiply-accumulates (MACs), not timed. The count assumes hardware that skips "
-            "zeros and is compared with the same network with nothing skipped. Each model was trained once."
+            "zeros and is compared with the same network with nothing skipped. The numbers of a model are those of one "
+            "training run."
         ),
         small(f"The energy estimate assumes {'; or '.join(assumptions)}."),
     ]
@@ -257,10 +260,11 @@ def _table(runs: Sequence[RunReport]) -> str:
 def _search(run: RunReport, search: ThresholdSearch, figure: Figure) -> str:
     """Describe how a run was derived: where from, the time, and the validation scores before and after."""
     before, after = search.trials[0], search.trials[search.chosen]
+    duration = "" if run.seconds is None else f" in {format.seconds(run.seconds)}"
     number = f"{len(search.trials)} settings" if len(search.trials) > 1 else "one setting"
     text = (
         f"{run.name} is {search.source} with raised thresholds; nothing was trained. The search measured {number} of "
-        f"the thresholds on the validation split in {format.seconds(run.seconds)}."
+        f"the thresholds on the validation split{duration}."
     )
     rows = [
         ("smallest threshold, per layer", [floors(trial) for trial in (before, after)]),

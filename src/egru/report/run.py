@@ -4,13 +4,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from egru import format
 from egru.activity import ActivitySummary, LayerActivity
 from egru.environment import Environment
-from egru.records import JSONRecord
+from egru.records import OPTIONAL, JSONRecord
 from egru.training.records import ThresholdTrial
 
 
@@ -97,17 +98,26 @@ class StepTime(JSONRecord):
             raise ValueError(f"StepTime: seconds must be positive and finite, got {self.seconds!r}")
 
 
+class Score(NamedTuple):
+    """Quality of a model: the name of the measure, its value, and the value as text."""
+
+    name: Literal["accuracy", "perplexity", "loss"]
+    value: float
+    text: str
+
+
 @dataclasses.dataclass(frozen=True)
 class RunReport(JSONRecord):
     """The numbers of one model.
 
     Attributes:
         name: Name in figures and tables, such as "GRU". Unique among the runs of a report.
-        history: One entry per epoch, in order. Empty if the run was derived from another one by a ``search``.
-        accuracy: Accuracy on ``split``, as a fraction.
+        history: One entry per epoch, in order. Empty if the run was derived from another one by a ``search``, or if its
+            training was not recorded.
+        accuracy: Accuracy on ``split``, as a fraction. None if only ``loss`` was measured.
         activity: Activity on ``split``, from :meth:`egru.ActivityMonitor.summary`.
-        seconds: Duration of training, or of the ``search``.
-        seed: Seed of the run.
+        seconds: Duration of training, or of the ``search``. None if it is not known.
+        seed: Seed of the run. None if it is not known.
         perplexity: Perplexity of a language model on ``split``, None for other models.
         split: The split that was scored: "validation" for a run whose test split was not scored.
         search: The search that the run was derived by. None for a run that was trained.
@@ -116,6 +126,7 @@ class RunReport(JSONRecord):
         changed: Names of the settings that differ from the recipe. They are listed first.
         environment: Software and hardware of the run. If None, those of the process that writes the report are shown.
         command: Command that repeats the run.
+        loss: Mean loss on ``split``. Required if there is no accuracy.
 
     Raises:
         ValueError: If a value is not accepted; the message names the run and the field.
@@ -123,10 +134,10 @@ class RunReport(JSONRecord):
 
     name: str
     history: tuple[Epoch, ...]
-    accuracy: float
+    accuracy: float | None
     activity: ActivitySummary
-    seconds: float
-    seed: int
+    seconds: float | None
+    seed: int | None
     perplexity: float | None = None
     split: Literal["test", "validation"] = "test"
     search: ThresholdSearch | None = None
@@ -135,27 +146,42 @@ class RunReport(JSONRecord):
     changed: tuple[str, ...] = ()
     environment: Environment | None = None
     command: str = ""
+    loss: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ValueError(f"RunReport: name must not be empty, got {self.name!r}")
         where = f"RunReport {self.name!r}"
-        if bool(self.history) == (self.search is not None):
-            found = f"{len(self.history)} epochs" if self.history else "none"
-            needed = "be empty with a search" if self.search is not None else "contain at least one epoch"
-            raise ValueError(f"{where}: history must {needed}, got {found}")
+        if self.history and self.search is not None:
+            raise ValueError(f"{where}: history must be empty with a search, got {len(self.history)} epochs")
         epochs = [entry.epoch for entry in self.history]
         if any(b <= a for a, b in itertools.pairwise(epochs)):
             raise ValueError(f"{where}: the epochs of history must increase, got {epochs}")
-        _fraction(where, "accuracy", self.accuracy)
+        if self.accuracy is None and self.loss is None:
+            raise ValueError(f"{where}: accuracy or loss is required, got None for both")
+        if self.accuracy is not None:
+            _fraction(where, "accuracy", self.accuracy)
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise ValueError(f"{where}: loss must be finite, got {self.loss!r}")
         if self.perplexity is not None and not (math.isfinite(self.perplexity) and self.perplexity >= 1):
             raise ValueError(f"{where}: perplexity must be finite and at least 1, got {self.perplexity!r}")
-        _duration(where, self.seconds)
+        if self.seconds is not None:
+            _duration(where, self.seconds)
 
     @property
-    def task(self) -> tuple[str, str, bool]:
-        """Data set, split, and whether the score is an accuracy. Only runs with the same task are compared."""
-        return str(self.config.get("data", "")), self.split, self.perplexity is None
+    def score(self) -> Score:
+        """The quality that the page compares: the perplexity, or else the accuracy, or else the loss."""
+        if self.perplexity is not None:
+            return Score("perplexity", self.perplexity, f"{self.perplexity:.1f}")
+        if self.accuracy is not None:
+            return Score("accuracy", self.accuracy, format.percent(self.accuracy))
+        assert self.loss is not None
+        return Score("loss", self.loss, f"{self.loss:.4g}")
+
+    @property
+    def task(self) -> tuple[str, str, str]:
+        """Data set, split and name of the score. Only runs with the same task are compared."""
+        return str(self.config.get("data", "")), self.split, self.score.name
 
     @property
     def event_layers(self) -> tuple[LayerActivity, ...]:

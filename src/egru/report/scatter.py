@@ -63,20 +63,20 @@ def quality(runs: Sequence[RunReport]) -> Figure | None:
         return run.step_time and run.step_time.seconds
 
     ordered = sorted(numbered, key=lambda entry: entry[1].task)
-    for (data, split, is_accuracy), entries in itertools.groupby(ordered, key=lambda entry: entry[1].task):
+    for (data, split, name), entries in itertools.groupby(ordered, key=lambda entry: entry[1].task):
         group = list(entries)
         if len(group) < 2:
             continue
         shown |= {number for number, _, _ in group}
-        score = f"{split} {'accuracy' if is_accuracy else 'perplexity'}"
-        vertical = Axis(score, "percent" if is_accuracy else "number")
+        score = f"{split} {name}"
+        vertical = Axis(score, "percent" if name == "accuracy" else "number")
         costs: list[tuple[Axis, Callable[[RunReport], float | None]]] = [
             (Axis("forward MACs per step", "count"), lambda run: run.activity.forward_macs),
             (Axis("measured time per step", "seconds"), step_time),
         ]
         for horizontal, cost in costs:
             points = [
-                {"x": x, "y": run.accuracy if run.perplexity is None else run.perplexity, "label": str(number)}
+                {"x": x, "y": run.score.value, "label": str(number)}
                 | {"name": run.name, "colour": colour, "hollow": not run.event_layers}
                 | ({"note": f"{time.method}, {time.machine}"} if (time := run.step_time) and cost is step_time else {})
                 for number, run, colour in group

@@ -26,6 +26,7 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
     rows = [
         score("perplexity", lambda run: None if run.perplexity is None else f"{run.perplexity:.1f}"),
         score("accuracy", lambda run: format.percent(run.accuracy)),
+        score("loss", lambda run: None if run.loss is None else f"{run.loss:.4g}"),
         (
             "validation accuracy (last epoch)",
             cells(lambda run: format.percent(run.history[-1].validation_accuracy) if run.history else None),
@@ -48,9 +49,15 @@ def measures(runs: Sequence[RunReport]) -> list[tuple[str, list[str]]]:
         ("time per step (measured)", cells(lambda run: run.step_time and format.seconds(run.step_time.seconds))),
         ("parameters", cells(lambda run: f"{run.activity.parameters:,}")),
         ("epochs", cells(lambda run: f"{len(run.history)}" if run.history else None)),
-        ("training time", cells(lambda run: None if run.search else format.seconds(run.seconds))),
-        ("time of the threshold search", cells(lambda run: format.seconds(run.seconds) if run.search else None)),
-        ("seed", cells(lambda run: f"{run.seed}")),
+        (
+            "training time",
+            cells(lambda run: None if run.search or run.seconds is None else format.seconds(run.seconds)),
+        ),
+        (
+            "time of the threshold search",
+            cells(lambda run: format.seconds(run.seconds) if run.search and run.seconds is not None else None),
+        ),
+        ("seed", cells(lambda run: None if run.seed is None else f"{run.seed}")),
     ]
     always = {"backward sparsity (paper)", "backward sparsity (skippable)"}
     return [(label, row) for label, row in rows if label in always or set(row) != {"-"}]
