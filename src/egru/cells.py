@@ -48,6 +48,12 @@ def gru_update(
 
     Returns:
         The update with the gates ``(u, r, z)``, followed by ``q = y V_z + b`` for ``"after"``.
+
+    Example:
+        >>> y = memory = torch.zeros(2, 8)
+        >>> update = egru.functional.gru_update(torch.randn(2, 24), y, memory, torch.randn(24, 8), None)
+        >>> update.c.shape
+        torch.Size([2, 8])
     """
     H = y.shape[-1]
     p_r, p_u, p_z = p.split(H, -1)
@@ -70,8 +76,22 @@ def lstm_update(
 ) -> CellUpdate:
     """Compute the LSTM's proposed state ``f*memory + i*g``. An event emits ``o*tanh(c)``.
 
-    Weights have the blocks i, f, g, o of ``torch.nn.LSTM``. ``compare`` says what the threshold is compared with: ``c``
-    (``"cell"``) or ``o*tanh(c)`` (``"output"``). Other arguments as in :func:`gru_update`.
+    Args:
+        p: Projected input ``x W + b``, ``(B, 4H)``, in the blocks i, f, g, o of ``torch.nn.LSTM``.
+        y: Events of the previous step, ``(B, H)``.
+        memory: State of the previous step, ``(B, H)``.
+        weight_hh: Recurrent weights, ``(4H, H)``.
+        bias_hh: Recurrent biases, ``(4H,)``, or None.
+        compare: What the threshold is compared with: ``c`` (``"cell"``) or ``o*tanh(c)`` (``"output"``).
+
+    Returns:
+        The update with the output gate ``o``.
+
+    Example:
+        >>> y = memory = torch.zeros(2, 8)
+        >>> update = egru.functional.lstm_update(torch.randn(2, 32), y, memory, torch.randn(32, 8), None)
+        >>> update.c.shape
+        torch.Size([2, 8])
     """
     i, f, g, o = (p + F.linear(y, weight_hh, bias_hh)).chunk(4, -1)
     i, f, g, o = torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
@@ -79,8 +99,22 @@ def lstm_update(
 
 
 def elman_update(p: Tensor, y: Tensor, memory: Tensor, weight_hh: Tensor, bias_hh: Tensor | None) -> CellUpdate:
-    """Compute the Elman cell's proposed state ``tanh(p + y V + b)``, which does not depend on ``memory``.
+    """Compute the Elman cell's proposed state ``tanh(p + y V + b)``.
 
-    Arguments as in :func:`gru_update`.
+    Args:
+        p: Projected input ``x W + b``, ``(B, H)``.
+        y: Events of the previous step, ``(B, H)``.
+        memory: State of the previous step, ``(B, H)``. Not used.
+        weight_hh: Recurrent weights, ``(H, H)``.
+        bias_hh: Recurrent biases, ``(H,)``, or None.
+
+    Returns:
+        The update.
+
+    Example:
+        >>> y = memory = torch.zeros(2, 8)
+        >>> update = egru.functional.elman_update(torch.randn(2, 8), y, memory, torch.randn(8, 8), None)
+        >>> update.c.shape
+        torch.Size([2, 8])
     """
     return CellUpdate(torch.tanh(p + F.linear(y, weight_hh, bias_hh)), None, ())

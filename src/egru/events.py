@@ -27,6 +27,14 @@ class EventState(NamedTuple):
     Attributes:
         c: Internal state after the reset.
         y: Output of the last step; zero for inactive units, or the last value sent with ``events="delta"``.
+
+    Example:
+        >>> layer = egru.EGRU(4, 8)
+        >>> first, second = torch.randn(20, 4).split(10)
+        >>> events, state = layer(first)
+        >>> events, state = layer(second, state.detach())  # continues the sequence
+        >>> state.c.shape
+        torch.Size([1, 8])
     """
 
     c: Tensor
@@ -100,6 +108,12 @@ class Surrogate:
 
     Raises:
         ValueError: If an argument is out of range or ``shape`` is not registered.
+
+    Example:
+        >>> surrogate = egru.Surrogate(width=0.5, height=0.3)
+        >>> layer = egru.EGRU(4, 8, surrogate=surrogate)
+        >>> surrogate.slope(torch.tensor([0.1, 0.5, 0.75]), torch.tensor(0.5))
+        tensor([0.0600, 0.3000, 0.1500])
     """
 
     width: float = 1.0

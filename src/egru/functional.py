@@ -44,7 +44,14 @@ __all__ = [
 
 
 class Step(NamedTuple):
-    """Result of one step. ``e`` is 0 or 1; ``c_seen`` is what was compared with the threshold."""
+    """Result of one step.
+
+    Attributes:
+        state: Carried state after the step.
+        e: Events, 0 or 1, ``(B, H)``.
+        c_seen: Value that was compared with the threshold, ``(B, H)``.
+        gates: Activations of the cell, each ``(B, H)``.
+    """
 
     state: EventState
     e: Tensor
@@ -97,6 +104,18 @@ def event_step(
         reset_scale: Factor on the cleared amount.
         keep: Zoneout: the share of the previous state that is kept, a 0/1 mask in training and the probability in
             evaluation. It applies to the state after the reset, before it is compared with the threshold.
+
+    Returns:
+        The state after the step, the events, and what was compared with the thresholds.
+
+    Example:
+        >>> def update(p, y, memory):  # a leaky integrator of its input
+        ...     return egru.functional.CellUpdate(0.9 * memory + p, output_gate=None, gates=())
+        >>> start = egru.EventState(torch.zeros(1, 2), torch.zeros(1, 2))
+        >>> p, theta = torch.tensor([[0.3, 0.7]]), torch.tensor([0.5, 0.5])
+        >>> step = egru.functional.event_step(update, p, start, None, theta, surrogate=egru.Surrogate())
+        >>> step.state.y
+        tensor([[0.0000, 0.7000]])
     """
     if reset not in RESETS:
         raise ValueError(f"reset must be one of {', '.join(RESETS)}; got {reset!r}")
@@ -147,6 +166,19 @@ def event_sequence(
         lengths: Number of steps per sequence, ``(B,)``. A shorter sequence keeps its state after its last step.
         recurrent_clip: Bound on each element of the gradient that a step passes to the previous state; 0 for none.
             Gradients that enter at a step are not clipped.
+
+    Returns:
+        Outputs, states and the carried state.
+
+    Example:
+        >>> def update(p, y, memory):  # a leaky integrator of its input
+        ...     return egru.functional.CellUpdate(0.9 * memory + p, output_gate=None, gates=())
+        >>> start = egru.EventState(torch.zeros(2, 8), torch.zeros(2, 8))
+        >>> result = egru.functional.event_sequence(
+        ...     update, torch.rand(20, 2, 8), start, torch.ones(8), surrogate=egru.Surrogate()
+        ... )
+        >>> result.y.shape
+        torch.Size([20, 2, 8])
     """
     T = p.shape[0]
     if keep is not None:
@@ -202,9 +234,26 @@ def egru_step(
     reset_scale: Tensor | float = 1.0,
     keep: Tensor | None = None,
 ) -> EventState:
-    """Run one step of the event-based GRU on ``x`` of shape ``(B, I)``.
+    """Run one step of the event-based GRU. Differentiable by autograd through the surrogate.
 
-    Arguments as in :class:`egru.kernels.Problem`. Differentiable by autograd through the surrogate.
+    Args:
+        x: Input, ``(B, I)``.
+        state: State before the step; ``c`` and ``y`` are ``(B, H)``.
+        weight_ih, weight_hh, bias_ih, bias_hh, theta: As in :func:`egru_sequence`.
+        events, reset, surrogate, reset_scale, keep: As in :func:`event_step`.
+        reset_gate: As in :func:`gru_update`.
+
+    Returns:
+        The state after the step; ``state.y`` is the output.
+
+    Example:
+        >>> layer = egru.EGRU(4, 8)
+        >>> weights = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
+        >>> state, theta = egru.EventState(torch.zeros(2, 8), torch.zeros(2, 8)), torch.full((8,), 0.1)
+        >>> for x in torch.randn(20, 2, 4):
+        ...     state = egru.functional.egru_step(x, state, *weights, theta, surrogate=egru.Surrogate())
+        >>> state.y.shape
+        torch.Size([2, 8])
     """
     check_events(events, reset, reset_gate)
     return event_step(
@@ -239,13 +288,34 @@ def egru_sequence(
     lengths: Tensor | None = None,
     recurrent_clip: float = 0.0,
 ) -> Sequence:
-    """Run the event-based GRU over ``input`` of shape ``(T, B, I)``.
+    """Run the event-based GRU over a sequence. Differentiable by autograd through the surrogate.
 
-    Arguments as in :class:`egru.kernels.Problem`. Differentiable by autograd through the surrogate. The gates of the
-    result are those of :func:`gru_update`.
+    Args:
+        input: Inputs, ``(T, B, I)``.
+        state: Initial state; ``c`` and ``y`` are ``(B, H)``.
+        weight_ih: Input weights, ``(3H, I)``.
+        weight_hh: Recurrent weights, ``(3H, H)``.
+        bias_ih: Input biases, ``(3H,)``, or None.
+        bias_hh: Recurrent biases, ``(3H,)``, or None.
+        theta: Thresholds, ``(H,)``.
+        events, reset, surrogate, reset_scale: As in :func:`event_step`.
+        reset_gate: As in :func:`gru_update`.
+        keep, lengths, recurrent_clip: As in :func:`event_sequence`.
+
+    Returns:
+        Outputs, states and the carried state. The gates are those of :func:`gru_update`.
 
     Raises:
         ValueError: If ``events``, ``reset`` or ``reset_gate`` is unknown, or if they do not fit each other.
+
+    Example:
+        >>> layer = egru.EGRU(4, 8)
+        >>> weights = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
+        >>> x, start = torch.randn(20, 2, 4), egru.EventState(torch.zeros(2, 8), torch.zeros(2, 8))
+        >>> result = egru.functional.egru_sequence(
+        ...     x, start, *weights, layer.thresholds()["l0"], surrogate=egru.Surrogate()
+        ... )
+        >>> torch.testing.assert_close(result.y, layer(x)[0])
     """
     if reset_gate not in RESET_GATES:
         raise ValueError(f"reset_gate must be one of {', '.join(RESET_GATES)}; got {reset_gate!r}")
@@ -283,12 +353,34 @@ def elstm_sequence(
     lengths: Tensor | None = None,
     recurrent_clip: float = 0.0,
 ) -> Sequence:
-    """Run the event-based LSTM over ``input`` of shape ``(T, B, I)``; arguments as in :func:`egru_sequence`.
+    """Run the event-based LSTM over a sequence. Autograd differentiates the steps.
 
-    There is no explicit backward pass: autograd differentiates the steps.
+    Args:
+        input: Inputs, ``(T, B, I)``.
+        state: Initial state; ``c`` and ``y`` are ``(B, H)``.
+        weight_ih: Input weights, ``(4H, I)``, in the blocks i, f, g, o of ``torch.nn.LSTM``.
+        weight_hh: Recurrent weights, ``(4H, H)``.
+        bias_ih: Input biases, ``(4H,)``, or None.
+        bias_hh: Recurrent biases, ``(4H,)``, or None.
+        theta: Thresholds, ``(H,)``.
+        compare: As in :func:`lstm_update`.
+        events, reset, surrogate, reset_scale: As in :func:`event_step`.
+        keep, lengths, recurrent_clip: As in :func:`event_sequence`.
+
+    Returns:
+        Outputs, states and the carried state.
 
     Raises:
         ValueError: If ``events``, ``compare`` or ``reset`` is unknown, or if they do not fit each other.
+
+    Example:
+        >>> layer = egru.ELSTM(4, 8)
+        >>> weights = layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0
+        >>> x, start = torch.randn(20, 2, 4), egru.EventState(torch.zeros(2, 8), torch.zeros(2, 8))
+        >>> result = egru.functional.elstm_sequence(
+        ...     x, start, *weights, layer.thresholds()["l0"], surrogate=egru.Surrogate()
+        ... )
+        >>> torch.testing.assert_close(result.y, layer(x)[0])
     """
     if compare not in COMPARES:
         raise ValueError(f"compare must be one of {', '.join(COMPARES)}; got {compare!r}")

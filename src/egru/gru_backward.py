@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 class Gradients(NamedTuple):
-    """Gradients of a sequence, and intermediate results for tests. Other fields are gradients of the arguments.
+    """Gradients of a sequence, and intermediate results for tests.
 
     Attributes:
+        input: Gradient of the input, ``(T, B, I)``, or None if it was not requested.
+        state: Gradients of the initial state, ``(B, H)`` each.
+        weight_ih, weight_hh, bias, bias_hh, theta: Gradients of the parameters, in their shapes.
         a: Gradients of the pre-activations with respect to the input product, ``(T, B, 3H)``, in torch's block order.
         y_total: Gradients of ``y_t``, summed over all paths.
         k: Slope ``dy/dc``.
@@ -74,8 +77,23 @@ def egru_backward(
         grad_state: Gradients of the final carried state; None for zero.
         forward: Result of :func:`egru.functional.egru_sequence` for the same arguments.
         input_gradient: Whether to compute the gradient of ``input``.
+        input, state, weight_ih, weight_hh, theta, events, reset, reset_gate, surrogate, reset_scale, keep, lengths,
+            recurrent_clip: As in :func:`egru.functional.egru_sequence`.
 
-    The other arguments are those of :func:`egru.functional.egru_sequence`.
+    Returns:
+        The gradients.
+
+    Example:
+        >>> layer, surrogate = egru.EGRU(4, 8), egru.Surrogate()
+        >>> weights = layer.weight_ih_l0, layer.weight_hh_l0
+        >>> x, theta = torch.randn(20, 2, 4), torch.full((8,), 0.1)
+        >>> start = egru.EventState(torch.zeros(2, 8), torch.zeros(2, 8))
+        >>> forward = egru.functional.egru_sequence(x, start, *weights, None, None, theta, surrogate=surrogate)
+        >>> gradients = egru.functional.egru_backward(
+        ...     torch.ones_like(forward.y), None, (None, None), x, start, *weights, theta, forward, surrogate=surrogate
+        ... )
+        >>> gradients.weight_hh.shape
+        torch.Size([24, 8])
     """
     T, B, H = forward.y.shape
     c_seen, gates = forward.c, forward.gates

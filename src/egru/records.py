@@ -71,8 +71,14 @@ OPTIONAL = {"optional": True}
 def to_plain(value: Any) -> Any:
     """Convert dataclasses, mappings, tuples and lists to JSON values.
 
+    Args:
+        value: The value to convert.
+
+    Returns:
+        Dicts, lists, texts, numbers, booleans and None.
+
     Example:
-        >>> to_plain(ClassifierTraining(epochs=3))["epochs"]
+        >>> egru.training.to_plain(egru.training.ClassifierTraining(epochs=3))["epochs"]
         3
     """
     if dataclasses.is_dataclass(value):
@@ -93,6 +99,13 @@ def from_plain(cls: type[T], plain: Mapping[str, Any], *, use_defaults: bool = T
 
     Raises:
         ValueError: If a field is unknown, missing without a default, or has a value of the wrong type.
+
+    Returns:
+        An instance of ``cls``.
+
+    Example:
+        >>> egru.training.from_plain(egru.training.Scores, {"loss": 0.2, "accuracy": 0.95})
+        Scores(loss=0.2, accuracy=0.95, perplexity=None)
     """
     fields = _fields(cls)
     if unknown := sorted(plain.keys() - fields.keys()):

@@ -88,6 +88,14 @@ def macs_per_step(layers: Sequence[LayerCost], outputs: int = 0) -> float:
     Args:
         layers: Costs of the layers.
         outputs: Number of outputs of a linear readout that reads the events of the last layer. Default: 0.
+
+    Returns:
+        Multiply-accumulates per step.
+
+    Example:
+        >>> layer = egru.activity.LayerCost(input_size=1, hidden_size=128, activity=0.2)
+        >>> round(egru.activity.macs_per_step([layer], outputs=10))
+        10854
     """
     readout = layers[-1].activity * layers[-1].hidden_size * outputs if layers else 0.0
     return sum(layer.forward for layer in layers) + readout
@@ -102,6 +110,13 @@ def count_parameters(model: nn.Module) -> int:
 
     Args:
         model: Any module.
+
+    Returns:
+        The number of parameters.
+
+    Example:
+        >>> egru.activity.count_parameters(egru.EGRU(4, 8))
+        320
     """
     total = sum(p.numel() for p in model.parameters())
     for _, layer in event_layers(model):
@@ -121,6 +136,12 @@ class EnergyModel:
     Args:
         mac: Joules per 32-bit floating-point multiply-accumulate. Default: 3.7 + 0.9 pJ.
         weight_read: Joules per 32-bit weight read from a 1 MB on-chip memory. Default: 50 pJ, half of a 64-bit access.
+
+    Example:
+        >>> energy = egru.activity.EnergyModel()
+        >>> f"{1e6 * energy.joules(1_000_000):.1f} µJ"
+        '54.6 µJ'
+        >>> monitor = egru.ActivityMonitor(egru.EGRU(4, 8), energy=energy)
     """
 
     mac: float = 4.6e-12

@@ -91,6 +91,11 @@ def rate_loss(
 
     Returns:
         The loss, 0-dim.
+
+    Example:
+        >>> c, theta = torch.tensor([[[0.2, 0.8]]]), torch.tensor([0.5, 0.5])  # one of two units emits an event
+        >>> egru.activity.rate_loss(c, theta, egru.Surrogate())
+        tensor(0.4500)
     """
     excess = _Rate.apply(c, theta, surrogate, lengths) - target  # pyright: ignore[reportOptionalOperand]
     return excess**2 if squared else excess
@@ -109,6 +114,11 @@ def state_loss(c: Tensor, theta: Tensor, *, margin: float = 0.05, lengths: Tenso
 
     Returns:
         The loss, 0-dim.
+
+    Example:
+        >>> c, theta = torch.tensor([[[0.2, 0.8]]]), torch.tensor([0.5, 0.5])
+        >>> egru.activity.state_loss(c, theta)
+        tensor(0.0500)
     """
     return _mean(c - (theta.detach() - margin), lengths)
 

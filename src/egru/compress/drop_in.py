@@ -35,6 +35,11 @@ class HiddenState(Tensor):
     Args:
         y: Outputs of the last step.
         c: Internal state, of the same shape.
+
+    Example:
+        >>> output, h = egru.convert(torch.nn.GRU(4, 8))(torch.randn(20, 2, 4))
+        >>> h.shape, h.c.shape
+        (torch.Size([1, 2, 8]), torch.Size([1, 2, 8]))
     """
 
     y: Tensor
@@ -98,7 +103,13 @@ class ConvertedGRU(EGRU):
     """An :class:`egru.EGRU` that is called like the ``torch.nn.GRU`` it was made from; see :func:`egru.convert`.
 
     ``forward`` returns ``(output, h_n)`` with a :class:`HiddenState`. As ``hx`` it accepts this object, an
-    :class:`egru.EventState`, or a tensor, which stands for the state and the last output.
+    :class:`egru.EventState`, or a tensor, which stands for the state and the last output. See :class:`egru.EGRU` for
+    the arguments.
+
+    Example:
+        >>> layer = egru.convert(torch.nn.GRU(4, 8))
+        >>> output, h = layer(torch.randn(20, 2, 4))
+        >>> output, h = layer(torch.randn(20, 2, 4), h)  # continues the sequence
     """
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
@@ -110,7 +121,12 @@ class ConvertedGRU(EGRU):
 class ConvertedGRUCell(EGRUCell):
     """An :class:`egru.EGRUCell` that is called like the ``torch.nn.GRUCell`` it was made from.
 
-    ``forward`` returns a :class:`HiddenState`.
+    ``forward`` returns a :class:`HiddenState`. See :class:`egru.EGRUCell` for the arguments.
+
+    Example:
+        >>> cell = egru.convert(torch.nn.GRUCell(4, 8))
+        >>> h = cell(torch.randn(2, 4))
+        >>> h = cell(torch.randn(2, 4), h)
     """
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
@@ -122,6 +138,11 @@ class ConvertedLSTM(ELSTM):
     """An :class:`egru.ELSTM` that is called like the ``torch.nn.LSTM`` it was made from; see :func:`egru.convert`.
 
     ``forward`` returns ``(output, (h_n, c_n))`` and accepts ``(h, c)``. The two tensors are the complete state.
+
+    Example:
+        >>> layer = egru.convert(torch.nn.LSTM(4, 8))
+        >>> output, (h, c) = layer(torch.randn(20, 2, 4))
+        >>> output, (h, c) = layer(torch.randn(20, 2, 4), (h, c))  # continues the sequence
     """
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
@@ -134,6 +155,11 @@ class ConvertedLSTMCell(ELSTM):
     """One step of :class:`egru.ELSTM`, called like the ``torch.nn.LSTMCell`` it was made from.
 
     ``forward`` returns ``(h, c)``.
+
+    Example:
+        >>> cell = egru.convert(torch.nn.LSTMCell(4, 8))
+        >>> h, c = cell(torch.randn(2, 4))
+        >>> h, c = cell(torch.randn(2, 4), (h, c))
     """
 
     def _build_directions(self) -> tuple[Direction, ...]:

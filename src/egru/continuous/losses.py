@@ -56,6 +56,11 @@ def membrane_loss(output: ContinuousOutput, labels: Tensor, *, scale: float = 0.
 
     Raises:
         ValueError: If the labels do not fit the output, or ``scale`` is not positive.
+
+    Example:
+        >>> last = egru.continuous.ContinuousEGRU(3, 10, threshold=egru.Threshold.constant(2.0))  # never emits an event
+        >>> loss = membrane_loss(last(events, horizon=4.0), labels)
+        >>> loss.backward()
     """
     scale = positive_number("membrane_loss", "scale", scale)
     return F.cross_entropy(output.state.c / scale, _checked_labels("membrane_loss", output, labels))
@@ -122,6 +127,10 @@ def rate_penalty(output: ContinuousOutput, *, low: float = 0.0, high: float = ma
 
     Raises:
         ValueError: If ``low`` is negative or above ``high``.
+
+    Example:
+        >>> output = layer(events, horizon=4.0)
+        >>> loss = rate_penalty(output, high=2.0)  # more than two events per unit of time are penalised
     """
     if not 0 <= low <= high:
         raise ValueError(f"rate_penalty: low and high must satisfy 0 <= low <= high, got {low!r} and {high!r}")

@@ -20,7 +20,7 @@ def warp(
     Values are taken from the nearest pixel, and are zero outside the frame.
 
     Args:
-        frames: Square frames, ``(B, ..., S, S)``, floating-point.
+        frames: Square frames, ``(B, ..., C, S, S)``, floating-point.
         rotate: Degrees, anticlockwise, ``(B,)``.
         translate: Pixels to the right and down, ``(B, 2)``.
         crop: Side of a square that is enlarged to the whole frame, as a fraction of ``S``, ``(B,)``.
@@ -31,11 +31,17 @@ def warp(
 
     Raises:
         ValueError: If ``frames`` has another shape or dtype.
+
+    Example:
+        >>> frame = torch.zeros(1, 1, 4, 4)
+        >>> frame[0, 0, 1, 1] = 1.0
+        >>> egru.data.warp(frame, translate=torch.tensor([[1.0, 0.0]]))[0, 0, 1]
+        tensor([0., 0., 1., 0.])
     """
     B, S = frames.shape[0], frames.shape[-1]
     if frames.dim() < 4 or frames.shape[-2] != S or not frames.is_floating_point():
         raise ValueError(
-            f"warp: frames must be floating-point of shape (B, ..., S, S), got {frames.dtype} {tuple(frames.shape)}"
+            f"warp: frames must be floating-point of shape (B, ..., C, S, S), got {frames.dtype} {tuple(frames.shape)}"
         )
     options = {"device": frames.device, "dtype": torch.float32}
     angle = torch.zeros(B, **options) if rotate is None else torch.deg2rad(rotate.to(**options))
@@ -62,7 +68,7 @@ def augment(
     """Apply :func:`warp` with uniform random parameters, one draw per row.
 
     Args:
-        frames: Square frames, ``(B, ..., S, S)``, floating-point.
+        frames: Square frames, ``(B, ..., C, S, S)``, floating-point.
         crop: Minimum side of the cropped square, as a fraction of ``S``. The square lies inside the frame.
         translate: Maximum translation in pixels, in each direction.
         rotate: Maximum rotation in degrees, in each direction.
@@ -73,6 +79,11 @@ def augment(
 
     Raises:
         ValueError: If an option is out of range.
+
+    Example:
+        >>> frames = torch.rand(8, 32, 2, 32, 32)  # 8 recordings of 32 frames with 2 polarities
+        >>> egru.data.augment(frames, rotate=10.0).shape
+        torch.Size([8, 32, 2, 32, 32])
     """
     if not 0 < crop <= 1:
         raise ValueError(f"augment: crop must be a fraction, 0 < crop <= 1; got {crop!r}")

@@ -20,6 +20,14 @@ def fits_on_device(split: Split, device: torch.device | str) -> bool:
     """Return whether a split may be kept on a device.
 
     True if the device is a CPU, the split is on a GPU already, or it takes at most half of the free memory.
+
+    Args:
+        split: The split.
+        device: The device.
+
+    Example:
+        >>> egru.data.fits_on_device(egru.data.digits().train, "cpu")
+        True
     """
     device = torch.device(device)
     if device.type != "cuda" or split.x.device.type == "cuda":

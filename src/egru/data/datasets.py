@@ -33,6 +33,13 @@ class Classification:
         test: Test split.
         decode: Function that converts ``x`` of a batch to the input of a network, on the device of the batch. If None,
             ``x`` is used as it is.
+
+    Example:
+        >>> x, y = torch.rand(100, 20, 1), torch.randint(2, (100,))
+        >>> splits = [egru.data.Split(x[rows], y[rows]) for rows in (slice(60), slice(60, 80), slice(80, 100))]
+        >>> data = egru.data.Classification("noise", 2, *splits)
+        >>> data.train.x.shape
+        torch.Size([60, 20, 1])
     """
 
     name: str
@@ -52,6 +59,12 @@ class Text(NamedTuple):
         train: Token ids of the training split, ``(N,)``, int64.
         validation: Token ids of the validation split.
         test: Token ids of the test split.
+
+    Example:
+        >>> tokens = torch.tensor([0, 1, 0, 2])
+        >>> text = egru.data.Text("tiny", ["the", "cat", "<eos>"], tokens, tokens, tokens)
+        >>> " ".join(text.vocabulary[i] for i in text.train)
+        'the cat the <eos>'
     """
 
     name: str

@@ -22,6 +22,11 @@ def digits(*, permuted: bool = False, seed: int = 0) -> Classification:
 
     Raises:
         ImportError: If scikit-learn is not installed (``pip install 'egru[demo]'``).
+
+    Example:
+        >>> data = egru.data.digits()
+        >>> data.train.x.shape, data.classes
+        (torch.Size([1078, 64, 1]), 10)
     """
     try:
         from sklearn.datasets import load_digits

@@ -34,6 +34,11 @@ def dvs_clips(root: str | os.PathLike[str] | None = None) -> dict[str, Events]:
     Raises:
         DataMissing: If a file is missing.
         DataCorrupt: If a file is damaged.
+
+    Example:
+        >>> events = egru.data.dvs_clips()["hand clap"]  # doctest: +SKIP
+        >>> len(egru.data.denoise(events).t) < len(events.t)  # doctest: +SKIP
+        True
     """
     clips: dict[str, Events] = {}
     for name, file in FILES.items():

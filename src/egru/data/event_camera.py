@@ -21,6 +21,12 @@ class Events(NamedTuple):
         y: Row of the pixel.
         p: Polarity, 0 or 1.
         t: Time in microseconds.
+
+    Example:
+        >>> pixels, times = np.arange(3), np.array([0, 2_000, 900_000])
+        >>> events = egru.data.Events(x=pixels, y=pixels, p=np.array([1, 0, 1]), t=times)
+        >>> events.select(events.p == 1).t
+        array([     0, 900000])
     """
 
     x: np.ndarray
@@ -39,8 +45,20 @@ def read_events(path: str | os.PathLike[str]) -> Events:
     An event is one byte x, one byte y, and a big-endian 24-bit word with the polarity in its highest bit and the time
     in microseconds in the others.
 
+    Args:
+        path: Path of the file.
+
+    Returns:
+        The events in order of time.
+
     Raises:
         DataCorrupt: If the file is not a whole number of events, a pixel is outside the sensor, or times decrease.
+
+    Example:
+        >>> Path("clip.bs2").write_bytes(bytes([10, 20, 0x80, 0, 100]))
+        5
+        >>> egru.data.read_events("clip.bs2")
+        Events(x=array([10]), y=array([20]), p=array([1]), t=array([100]))
     """
     return parse_events(Path(path).read_bytes(), Path(path))
 
@@ -66,6 +84,19 @@ def denoise(events: Events, time: int = 10_000) -> Events:
     """Remove isolated events.
 
     An event is kept if one of its four neighbouring pixels had an event less than ``time`` microseconds before it.
+
+    Args:
+        events: The recording.
+        time: Microseconds. Default: 10,000.
+
+    Returns:
+        The events that were kept.
+
+    Example:
+        >>> x, y, p = np.array([10, 11, 90]), np.array([20, 20, 50]), np.array([1, 1, 0])
+        >>> events = egru.data.Events(x, y, p, t=np.array([0, 2_000, 900_000]))
+        >>> egru.data.denoise(events).t  # only the second event has a neighbour shortly before it
+        array([2000])
     """
     n = len(events.t)
     index = np.arange(n)
@@ -84,9 +115,22 @@ def denoise(events: Events, time: int = 10_000) -> Events:
 
 
 def time_slices(events: Events, length: int = 1_700_000) -> Iterator[tuple[int, Events]]:
-    """Yield the start time and the events of consecutive slices of ``length`` microseconds.
+    """Yield the start time and the events of consecutive slices.
 
     The first slice starts at the first event. An incomplete slice at the end is dropped.
+
+    Args:
+        events: The recording.
+        length: Length of a slice, in microseconds. Default: 1,700,000.
+
+    Yields:
+        Pairs of start time, in microseconds, and events.
+
+    Example:
+        >>> ramp = np.arange(40)
+        >>> events = egru.data.Events(x=ramp, y=ramp, p=ramp % 2, t=100_000 * ramp)  # 3.9 s
+        >>> [int(start) for start, part in egru.data.time_slices(events)]
+        [0, 1700000]
     """
     if not len(events.t):
         return
@@ -111,6 +155,12 @@ def event_frames(events: Events, *, start: float, width: float, bins: int, side:
 
     Raises:
         ValueError: If ``side`` does not divide 128.
+
+    Example:
+        >>> ramp = np.arange(40)
+        >>> events = egru.data.Events(x=ramp, y=ramp, p=ramp % 2, t=100_000 * ramp)
+        >>> egru.data.event_frames(events, start=0, width=1_000_000, bins=4).shape
+        (4, 2, 32, 32)
     """
     if SENSOR % side:
         raise ValueError(f"event_frames: side must divide {SENSOR}, got {side}")
@@ -136,6 +186,12 @@ def gesture_frames(events: Events, *, length: int = 1_700_000, width: int = 25_0
 
     Returns:
         Frames of shape ``(slices, length // width, 2, side, side)``, float32 in [0, 1].
+
+    Example:
+        >>> steps, zeros = np.arange(800), np.zeros(800, int)  # a dot that moves to the right for 4 s
+        >>> events = egru.data.Events(x=steps % 128, y=zeros, p=zeros, t=5_000 * steps)
+        >>> egru.data.gesture_frames(events).shape
+        (2, 68, 2, 32, 32)
     """
     bins = length // width
     slices = []

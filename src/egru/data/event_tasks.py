@@ -72,6 +72,14 @@ def event_order(count: int, seed: int = 0, *, channels: int = 3) -> EventSamples
         count: The number of samples.
         seed: The seed of the random numbers.
         channels: The number of channels; the number of classes is its factorial.
+
+    Returns:
+        The samples; times and channels are ``(count, channels)``.
+
+    Example:
+        >>> samples = egru.data.event_order(1000)
+        >>> samples.times.shape, int(samples.labels.max())
+        (torch.Size([1000, 3]), 5)
     """
     generator = torch.Generator().manual_seed(seed)
     times = _spaced(count, channels, 4.0, 0.3, generator)
@@ -92,6 +100,14 @@ def interval_comparison(count: int, seed: int = 0, *, distractors: int = 6) -> E
         count: The number of samples.
         seed: The seed of the random numbers.
         distractors: The number of events without information.
+
+    Returns:
+        The samples; times and channels are ``(count, 4 + distractors)``.
+
+    Example:
+        >>> samples = egru.data.interval_comparison(1000)
+        >>> samples.times.shape
+        torch.Size([1000, 10])
     """
     generator = torch.Generator().manual_seed(seed)
     intervals = _uniform(0.3, 1.5, (count, 2), generator)
@@ -112,6 +128,14 @@ def interval_match(count: int, seed: int = 0, *, distractors: int = 6) -> EventS
         count: The number of samples.
         seed: The seed of the random numbers.
         distractors: The number of events without information.
+
+    Returns:
+        The samples; times and channels are ``(count, 4 + distractors)``.
+
+    Example:
+        >>> samples = egru.data.interval_match(1000)
+        >>> samples.times.shape
+        torch.Size([1000, 10])
     """
     generator = torch.Generator().manual_seed(seed)
     is_long = torch.randint(2, (count, 2), generator=generator)

@@ -39,6 +39,10 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path | None:
 
     Returns:
         The path, or None if ``root`` is None and ``EGRU_DATA`` is not set.
+
+    Example:
+        >>> egru.data.data_root("data").name
+        'data'
     """
     path = os.environ.get(VARIABLE) if root is None else root
     return Path(path).expanduser() if path else None

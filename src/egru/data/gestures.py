@@ -43,6 +43,10 @@ def unpack_frames(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
     Returns:
         Zeros and ones, ``(..., W)``.
+
+    Example:
+        >>> egru.data.unpack_frames(torch.tensor([0b10100000], dtype=torch.uint8))
+        tensor([1., 0., 1., 0., 0., 0., 0., 0.])
     """
     bits = torch.arange(7, -1, -1, device=packed.device)
     table = (torch.arange(256, device=packed.device)[:, None] >> bits & 1).to(dtype)
@@ -77,6 +81,11 @@ def dvs_gesture(root: str | os.PathLike[str] | None = None) -> Classification:
     Raises:
         DataMissing: If a file is missing.
         DataCorrupt: If a file is damaged.
+
+    Example:
+        >>> data = egru.data.dvs_gesture()  # doctest: +SKIP
+        >>> data.decode(data.train.x[:8]).shape  # doctest: +SKIP
+        torch.Size([8, 32, 2, 32, 32])
     """
     paths = [find_file(file, FOLDER, root) for file in FILES]
     (x, y), test = (_load_packed(file, path) for file, path in zip(FILES, paths, strict=True))
@@ -141,6 +150,11 @@ def dvs_gesture_raw(root: str | os.PathLike[str] | None = None, *, side: int = 3
         DataMissing: If a file is missing.
         DataCorrupt: If a split has no slice of 1.7 s.
         ImportError: If tonic is not installed (``pip install 'egru[dvs]'``).
+
+    Example:
+        >>> data = egru.data.dvs_gesture_raw()  # doctest: +SKIP
+        >>> data.decode(data.train.x[:8]).shape  # doctest: +SKIP
+        torch.Size([8, 68, 2, 32, 32])
     """
     splits: list[list[tuple[np.ndarray, int]]] = [[], [], []]
     for default, train in ((0, True), (2, False)):
@@ -174,6 +188,10 @@ def pack_gestures(root: str | os.PathLike[str] | None = None) -> Path:
     Raises:
         DataMissing: If a recording is missing or no data root is set.
         ImportError: If tonic is not installed (``pip install 'egru[dvs]'``).
+
+    Example:
+        >>> egru.data.pack_gestures()  # doctest: +SKIP
+        >>> data = egru.data.dvs_gesture()  # doctest: +SKIP
     """
     base = data_root(root)
     if base is None:

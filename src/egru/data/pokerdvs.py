@@ -48,7 +48,12 @@ class Recording(NamedTuple):
 
 
 class Recordings(NamedTuple):
-    """The training and test recordings."""
+    """The recordings of both splits.
+
+    Attributes:
+        train: Training recordings.
+        test: Test recordings.
+    """
 
     train: tuple[Recording, ...]
     test: tuple[Recording, ...]
@@ -67,6 +72,11 @@ def pokerdvs(root: str | os.PathLike[str] | None = None) -> Recordings:
     Raises:
         DataMissing: If a file is missing.
         DataCorrupt: If a file is damaged.
+
+    Example:
+        >>> recordings = egru.data.pokerdvs()  # doctest: +SKIP
+        >>> len(recordings.train), len(recordings.test)  # doctest: +SKIP
+        (48, 20)
     """
     return Recordings(*(_read(file, find_file(file, FOLDER, root)) for file in FILES))
 

@@ -43,6 +43,11 @@ def penn_treebank(root: str | os.PathLike[str] | None = None) -> Text:
     Raises:
         DataMissing: If a file is missing.
         DataCorrupt: If a file is damaged.
+
+    Example:
+        >>> text = egru.data.penn_treebank()  # doctest: +SKIP
+        >>> len(text.vocabulary)  # doctest: +SKIP
+        10000
     """
     return _load("Penn Treebank", PTB_FILES, "ptb", root)
 
@@ -60,6 +65,11 @@ def wikitext2(root: str | os.PathLike[str] | None = None) -> Text:
     Raises:
         DataMissing: If a file is missing.
         DataCorrupt: If a file is damaged.
+
+    Example:
+        >>> text = egru.data.wikitext2()  # doctest: +SKIP
+        >>> len(text.vocabulary)  # doctest: +SKIP
+        33278
     """
     return _load("WikiText-2", WIKITEXT2_FILES, "wikitext-2", root)
 

@@ -46,10 +46,11 @@ class EnergyMeter:
         folder: Folder of the Linux powercap interface. Default: ``/sys/class/powercap``.
 
     Example:
-        >>> with EnergyMeter("cuda") as meter:
+        >>> with egru.energy.EnergyMeter("cpu") as meter:
         ...     before = meter.read()
-        ...     train_one_epoch()
-        ...     print(meter.since(before), meter.missing)
+        ...     product = torch.randn(500, 500) @ torch.randn(500, 500)
+        ...     joules = meter.since(before)  # by counter
+        >>> reasons = meter.missing  # why counters are missing
     """
 
     def __init__(self, device: str | torch.device = "cpu", folder: str | Path = powercap.FOLDER) -> None:

@@ -22,8 +22,19 @@ from egru.training import ClassifierTask, LanguageTask, LanguageTraining, Task
 def load_data(config: Config) -> data.Classification | data.Text:
     """Load the data set of a config, with its limit, size and smoothing applied.
 
+    Args:
+        config: Config of a recipe.
+
+    Returns:
+        The data set.
+
     Raises:
         FileNotFoundError: If the data set is not available.
+
+    Example:
+        >>> data = egru.experiments.load_data(egru.experiments.find("digits").make())
+        >>> data.classes
+        10
     """
     if isinstance(config, Custom):
         return load_custom_data(config)
@@ -65,6 +76,12 @@ def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn
 
     Raises:
         ValueError: If the config's options do not fit together, or its device is not available.
+
+    Example:
+        >>> config = egru.experiments.smoke(egru.experiments.find("digits").make())
+        >>> data = egru.experiments.load_data(config)
+        >>> model, task = egru.experiments.build(config, data)
+        >>> scores = task.evaluate(model, "validation")
     """
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"device must be cpu because torch finds no CUDA device, got {config.device!r}")
@@ -175,7 +192,17 @@ def _gated_layers(model: nn.Module, option: str) -> list[EGRU | nn.GRU]:
 
 
 def smoke(config: RecipeConfig) -> RecipeConfig:
-    """Return a small version of a config that runs in less than a minute on a CPU. It tests the code, not learning."""
+    """Return a small version of a config that runs in less than a minute on a CPU. It tests the code, not learning.
+
+    Args:
+        config: Config of a recipe.
+
+    Returns:
+        The config with a smaller network, fewer data and fewer epochs.
+
+    Example:
+        >>> config = egru.experiments.smoke(egru.experiments.find("smnist").make())
+    """
     changes: dict[str, Any] = {"epochs": 3, "hidden": min(config.hidden, 48)}
     if config.optimiser != "ntavsgd":
         changes["learning_rate"] = max(config.learning_rate, 5e-3)  # large enough for a few steps

@@ -116,7 +116,16 @@ class Network:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(Network, ClassifierTraining):
-    """A classifier of sequences: its data set, network and training."""
+    """A classifier of sequences: its data set, network and training.
+
+    The fields are also options of ``egru train``. A dot selects a field of a threshold or a surrogate there:
+    ``--threshold.mean -3``.
+
+    Example:
+        >>> config = egru.experiments.ClassifierConfig(data="digits", hidden=64, epochs=20, learning_rate=3e-3)
+        >>> data = egru.experiments.load_data(config)
+        >>> model, task = egru.experiments.build(config, data)
+    """
 
     data: LabelledData = "digits"
     """The data set."""
@@ -174,7 +183,12 @@ class ClassifierConfig(Network, ClassifierTraining):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageConfig(Network, LanguageTraining):
-    """A word-level language model: its data set, network and training."""
+    """A word-level language model: its data set, network and training.
+
+    Example:
+        >>> config = egru.experiments.LanguageConfig(data="ptb", hidden=200, embedding=100, epochs=20)
+        >>> data = egru.experiments.load_data(config)  # doctest: +SKIP
+    """
 
     data: TextData = "ptb"
     """The data set."""
@@ -219,7 +233,8 @@ def with_fields(config: C, fields: Mapping[str, Any]) -> C:
         ValueError: If there is no such field, or the values are not valid.
 
     Example:
-        >>> with_fields(config, {"hidden": 64, "threshold.mean": -3.0})
+        >>> config = egru.experiments.find("digits").make()
+        >>> config = egru.experiments.with_fields(config, {"hidden": 64, "threshold.mean": -3.0})
     """
     values = to_plain(config)
     for name, value in fields.items():

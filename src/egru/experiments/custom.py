@@ -78,7 +78,7 @@ class CustomClassifier(Custom, ClassifierTraining):
         ...
         ...     def build_model(self, data):
         ...         return egru.models.SequenceClassifier(1, self.hidden, data.classes)
-        >>> egru.runs.train("mine", Mine(epochs=20), Path("runs/mine"))
+        >>> egru.runs.train("mine", Mine(epochs=20), Path("runs/mine"))  # doctest: +SKIP
     """
 
 
@@ -88,6 +88,19 @@ class CustomLanguageModel(Custom, LanguageTraining):
 
     As :class:`CustomClassifier`, but ``load_data`` returns an :class:`egru.data.Text`, and ``build_model`` returns a
     module with the methods ``forward``, ``features`` and ``decode`` of :class:`egru.models.LanguageModel`.
+
+    Example:
+        >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+        ... class Letters(CustomLanguageModel):
+        ...     hidden: int = 64
+        ...
+        ...     def load_data(self):
+        ...         tokens = torch.randint(3, (1000,))
+        ...         return egru.data.Text("letters", ["a", "b", "c"], tokens, tokens, tokens)
+        ...
+        ...     def build_model(self, data):
+        ...         return egru.models.LanguageModel(len(data.vocabulary), 16, self.hidden)
+        >>> config = Letters(epochs=20)
     """
 
 

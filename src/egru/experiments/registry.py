@@ -122,6 +122,12 @@ def recipe(name: str, note: str) -> Callable[[Make], Make]:
 def find(name: str) -> Recipe:
     """Return the recipe called ``name``.
 
+    Args:
+        name: A name that ``egru list`` prints.
+
+    Returns:
+        The recipe.
+
     Raises:
         ValueError: If there is no such recipe. The message suggests similar names.
 

@@ -45,6 +45,16 @@ class Problem:
         cell: The recurrent cell. Weights of an LSTM have ``4H`` rows instead of ``3H``; ``reset_gate`` has no meaning.
         compare: LSTM: whether the threshold is compared with the memory cell or with the value of an event.
         started: Result of :func:`egru.kernels.begin_sequence` for the same tensors, used by one forward pass.
+
+    Example:
+        >>> zeros = torch.zeros(2, 8)
+        >>> problem = egru.kernels.Problem(
+        ...     input=torch.randn(20, 2, 4), c0=zeros, y0=zeros, weight_ih=torch.randn(24, 4),
+        ...     weight_hh=torch.randn(24, 8), bias_ih=None, bias_hh=None, theta=torch.full((8,), 0.1),
+        ...     reset_scale=torch.tensor(1.0), keep=None, lengths=None, reset="output", reset_gate="before",
+        ...     surrogate=egru.Surrogate(), precision="",
+        ... )
+        >>> y, c, state = egru.kernels.run_sequence(problem)
     """
 
     input: Differentiable[Tensor]
@@ -138,9 +148,12 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """Gradients of the differentiable fields of a :class:`Problem`.
+    """Gradients of the differentiable fields of a :class:`Problem`, in the shapes of these fields.
 
-    ``input`` is None unless it was requested. ``c0`` and ``y0`` may be None unless one of them was requested.
+    Attributes:
+        input: None unless it was requested.
+        c0, y0: May be None unless one of them was requested.
+        weight_ih, weight_hh, bias_ih, bias_hh, theta: Gradients of the parameters.
     """
 
     input: Tensor | None

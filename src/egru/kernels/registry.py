@@ -22,7 +22,15 @@ begin = _CUDA.begin  # no other kernel gains from starting early
 
 
 def get(name: str) -> Kernel:
-    """Return the kernel called ``name``."""
+    """Return a kernel.
+
+    Args:
+        name: Its name; see :func:`info`.
+
+    Example:
+        >>> kernel = egru.kernels.get("reference")
+        >>> kernel.unsupported(problem)  # None: the reference runs every problem
+    """
     return _KERNELS[name]
 
 
@@ -57,6 +65,13 @@ def choose(backend: str, problem: Problem) -> str:
 
     Raises:
         ValueError: If no kernel, or not the one that ``backend`` names, supports the problem.
+
+    Returns:
+        The name of a kernel; see :func:`info`.
+
+    Example:
+        >>> egru.kernels.choose("reference", problem)  # problem: an egru.kernels.Problem
+        'reference'
     """
     if backend == "auto":
         for name in _KERNELS:
@@ -110,5 +125,13 @@ def warn_plain_torch(layer: str, reason: str) -> None:
 
 
 def info() -> dict[str, str]:
-    """Describe each kernel, fastest first: what it runs on, how it was built, or why it is not available."""
+    """Describe the kernels.
+
+    Returns:
+        What each kernel runs on, how it was built, or why it is not available; by name, fastest first.
+
+    Example:
+        >>> sorted(egru.kernels.info())
+        ['cpu', 'cuda', 'reference']
+    """
     return {name: kernel.describe() for name, kernel in _KERNELS.items()}

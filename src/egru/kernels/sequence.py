@@ -25,8 +25,16 @@ def begin_sequence(
     On a GPU a short sequence takes less time than the host needs to launch it. Starting early keeps the device busy
     meanwhile.
 
+    Args:
+        input, weight_ih, weight_hh, reset_gate, precision: As in :class:`Problem`.
+        backend: The kernel to use, as in :func:`run_sequence`.
+
     Returns:
         The value for :attr:`Problem.started`, or None if there is nothing to start.
+
+    Example:
+        >>> x, weight_ih, weight_hh = torch.randn(20, 2, 4), torch.randn(24, 4), torch.randn(24, 8)
+        >>> started = egru.kernels.begin_sequence(x, weight_ih, weight_hh, "before", "", "auto")  # None on a CPU
     """
     if not input.is_cuda or backend not in ("auto", "cuda") or not is_plain(input):
         return None
@@ -49,6 +57,11 @@ def run_sequence(problem: Problem, backend: Backend = "auto") -> tuple[Tensor, T
     Raises:
         ValueError: If ``backend`` does not support the problem or an active transform, or if a value on the CPU is not
             finite.
+
+    Example:
+        >>> y, c, state = egru.kernels.run_sequence(problem)  # problem: an egru.kernels.Problem
+        >>> y.shape
+        torch.Size([20, 2, 8])
     """
     if in_transform():
         return _transform(problem, backend)

@@ -21,6 +21,11 @@ def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     Yields:
         Pairs of label and module, in the order of ``model.named_modules()``.
+
+    Example:
+        >>> model = torch.nn.ModuleDict({"rnn": egru.EGRU(4, 8), "readout": torch.nn.Linear(8, 2)})
+        >>> [label for label, module in egru.layers.labelled_modules(model)]
+        ['moduledict', 'rnn', 'readout']
     """
     for name, module in cast(Iterable[tuple[str, nn.Module]], model.named_modules()):
         parts = [part for part in name.split(".") if part not in ("", "_orig_mod")]
@@ -57,6 +62,11 @@ def event_directions(model: nn.Module) -> Iterator[tuple[str, EventRNN, Directio
     Yields:
         Triples of label, layer and direction. The label is the layer's label; a layer with several directions
         appends their names: ``"rnn.l0"``, ``"rnn.l0_reverse"``, ….
+
+    Example:
+        >>> model = torch.nn.ModuleDict({"rnn": egru.EGRU(4, 8, bidirectional=True)})
+        >>> [label for label, layer, direction in egru.layers.event_directions(model)]
+        ['rnn.l0', 'rnn.l0_reverse']
     """
     for label, layer in event_layers(model):
         directions = layer.directions()

@@ -18,7 +18,11 @@ from egru.layers.threshold import Threshold
 class EventParameters(nn.Module):
     """The parameters of a stack of event layers, with the names, shapes and gate order of ``torch.nn.GRU``.
 
-    Base class of :class:`egru.layers.EventRNN`, which runs the stack.
+    Base class of :class:`egru.layers.EventRNN`, which runs the stack. See :class:`egru.EGRU` for the arguments.
+
+    Example:
+        >>> [name for name, _ in egru.EGRU(4, 8, bias=False).named_parameters()]
+        ['weight_ih_l0', 'weight_hh_l0', 'threshold_l0']
     """
 
     gates: int

@@ -25,6 +25,23 @@ class EventRNN(EventParameters):
     A subclass sets :attr:`gates` and :attr:`resets` and implements :meth:`run_direction`, and may implement
     :meth:`begin`. This class handles everything around it: layers, directions, packed input, dropout, zoneout, state
     and observers. See :class:`egru.EGRU` for the arguments.
+
+    Example:
+        >>> class LeakyIntegrator(egru.layers.EventRNN):
+        ...     gates = 1
+        ...     resets = ("output", "threshold", "hard", "none")
+        ...
+        ...     def run_direction(self, x, state, weights, keep=None, lengths=None, started=None):
+        ...         def update(p, y, memory):
+        ...             c = 0.9 * memory + p + torch.nn.functional.linear(y, weights.hh, weights.bias_hh)
+        ...             return egru.functional.CellUpdate(c, output_gate=None, gates=())
+        ...
+        ...         p = torch.nn.functional.linear(x, weights.ih, weights.bias_ih)
+        ...         result = egru.functional.event_sequence(
+        ...             update, p, state, weights.theta, reset=self.reset, surrogate=self.surrogate, lengths=lengths
+        ...         )
+        ...         return result.y, result.c, result.state
+        >>> events, state = LeakyIntegrator(4, 8, num_layers=2)(torch.randn(20, 2, 4))
     """
 
     resets: tuple[Reset, ...]

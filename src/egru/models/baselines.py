@@ -207,6 +207,12 @@ class DenseIndRNN(nn.Module):
         output_size: Number of output features.
         growth: Number of features that a dense layer adds. Default: 256.
         blocks: Number of dense layers per block. Default: ``(8, 6, 4)``.
+
+    Example:
+        >>> model = egru.models.DenseIndRNN(4, 3, growth=8, blocks=(2, 1))
+        >>> output, state = model(torch.randn(20, 2, 4))
+        >>> output.shape
+        torch.Size([20, 2, 3])
     """
 
     def __init__(

@@ -44,6 +44,10 @@ class GRU(nn.GRU):
     Args:
         input_size, hidden_size, args, options: As in ``torch.nn.GRU``.
         dropconnect: Probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+
+    Example:
+        >>> layer = egru.models.GRU(4, 8, dropconnect=0.5)
+        >>> output, h = layer(torch.randn(20, 2, 4))
     """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:
@@ -64,6 +68,10 @@ class LSTM(nn.LSTM):
     Args:
         input_size, hidden_size, args, options: As in ``torch.nn.LSTM``.
         dropconnect: Probability that a recurrent weight is set to zero, with one mask per call. Default: 0.
+
+    Example:
+        >>> layer = egru.models.LSTM(4, 8, dropconnect=0.5)
+        >>> output, (h, c) = layer(torch.randn(20, 2, 4))
     """
 
     def __init__(self, input_size: int, hidden_size: int, *args: Any, dropconnect: float = 0.0, **options: Any) -> None:

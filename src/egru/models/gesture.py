@@ -16,6 +16,10 @@ class ConvolutionalHead(nn.Sequential):
     Channels are averaged, and frames of other sizes are scaled to 128 x 128 by nearest neighbour. Kernels, strides and
     the two groups of the second, fourth and fifth convolution are those of AlexNet. They reproduce the shapes of the
     paper's layer table, its 1.7 million parameters and its 79 million operations per frame.
+
+    Example:
+        >>> egru.models.ConvolutionalHead()(torch.rand(3, 2, 32, 32)).shape
+        torch.Size([3, 512])
     """
 
     size = 128

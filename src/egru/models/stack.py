@@ -53,6 +53,13 @@ class RecurrentStack(nn.Module):
 
     Sequences are time first. The layers are direct children of the model, where :class:`egru.EventEngine` expects
     them.
+
+    It is the base class of :class:`SequenceClassifier` and :class:`LanguageModel`.
+
+    Example:
+        >>> model = egru.models.SequenceClassifier(1, 64, 10, num_layers=2)
+        >>> [type(layer).__name__ for layer in model.layers]
+        ['EGRU', 'EGRU']
     """
 
     dropout_mode: DropoutMode
@@ -112,6 +119,11 @@ def detach_state(state: Any) -> Any:
 
     Returns:
         The same structure with detached tensors.
+
+    Example:
+        >>> model = egru.models.LanguageModel(vocabulary=100, embedding_size=16, hidden_size=32)
+        >>> scores, state = model(torch.randint(100, (35, 4)))
+        >>> scores, state = model(torch.randint(100, (35, 4)), egru.models.detach_state(state))
     """
     return map_state(Tensor.detach, state)
 

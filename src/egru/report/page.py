@@ -73,8 +73,11 @@ def write_report(
         NotADirectoryError: If ``folder`` is a file.
 
     Example:
-        >>> runs = [RunReport("EGRU", history, 0.97, monitor.summary(), seconds=60.0, seed=0)]
-        >>> write_report(Path("report"), "My run", runs, [], command="python train.py", config={"hidden": 128})
+        >>> runs = [run]  # run: an egru.report.RunReport
+        >>> config = {"hidden": 128}
+        >>> page = egru.report.write_report(
+        ...     Path("report"), "My run", runs, [], command="python train.py", config=config
+        ... )
     """
     check_runs("write_report", runs)
     folder = Path(folder)
@@ -111,6 +114,14 @@ def read_runs(path: Path) -> tuple[RunReport, ...]:
 
     Raises:
         FormatError: If the format number of the file is missing or not supported.
+
+    Returns:
+        The runs, in the order of the report.
+
+    Example:
+        >>> path = egru.report.write_report(Path("report"), "My run", [run], [], command="python train.py", config={})
+        >>> egru.report.read_runs(path.with_name("report.json"))[0].name
+        'EGRU'
     """
     return tuple(RunReport.from_dict(run, path) for run in read_json(Path(path))["runs"])
 

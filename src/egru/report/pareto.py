@@ -35,6 +35,13 @@ def pareto_front(
 
     Raises:
         ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> trials = [(0, 20_000, 0.95), (1, 30_000, 0.94), (2, 40_000, 0.97)]
+        >>> figure = egru.report.pareto_front(
+        ...     trials, {0, 2}, cost="MACs per step", quality="accuracy",
+        ...     format_cost="{:,.0f}".format, format_quality="{:.0%}".format,
+        ... )
     """
     best = sorted((point for point in points if point[0] in front), key=lambda point: point[1])
     others = [point for point in points if point[0] not in front]

@@ -33,6 +33,10 @@ def training_curves(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figu
     Raises:
         ValueError: If ``runs`` is empty, two runs have the same name, or none was trained.
         ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> figure = egru.report.training_curves([run])  # run: an egru.report.RunReport
+        >>> figure.savefig("curves.png")
     """
     check_runs("training_curves", runs)
     trained = [run for run in runs if run.history]
@@ -94,6 +98,10 @@ def macs_bar(runs: Sequence[RunReport], *, theme: Theme = LIGHT) -> "Figure":
     Raises:
         ValueError: If ``runs`` is empty or two runs have the same name.
         ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> figure = egru.report.macs_bar([run])  # run: an egru.report.RunReport
+        >>> figure.savefig("macs.png")
     """
     check_runs("macs_bar", runs)
     passes = [
@@ -154,6 +162,10 @@ def activity_histogram(run: RunReport, *, theme: Theme = LIGHT) -> "Figure":
     Raises:
         ValueError: If the run has no event layers.
         ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> figure = egru.report.activity_histogram(run)  # run: an egru.report.RunReport
+        >>> figure.savefig("histogram.png")
     """
     layers = run.event_layers
     if not layers:

@@ -27,6 +27,12 @@ def event_raster(raster: Raster, *, theme: Theme = LIGHT) -> "Figure":
 
     Raises:
         ImportError: If matplotlib is not installed.
+
+    Example:
+        >>> layer, x = egru.EGRU(4, 8), torch.randn(20, 4)
+        >>> events = layer(x)[0].detach().numpy()
+        >>> raster = egru.report.Raster("first sequence", x.numpy(), events, image=None, label="")
+        >>> egru.report.event_raster(raster).savefig("raster.png")
     """
     T = len(raster.events)
     with theme.context():

@@ -30,6 +30,9 @@ class Epoch:
 
     Raises:
         ValueError: If a value is not finite or not a fraction.
+
+    Example:
+        >>> history = [egru.report.Epoch(1, 1.7, 0.61, 0.82, 2.1), egru.report.Epoch(2, 0.9, 0.78, 0.85, 2.0)]
     """
 
     epoch: int
@@ -87,6 +90,9 @@ class StepTime(JSONRecord):
 
     Raises:
         ValueError: If ``seconds`` is not positive and finite.
+
+    Example:
+        >>> time = egru.report.StepTime(3.1e-6, "EventEngine, float32, 1 thread", "AMD EPYC")
     """
 
     seconds: float
@@ -130,6 +136,13 @@ class RunReport(JSONRecord):
 
     Raises:
         ValueError: If a value is not accepted; the message names the run and the field.
+
+    Example:
+        >>> layer, x = egru.EGRU(4, 8), torch.randn(20, 2, 4)
+        >>> with egru.ActivityMonitor(layer) as monitor:
+        ...     layer(x)
+        >>> history = (egru.report.Epoch(1, 1.7, 0.61, 0.82, 2.1), egru.report.Epoch(2, 0.9, 0.78, 0.85, 2.0))
+        >>> run = egru.report.RunReport("EGRU", history, 0.79, monitor.summary(), seconds=4.1, seed=0)
     """
 
     name: str
@@ -231,6 +244,11 @@ class Raster:
     Raises:
         TypeError: If an array is not a numpy array.
         ValueError: If shapes do not fit or a value is not finite.
+
+    Example:
+        >>> layer, x = egru.EGRU(4, 8), torch.randn(20, 4)
+        >>> events = layer(x)[0].detach().numpy()
+        >>> raster = egru.report.Raster("first sequence", x.numpy(), events, image=None, label="")
     """
 
     title: str

@@ -79,6 +79,9 @@ def print_table(runs: Sequence[RunReport]) -> None:
     Raises:
         ValueError: If ``runs`` is empty or two runs have the same name.
         ImportError: If rich is not installed.
+
+    Example:
+        >>> egru.report.print_table([run])  # run: an egru.report.RunReport
     """
     check_runs("print_table", runs)
     try:

@@ -33,6 +33,7 @@ class Theme:
         image_colours: Name of the matplotlib colour map for input images.
 
     Example:
+        >>> import matplotlib.pyplot as plt
         >>> with egru.report.LIGHT.context():
         ...     figure, axes = plt.subplots()
     """

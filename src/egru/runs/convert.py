@@ -63,6 +63,10 @@ def convert(
     Raises:
         ValueError: If the run is not a GRU or LSTM, or an argument is out of range.
         RunError: If ``folder`` is not a run, or ``out`` is not empty.
+
+    Example:
+        >>> result = egru.runs.convert(Path("runs/gru"), Path("events"), within=0.02)
+        >>> sparsity = result.activity.activity_sparsity
     """
     start_time, out = time.monotonic(), require_new_folder(out)
     source, device = find_run(Path(folder), device)

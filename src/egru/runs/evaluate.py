@@ -22,6 +22,10 @@ def evaluate(
 
     Returns:
         The scores, the activity on the split, and the epoch. The epoch is None if the run has no result.
+
+    Example:
+        >>> scores, activity, epoch = egru.runs.evaluate(Path("runs/digits"), "validation")
+        >>> print(f"{scores.accuracy:.1%} correct, {activity.activity_sparsity:.1%} of the outputs are zero")
     """
     trained = load(folder, device, log)
     with evaluation_progress(f"{folder}, {split} split") as progress:

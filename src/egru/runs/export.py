@@ -42,6 +42,10 @@ def export(
     Raises:
         RunNotFoundError: If ``folder`` is not a run.
         RunExistsError: If ``out`` is not empty.
+
+    Example:
+        >>> files = egru.runs.export(Path("runs/digits"), Path("small"), weights="int8")
+        >>> scores, activity, epoch = egru.runs.evaluate(Path("small"))
     """
     run, out = Run.open(find_run(folder)[0], log), require_new_folder(out)
     with new_folder(out, last=CONFIG) as temporary:
@@ -73,6 +77,10 @@ def export_c(
         RunExistsError: If ``out`` is not empty.
         TypeError: If the engine does not support the model.
         ValueError: If the engine does not support an option of the model.
+
+    Example:
+        >>> [file.name for file in egru.runs.export_c(Path("runs/digits"), Path("firmware"), weights="int8")]
+        ['model.h', 'model.c']
     """
     out, model = require_new_folder(out), _load_model(folder, log)[0]
     with new_folder(out) as temporary:
@@ -96,6 +104,9 @@ def export_onnx(folder: Path, out: Path, log: Callable[[str], None] = print) -> 
         RunExistsError: If ``out`` is not empty.
         ImportError: If onnx or onnxscript is not installed.
         ValueError: If a layer has an option that the graph does not support.
+
+    Example:
+        >>> egru.runs.export_onnx(Path("runs/digits"), Path("portable"))  # doctest: +SKIP
     """
     out, (model, data) = require_new_folder(out), _load_model(folder, log)
     example = torch.zeros(2, 784, 1)

@@ -54,6 +54,11 @@ def load(folder: Path, device: str | None = None, log: Callable[[str], None] = p
     Raises:
         RunError: If ``folder`` is not a run, or has no intact checkpoint.
         FileNotFoundError: If the data set is not available.
+
+    Example:
+        >>> run = egru.runs.load(Path("runs/digits"))
+        >>> engine = egru.EventEngine(**run.model.streaming())
+        >>> scores = engine.run(run.data.test.x[0], last=True)
     """
     folder, device = find_run(folder, device)
     run = Run.open(folder, log)

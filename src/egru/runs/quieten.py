@@ -48,6 +48,9 @@ def quieten(
     Raises:
         ValueError: If ``within`` is negative, ``floor`` does not fit the layers, or there are no event layers.
         RunError: If ``folder`` is not a run, ``out`` is not empty, or the search finds nothing to save.
+
+    Example:
+        >>> result = egru.runs.quieten(Path("runs/digits"), Path("sparser"), floor=(0.1,))
     """
     start_time, out = time.monotonic(), require_new_folder(out)
     if not within >= 0:

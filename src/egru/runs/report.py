@@ -62,6 +62,11 @@ def report(
         ValueError: If ``folders`` is empty.
         RunError: If a folder is not a run, or the run has no epoch yet.
         FileNotFoundError: If a run has no result and its data are not available.
+
+    Example:
+        >>> page = egru.runs.report([Path("runs/digits")])
+        >>> page.name
+        'index.html'
     """
     if not folders:
         raise ValueError("report: folders must contain at least one run")

@@ -56,8 +56,9 @@ def train(
         FileNotFoundError: If the data set is not available.
 
     Example:
-        >>> config = egru.experiments.find("digits").make()
-        >>> result = egru.runs.train("digits", config, Path("runs/digits"))
+        >>> config = egru.experiments.smoke(egru.experiments.find("digits").make())  # seconds instead of minutes
+        >>> result = egru.runs.train("digits", config, Path("runs/smoke"))
+        >>> print(f"accuracy {result.test.accuracy:.1%}, activity sparsity {result.activity.activity_sparsity:.1%}")
     """
     check_minutes(minutes)
     if not isinstance(config, Custom) and config.root is not None:
@@ -95,6 +96,9 @@ def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | No
         Paused: If ``minutes`` have passed before the last epoch. The run can be resumed again.
         RunError: If ``folder`` is not a run or has no intact checkpoint.
         ValueError: If a record of the run is damaged. The message names the file.
+
+    Example:
+        >>> result = egru.runs.resume(Path("runs/digits"))
     """
     run = Run.open(folder, log)
     if (result := run.result()) is not None:

@@ -25,6 +25,12 @@ class Prediction:
 
     Attributes:
         scores: The output of the step, ``([N,] O)``.
+
+    Example:
+        >>> model = egru.models.LanguageModel(vocabulary=100, embedding_size=16, hidden_size=32)
+        >>> prediction = egru.EventEngine(model).predict(7)  # the index of a word
+        >>> prediction.top(5).indices.shape
+        torch.Size([5])
     """
 
     def __init__(self, scores: Tensor, core: Any) -> None:

@@ -53,6 +53,11 @@ def save_shards(
 
     Raises:
         ValueError: If ``format`` or ``max_bytes`` is not supported, or a name contains ``@``.
+
+    Example:
+        >>> layer = egru.EGRU(4, 8)
+        >>> files = egru.runtime.save_shards(layer.state_dict(), Path("shards"), format="int8")
+        >>> weights = egru.runtime.load_shards(Path("shards"))
     """
     if format not in WEIGHT_FORMATS:
         raise ValueError(f"save_shards: format must be one of {', '.join(WEIGHT_FORMATS)}; got {format!r}")
@@ -100,11 +105,20 @@ def save_shards(
 def load_shards(folder: Path) -> dict[str, Tensor]:
     """Load the weights that :func:`save_shards` wrote.
 
+    Args:
+        folder: The folder of the files.
+
     Returns:
         Tensors by name; floating-point tensors are float32.
 
     Raises:
         ShardError: If a file is missing, unreadable or modified.
+
+    Example:
+        >>> layer = egru.EGRU(4, 8)
+        >>> files = egru.runtime.save_shards(layer.state_dict(), Path("weights"))
+        >>> layer.load_state_dict(egru.runtime.load_shards(Path("weights")))
+        <All keys matched successfully>
     """
     paths = find_shards(folder)
     if not paths:

@@ -39,6 +39,13 @@ def table(study: Any, sweep: Sweep) -> str:
     Args:
         study: The Optuna study, from :func:`egru.sweep.sweep`.
         sweep: The settings of the sweep.
+
+    Returns:
+        The table as text.
+
+    Example:
+        >>> study = egru.sweep.sweep(settings)  # settings: an egru.sweep.Sweep  # doctest: +SKIP
+        >>> print(egru.sweep.table(study, settings))  # doctest: +SKIP
     """
     rows = ranked(study, sweep)
     states = [t.state.name for t in study.get_trials(deepcopy=False)]
@@ -67,6 +74,10 @@ def write_outcome(study: Any, sweep: Sweep) -> list[Path]:
 
     Returns:
         The files that were written.
+
+    Example:
+        >>> study = egru.sweep.sweep(settings)  # settings: an egru.sweep.Sweep  # doctest: +SKIP
+        >>> files = egru.sweep.write_outcome(study, settings)  # doctest: +SKIP
     """
     trials = study.get_trials(deepcopy=False)
     fields = list(dict.fromkeys(name for trial in trials for name in trial.params))

@@ -20,7 +20,15 @@ _LOCAL_SETTINGS = ("root", "device", "tensorboard")
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether ``folder`` contains the runs of a sweep."""
+    """Return whether a folder contains the runs of a sweep.
+
+    Args:
+        folder: Any folder.
+
+    Example:
+        >>> egru.sweep.is_sweep(Path("runs/digits"))
+        False
+    """
     return not (folder / CONFIG).exists() and any(folder.glob("trial-*/config.json"))
 
 
@@ -39,6 +47,9 @@ def report(folder: Path, out: Path | None = None, log: Callable[[str], None] = p
 
     Raises:
         RunError: If ``folder`` is not the folder of a sweep, or no trial can be read.
+
+    Example:
+        >>> page = egru.sweep.report(Path("sweeps/digits"))  # doctest: +SKIP
     """
     folder = Path(folder)
     if not is_sweep(folder):

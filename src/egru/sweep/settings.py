@@ -32,6 +32,12 @@ class Sweep:
         pruner: Which trials to stop early. Must be ``"none"`` with several objectives.
         devices: Devices that the workers use in turn. If empty, the device of the config.
         heartbeat: Seconds between two heartbeats of a trial in a database. Two missed ones mean that it is lost.
+
+    Example:
+        >>> settings = egru.sweep.Sweep(
+        ...     recipe="digits", config=egru.experiments.find("digits").make(), search=Path("space.py"),
+        ...     folder=Path("sweeps/digits"), storage="sweeps/digits/journal.log", study="digits", trials=10,
+        ... )
     """
 
     recipe: str
@@ -93,7 +99,15 @@ class Goal:
 
 
 def goals(config: Config) -> dict[str, Goal]:
-    """Return the available objectives by name. All are measured on the validation split."""
+    """Return the available objectives by name. All are measured on the validation split.
+
+    Args:
+        config: The config that the trials start from.
+
+    Example:
+        >>> list(egru.sweep.goals(egru.experiments.find("digits").make()))
+        ['quality', 'macs', 'backward-macs']
+    """
     if isinstance(config, LanguageConfig):
         quality = Goal("perplexity", "minimize", _perplexity, "{:.2f}".format)
     else:
@@ -115,10 +129,21 @@ def _perplexity(metrics: EpochMetrics) -> float:
 def read_search(path: Path) -> Search:
     """Return the function ``search`` of a Python file.
 
+    Args:
+        path: Path of the file.
+
+    Returns:
+        A function of an Optuna trial that returns the fields of the trial.
+
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If the file cannot be run or defines no function ``search``. The returned function raises it too,
             if ``search`` fails or does not return a dict.
+
+    Example:
+        >>> code = 'def search(trial): return {"hidden": trial.suggest_int("hidden", 32, 256, log=True)}'
+        >>> size = Path("space.py").write_text(code)
+        >>> search = egru.sweep.read_search(Path("space.py"))
     """
     if not path.is_file():
         raise FileNotFoundError(f"--search: {path} does not exist")

@@ -31,6 +31,10 @@ def sweep(settings: Sweep, log: Callable[[str], None] = print) -> Any:
         RunError: If the settings do not fit the study, another sweep uses the folder, or every trial would fail.
         FileNotFoundError: If the search space or the data set does not exist.
         ImportError: If Optuna is not installed.
+
+    Example:
+        >>> study = egru.sweep.sweep(settings)  # settings: an egru.sweep.Sweep  # doctest: +SKIP
+        >>> print(egru.sweep.table(study, settings))  # doctest: +SKIP
     """
     read_search(settings.search)  # reports errors in the search space first
     settings.folder.mkdir(parents=True, exist_ok=True)

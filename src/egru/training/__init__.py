@@ -3,10 +3,11 @@
 The progress bar uses rich if it is installed.
 
 Example:
-    >>> training = ClassifierTraining(epochs=20, learning_rate=1e-3)
-    >>> task = ClassifierTask(data, training)
-    >>> result = train(model, task, training, Run.create("runs/first", {}))
-    >>> result.test.accuracy, result.activity.activity_sparsity
+    >>> data, training = egru.data.digits(), egru.training.ClassifierTraining(epochs=2, learning_rate=1e-3)
+    >>> model = egru.models.SequenceClassifier(1, 64, data.classes)
+    >>> task = egru.training.ClassifierTask(data, training)
+    >>> result = egru.training.train(model, task, training, egru.training.Run.create("runs/first", {}))
+    >>> print(f"accuracy {result.test.accuracy:.1%}, activity sparsity {result.activity.activity_sparsity:.1%}")
 
 For runs that can also be evaluated, exported and reported, see :func:`egru.runs.train`.
 """

@@ -13,6 +13,11 @@ class Training:
 
     Raises:
         ValueError: If a value is not accepted; the message names the field and the accepted values.
+
+    Use :class:`ClassifierTraining` or :class:`LanguageTraining`.
+
+    Example:
+        >>> training = egru.training.ClassifierTraining(epochs=20, optimiser="adamw", schedule="cosine", clip=1.0)
     """
 
     epochs: int = 100
@@ -108,7 +113,7 @@ class ClassifierTraining(Training):
     """Settings for labelled sequences, which are shuffled in every epoch.
 
     Example:
-        >>> ClassifierTraining(epochs=20, optimiser="adamw", learning_rate=1e-3, clip=1.0)
+        >>> training = egru.training.ClassifierTraining(epochs=20, optimiser="adamw", learning_rate=1e-3, clip=1.0)
     """
 
     label_smoothing: float = 0.0
@@ -123,7 +128,11 @@ class ClassifierTraining(Training):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageTraining(Training):
-    """Settings for a text that is read in parallel columns, one segment per step."""
+    """Settings for a text that is read in parallel columns, one segment per step.
+
+    Example:
+        >>> training = egru.training.LanguageTraining(epochs=20, batch=64, optimiser="ntavsgd", learning_rate=30)
+    """
 
     evaluation_batch: int = 10
     """Columns of the validation split."""

@@ -62,9 +62,10 @@ def train(
         RunError: If the loss or a gradient is not finite, a checkpoint does not fit, or the disk is full.
 
     Example:
-        >>> data, training = egru.data.digits(), ClassifierTraining(epochs=20)
+        >>> data, training = egru.data.digits(), egru.training.ClassifierTraining(epochs=2)
         >>> model = egru.models.SequenceClassifier(1, 64, data.classes)
-        >>> result = train(model, ClassifierTask(data, training), training, Run.create("runs/first", {}))
+        >>> task = egru.training.ClassifierTask(data, training)
+        >>> result = egru.training.train(model, task, training, egru.training.Run.create("runs/first", {}))
         >>> print(f"test accuracy {result.test.accuracy:.1%}")
     """
     check_minutes(minutes)
@@ -288,6 +289,10 @@ def score(
 
     Returns:
         The scores and the activity, over all processes.
+
+    Example:
+        >>> scores, activity = egru.training.score(model, task, "validation")
+        >>> print(f"{scores.accuracy:.1%} correct, {activity.activity_sparsity:.1%} of the outputs are zero")
     """
     with ActivityMonitor(model) as monitor:
         scores = task.evaluate(model, split, progress)

@@ -21,6 +21,14 @@ def learning_rate_factor(training: Training, progress: float) -> float:
     Args:
         training: Settings of the schedule.
         progress: Number of epochs done, including fractions.
+
+    Returns:
+        The factor, 1 at the start of every schedule except ``"one-cycle"``.
+
+    Example:
+        >>> training = egru.training.ClassifierTraining(epochs=10, schedule="step", step_epochs=5, step_factor=0.1)
+        >>> [egru.training.learning_rate_factor(training, epoch) for epoch in (0, 5)]
+        [1.0, 0.1]
     """
     match training.schedule:
         case "cosine":
@@ -67,6 +75,13 @@ def make_optimiser(model: nn.Module, training: Training) -> torch.optim.Optimize
     Args:
         model: Model whose parameters are trained. Thresholds form a separate group.
         training: Optimiser, learning rates and weight decay.
+
+    Returns:
+        The optimiser.
+
+    Example:
+        >>> model = egru.models.SequenceClassifier(1, 64, 10)
+        >>> optimiser = egru.training.make_optimiser(model, egru.training.ClassifierTraining(learning_rate=3e-3))
     """
     groups = parameter_groups(model, training)
     match training.optimiser:
@@ -101,10 +116,11 @@ class AveragedSGD(torch.optim.Optimizer):
         patience: Epochs without improvement before averaging starts.
 
     Example:
-        >>> optimiser = AveragedSGD(model.parameters(), lr=30.0)
-        >>> optimiser.epoch_done(validation_loss)  # after each epoch
+        >>> optimiser = egru.training.AveragedSGD(model.parameters(), lr=30.0)
+        >>> scores = task.evaluate(model, "validation")
+        >>> optimiser.epoch_done(scores.loss)  # after each epoch
         >>> with optimiser.averaged():
-        ...     evaluate(model)
+        ...     scores = task.evaluate(model, "validation")
     """
 
     def __init__(self, params: Any, lr: float, *, weight_decay: float = 0.0, patience: int = 5) -> None:

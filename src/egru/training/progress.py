@@ -26,7 +26,14 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Displays nothing. Base class for displays that override one method."""
+    """Displays nothing. Base class for displays that override one method.
+
+    Example:
+        >>> class Losses(egru.training.NoProgress):
+        ...     def epoch(self, metrics):
+        ...         print(f"epoch {metrics.epoch}: {metrics.train.loss:.3f}")
+        >>> result = egru.training.train(model, task, training, run, Losses())
+    """
 
     def step(self, epochs: float) -> None:
         pass
@@ -68,8 +75,8 @@ def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
         epochs: Number of epochs in total.
 
     Example:
-        >>> with progress_bar("digits", training.epochs) as progress:
-        ...     train(model, task, training, run, progress)
+        >>> with egru.training.progress_bar("digits", training.epochs) as progress:
+        ...     result = egru.training.train(model, task, training, run, progress)
     """
     try:
         from rich.console import Console
@@ -112,7 +119,7 @@ def evaluation_progress(name: str) -> Iterator[Callable[[float], None]]:
 
     Example:
         >>> with evaluation_progress("test") as progress:
-        ...     score(model, task, "test", progress)
+        ...     egru.training.score(model, task, "test", progress)
     """
     if sys.stderr.isatty() and importlib.util.find_spec("rich"):
         from rich.console import Console
@@ -143,6 +150,14 @@ def tensorboard(inner: Progress, folder: Path) -> Iterator[Progress]:
 
     Raises:
         ImportError: If tensorboard is not installed.
+
+    Yields:
+        A display for :func:`train`.
+
+    Example:
+        >>> with egru.training.progress_bar("digits", training.epochs) as bar:
+        ...     with egru.training.tensorboard(bar, Path("tensorboard")) as progress:  # doctest: +SKIP
+        ...         egru.training.train(model, task, training, run, progress)
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

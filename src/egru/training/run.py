@@ -68,9 +68,10 @@ class Run:
         log: Called with messages for the user, such as a damaged checkpoint.
 
     Example:
-        >>> run = Run.create("runs/first", {})
-        >>> train(model, task, training, run)
-        >>> Run.open("runs/first").result().test.accuracy
+        >>> run = egru.training.Run.create("runs/first", {})
+        >>> result = egru.training.train(model, task, training, run)
+        >>> egru.training.Run.open("runs/first").result() == result
+        True
     """
 
     folder: Path

@@ -98,9 +98,10 @@ class ClassifierTask:
         training: Batch sizes, device, precision and augmentation.
 
     Example:
-        >>> training = ClassifierTraining(epochs=20, batch=100)
-        >>> task = ClassifierTask(egru.data.digits(), training)
-        >>> task.evaluate(model, "validation").accuracy
+        >>> data, training = egru.data.digits(), egru.training.ClassifierTraining(epochs=20, batch=100)
+        >>> task = egru.training.ClassifierTask(data, training)
+        >>> model = egru.models.SequenceClassifier(1, 64, data.classes)
+        >>> accuracy = task.evaluate(model, "validation").accuracy
     """
 
     def __init__(self, data: Classification, training: ClassifierTraining) -> None:
@@ -193,6 +194,12 @@ class LanguageTask:
 
     Raises:
         ValueError: If a split has too few words for its number of columns.
+
+    Example:
+        >>> tokens = torch.randint(50, (2000,))
+        >>> text = egru.data.Text("noise", [f"word{i}" for i in range(50)], tokens, tokens, tokens)
+        >>> task = egru.training.LanguageTask(text, egru.training.LanguageTraining(batch=4, bptt=20, test_batch=4))
+        >>> scores = task.evaluate(egru.models.LanguageModel(50, 16, 32), "validation")
     """
 
     def __init__(self, data: Text, training: LanguageTraining) -> None:
