@@ -70,16 +70,22 @@ def test_readme_examples_run(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert capsys.readouterr().out.startswith("7 7 ")
 
 
-def test_example_of_the_conversion_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example itself checks that the converted model computes the same outputs."""
+def test_examples_of_the_conversion_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The examples themselves check that the converted models compute the same outputs."""
+    monkeypatch.chdir(tmp_path)
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/convert.md").read_text(), re.DOTALL)
+    reader, tagger = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/convert.md").read_text(), re.DOTALL)
     values: dict[str, Any] = {}
-    exec(compile(example, "convert.md", "exec"), values)
+    exec(compile(reader, "convert.md", "exec"), values)
     assert values["result"].after.events < 0.22
     assert values["scores"].shape == (2,)
     assert "activity" in capsys.readouterr().out
+    exec(compile(tagger, "convert.md", "exec"), values)
+    assert values["scores"].shape == (20, 3)
+    assert (tmp_path / "firmware" / "tagger.c").is_file()
 
 
 def test_lines_of_prose_have_at_most_120_characters() -> None:

@@ -77,8 +77,9 @@ def egru_backward(
         grad_state: Gradients of the final carried state; None for zero.
         forward: Result of :func:`egru.functional.egru_sequence` for the same arguments.
         input_gradient: Whether to compute the gradient of ``input``.
-        input, state, weight_ih, weight_hh, theta, events, reset, reset_gate, surrogate, reset_scale, keep, lengths,
-            recurrent_clip: As in :func:`egru.functional.egru_sequence`.
+        input, state, weight_ih, weight_hh, theta: As in :func:`egru.functional.egru_sequence`.
+        events, reset, reset_gate, surrogate, reset_scale: As in :func:`egru.functional.egru_sequence`.
+        keep, lengths, recurrent_clip: As in :func:`egru.functional.egru_sequence`.
 
     Returns:
         The gradients.

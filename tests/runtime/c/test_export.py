@@ -66,6 +66,25 @@ def test_optimisation_does_not_change_bits(flags: tuple[str, ...], tmp_path: Pat
     compare_networks(tmp_path, range(100, 102), *flags)
 
 
+def test_export_accepts_models_that_from_model_accepts(tmp_path: Path) -> None:
+    """A linear layer in front and a mean behind the layer are found by tracing, not by the constructor of an engine."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(3, 5)
+            self.rnn = egru.EGRU(5, 8, batch_first=True, threshold=egru.Threshold.constant(0.05))
+            self.readout = nn.Linear(8, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.readout(self.rnn(self.project(x))[0].mean(1))
+
+    model = Reader().eval()
+    files = export_c(model, tmp_path / "model")
+    engine = EventEngine.from_model(model)
+    assert [file.read_text() for file in files] == [file.read_text() for file in export_c(engine, tmp_path / "engine")]
+
+
 @needs_compiler
 def test_skipped_steps_have_the_bits_of_the_engine(tmp_path: Path) -> None:
     """Skip between inputs. The engine's power of a decaying trace rounds differently, by one unit in the last place."""

@@ -55,8 +55,9 @@ def export_c(
       outputs are fixed-point numbers.
 
     Args:
-        model: An engine, or a model that :class:`egru.EventEngine` accepts. A model with a method ``streaming``, as
-            :class:`egru.models.SequenceClassifier`, is exported as ``EventEngine(**model.streaming())``.
+        model: An engine, or a model that :class:`egru.EventEngine` or :meth:`egru.EventEngine.from_model` accepts. A
+            model with a method ``streaming``, as :class:`egru.models.SequenceClassifier`, is exported as
+            ``EventEngine(**model.streaming())``.
         path: Folder to write ``NAME.h`` and ``NAME.c`` to. It is created if needed, and the files are replaced.
         weights: Number format: ``"float32"``, ``"int8"`` or ``"integer"``. If None, that of the engine, or float32 for
             a model.
@@ -94,7 +95,12 @@ def _engine(model: Any) -> EventEngine:
     if callable(streaming):
         parts: Any = streaming()
         return EventEngine(**parts)
-    return EventEngine(model)
+    try:
+        return EventEngine(model)
+    except TypeError:
+        if not isinstance(model, nn.Module):
+            raise
+        return EventEngine.from_model(model)
 
 
 def _check(network: Network) -> None:
