@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "common/threads.hpp"
@@ -124,6 +125,9 @@ Gradients::Gradients(const Network& network) : theta(static_cast<size_t>(network
     for (auto& g : V) g.resize(static_cast<size_t>(network.recurrent().size()));
     for (auto& g : U) g.resize(static_cast<size_t>(network.input().size()));
     for (auto& g : b) g.resize(theta.size());
+    tau_s.resize(network.model().shared_tau ? 1 : theta.size());
+    tau_m.resize(tau_s.size());
+    tau_o.resize(theta.size());
 }
 
 void Gradients::add(const Gradients& other) {
@@ -134,9 +138,9 @@ void Gradients::add(const Gradients& other) {
     }
     add_to(theta, other.theta);
     add_to(delays, other.delays);
-    tau_s += other.tau_s;
-    tau_m += other.tau_m;
-    tau_o += other.tau_o;
+    add_to(tau_s, other.tau_s);
+    add_to(tau_m, other.tau_m);
+    add_to(tau_o, other.tau_o);
 }
 
 void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
@@ -171,9 +175,12 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
         std::copy(all.b[g].begin(), all.b[g].end(), at<double>(call.grad_b) + g * all.theta.size());
     std::copy(all.theta.begin(), all.theta.end(), at<double>(call.grad_theta));
     std::copy(all.delays.begin(), all.delays.end(), at<double>(call.grad_delays));
-    *at<double>(call.grad_tau_s) = all.tau_s;
-    *at<double>(call.grad_tau_m) = all.tau_m;
-    *at<double>(call.grad_tau_o) = all.tau_o;
+    std::copy(all.tau_s.begin(), all.tau_s.end(), at<double>(call.grad_tau_s));
+    std::copy(all.tau_m.begin(), all.tau_m.end(), at<double>(call.grad_tau_m));
+    if (network.model().shared_tau)
+        *at<double>(call.grad_tau_o) = std::accumulate(all.tau_o.begin(), all.tau_o.end(), 0.0);
+    else
+        std::copy(all.tau_o.begin(), all.tau_o.end(), at<double>(call.grad_tau_o));
 }
 
 }  // namespace egru::continuous

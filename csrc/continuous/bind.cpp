@@ -41,7 +41,7 @@ void bind_continuous(nb::module_& m) {
     call.def(nb::init<>());
 #define FIELD(name) call.def_rw(#name, &ContinuousCall::name);
     FIELD(batch) FIELD(units) FIELD(channels) FIELD(readouts) FIELD(nodes) FIELD(threads) FIELD(max_events)
-    FIELD(tau_s) FIELD(tau_m) FIELD(tau_o) FIELD(panel) FIELD(tie) FIELD(grazing_floor)
+    FIELD(tau_s) FIELD(tau_m) FIELD(tau_o) FIELD(taus) FIELD(panel) FIELD(tie) FIELD(grazing_floor)
     FIELD(linear) FIELD(self_connections) FIELD(receiver_reset) FIELD(unit_amplitude) FIELD(integrate)
     FIELD(checkpoint_every) FIELD(connection_count) FIELD(input_connection_count)
     FIELD(connections) FIELD(input_connections) FIELD(lines) FIELD(line_offsets) FIELD(line_units) FIELD(delays)

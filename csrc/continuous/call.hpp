@@ -10,7 +10,8 @@ namespace egru::continuous {
 struct ContinuousCall {
     int batch = 0, units = 0, channels = 0, readouts = 0, nodes = 0, threads = 1;
     int64_t max_events = 0;  // per sample
-    double tau_s = 1, tau_m = 1, tau_o = 1;
+    double tau_s = 1, tau_m = 1, tau_o = 1;  // if shared by all units
+    uintptr_t taus = 0;                      // else those of each unit, (3, H): tau_s, tau_m, tau_o
     double panel = 0.5;        // longest panel, in units of the fastest rate
     double tie = 0;            // events closer than this are simultaneous
     double grazing_floor = 0;  // smallest z - theta that the backward pass divides by
@@ -42,7 +43,8 @@ struct ContinuousCall {
     uintptr_t cotangent_times = 0, cotangent_amplitudes = 0;
     uintptr_t cotangent_c_read = 0, cotangent_o_read = 0, cotangent_a_last = 0;
     uintptr_t cotangent_nodes = 0;  // c at the nodes of the integral (nodes, H)
-    // Results of the backward pass. Entries of grad_V and grad_U without a connection are not written.
+    // Results of the backward pass. Entries of grad_V and grad_U without a connection are not written. Gradients of the
+    // time constants are (H) if these differ between units, else one number.
     uintptr_t grad_V = 0, grad_U = 0, grad_b = 0, grad_theta = 0, grad_tau_s = 0, grad_tau_m = 0, grad_tau_o = 0;
     uintptr_t grad_a0 = 0, grad_c0 = 0, grad_delays = 0, grad_input_times = 0, grad_input_values = 0;
     uintptr_t floored = 0;  // the number of events per sample to which grazing_floor applied (B)

@@ -21,7 +21,9 @@ struct Units {
     // The adjoint, at the end of the interval and later at its start.
     alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];
     alignas(64) double g_u[block], g_r[block], g_z[block];  // gradients of the biases
+    alignas(64) double g_tau_s[block], g_tau_m[block];      // gradients of the time constants, up to a factor
     alignas(64) double gate_share[block];                   // what the receivers' reset gates add to p_r
+    Constants tau;
     int count;
 };
 
@@ -55,13 +57,14 @@ template <class T>
 }
 
 // Units with one panel each, fully vectorised.
-inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* tau_m) {
+inline void pull_back_single(const Model& m, Units& s) {
     alignas(64) double memory[max_points];
     const double* decays = common_decays(m, s.active, s.count, memory);
     with_nodes(m, [&](auto n) {
         for (int k = 0; k < s.count; k += width) {
             const Panel panel{get(s.d_u + k), get(s.b_u + k),    get(s.d_z + k),
-                              get(s.b_z + k), get(s.active + k), decays};
+                              get(s.b_z + k), get(s.active + k), s.tau.rate_s(m, k), s.tau.rate_m(m, k),
+                              decays};
             const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
                                        {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
@@ -74,23 +77,24 @@ inline void pull_back_single(const Model& m, Units& s, Doubles* tau_s, Doubles* 
             put(s.p_z + k, a.p_z);
             put(s.g_u + k, a.g_u);
             put(s.g_z + k, a.g_z);
-            *tau_s += a.tau_s;
-            *tau_m += a.tau_m;
+            put(s.g_tau_s + k, a.tau_s);
+            put(s.g_tau_m + k, a.tau_m);
         }
     });
 }
 
 // Pulls back over the time `at_rest`, in which u and z are constant, in closed form. `c` is the state at its start.
-inline void pull_back_rest(const Model& m, double at_rest, double b_u, double b_z, double c, Accumulated<double>* a) {
-    const double u = gate_u(m, b_u), z = gate_z(m, b_z), dz = m.linear ? 1 : 1 - z * z, k = u / m.tau_m, s = 1 / m.tau_s;
+inline void pull_back_rest(const Model& m, double tau_s, double tau_m, double at_rest, double b_u, double b_z, double c,
+                           Accumulated<double>* a) {
+    const double u = gate_u(m, b_u), z = gate_z(m, b_z), dz = m.linear ? 1 : 1 - z * z, k = u / tau_m, s = 1 / tau_s;
     const double kept = exp(-k * at_rest), q = exp(-s * at_rest);
     const double held = (z - c) * kept * a->p_c;  // (z - c) p_c is constant
-    const double u_rate = u * (1 - u) / m.tau_m * held, z_rate = k * dz * a->p_c;
+    const double u_rate = u * (1 - u) / tau_m * held, z_rate = k * dz * a->p_c;
     const double near = (s - k) * at_rest;  // nearly equal rates cancel: use expm1
     const double late = near == 0                   ? kept * at_rest
                         : near < 1 && near > -1.0 ? kept * at_rest * -expm1(-near) / near
                                                     : (kept - q) / (s - k);
-    const double u_late = u_rate * (1 - q) * m.tau_s, z_late = z_rate * late;
+    const double u_late = u_rate * (1 - q) * tau_s, z_late = z_rate * late;
     a->g_u += u_rate * at_rest - u_late + (1 - q) * a->p_u;
     a->g_z += z_rate * (1 - kept) / k - z_late + (1 - q) * a->p_z;
     a->tau_m -= held * k * at_rest;
@@ -118,7 +122,7 @@ enum SliceRow {
 inline void slice_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
         for (int i = 0; i < p.count; i += width) {
-            const Panel panel = p.panel(m, i);
+            const Panel panel = p.panel(i);
             const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
             // In the order of SliceRow.
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
@@ -144,7 +148,7 @@ inline void pull_back_portion(const Model& m, const Units& s, const Portion& p, 
     for (int i = p.count - 1; i >= 0; --i) {
         const int k = p.unit[i];
         if (p.last[i] && s.span[k] > s.active[k])
-            pull_back_rest(m, s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
+            pull_back_rest(m, s.tau.one_s(m, k), s.tau.one_m(m, k), s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
         const auto at = [&](int row) { return p.results[row * row_stride + i]; };
         pull_back_panel(Slice<double>{at(row_scale), at(row_q),
                                       {at(row_x), at(row_x + 1), at(row_x + 2)},
@@ -162,11 +166,11 @@ struct Checkpoint {
 };
 
 // Units with several panels. Portions are pulled back in reverse order, so a forward sweep first finds where they start.
-inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, double* tau_s, double* tau_m) {
+inline void pull_back_several(const Model& m, Units& s, Scratch* scratch) {
     Division units[block];
     Accumulated<double> sums[block];
     for (int k = 0; k < s.count; ++k) {
-        units[k] = Division(m, s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], s.active[k]);
+        units[k] = Division(m, s.tau.one_s(m, k), s.tau.one_m(m, k), s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], s.active[k]);
         sums[k] = {s.p_c[k], s.p_u[k], s.p_z[k], 0, 0, 0, 0};
     }
     constexpr int64_t first_checkpoint = int64_t(row_stride) * (panel_rows + slice_rows);
@@ -209,14 +213,14 @@ inline void pull_back_several(const Model& m, Units& s, Scratch* scratch, double
         s.p_z[k] = sums[k].p_z;
         s.g_u[k] = sums[k].g_u;
         s.g_z[k] = sums[k].g_z;
-        *tau_s += sums[k].tau_s;
-        *tau_m += sums[k].tau_m;
+        s.g_tau_s[k] = sums[k].tau_s;
+        s.g_tau_m[k] = sums[k].tau_m;
     }
 }
 
 // Pulls back across the jump: sums over the receivers and gradients of the weights.
 inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Units& s, ReceiverSums* sums) {
-    Doubles sum_u{}, sum_r{}, sum_z{}, rate{}, slope{};
+    Doubles sum_u{}, sum_r{}, sum_z{}, rate{}, slope{}, paced{}, paced_z{};
     const bool has_emitter = t.emitter >= first && t.emitter < first + s.count;
     const int emitter = t.emitter - first;
     const double p_emitter = has_emitter ? s.p_c[emitter] : 0;
@@ -233,11 +237,16 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
         if (t.gated) {
             const Doubles gate = get(s.gate + k), r = sigmoid_of(gate), dr = r * (1.0 - r);
             carried *= r;
-            rate += push * dr * (get(s.b_r + k) - gate) * (1.0 / m.tau_s);
+            rate += push * dr * (get(s.b_r + k) - gate) * s.tau.rate_s(m, k);
             put(s.gate_share + k, t.scale_z * push * dr);
             push *= r;
         }
         sum_z += push;
+        if (!m.shared_tau) {
+            const Doubles rate_s = s.tau.rate_s(m, k);
+            paced += (w_u * p_u + w_r * p_r) * rate_s;
+            paced_z += push * rate_s;
+        }
         const auto add = [&](double* gradient, Doubles v) {
             double* at = gradient + first + k;
             store_part<double>(at, load_part<double>(at, lanes_left) + v, lanes_left);
@@ -253,15 +262,18 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
             sums->emitter_z = after.z[emitter - k];
         }
         // u (z - c) before minus after
-        slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z));
+        slope += get(s.p_c + k) * ((before.u - after.u) * (before.z - c) + after.u * (before.z - after.z)) *
+                 s.tau.rate_m(m, k);
     }
     if (has_emitter) s.p_c[emitter] = p_emitter;
     sums->u += sum_of(sum_u);
     sums->r += sum_of(sum_r);
     sums->z += sum_of(sum_z);
+    sums->rate += m.shared_tau ? (sum_of(sum_u) + sum_of(sum_r)) / m.tau_s : sum_of(paced);
+    sums->rate_z += m.shared_tau ? sum_of(sum_z) / m.tau_s : sum_of(paced_z);
     sums->z_rate += sum_of(rate);
     // A jump of size 0 must have no effect, not even by rounding.
-    if (t.scale != 0) sums->slope += sum_of(slope) / m.tau_m;
+    if (t.scale != 0) sums->slope += sum_of(slope);
 }
 
 // Computes d after the jump, rounded as in the forward pass.
@@ -311,33 +323,44 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
     for (int k = s.count; k < (int)padded(s.count); ++k) {
         s.before_u[k] = s.d_r[k] = s.before_z[k] = s.b_u[k] = s.b_r[k] = s.b_z[k] = 0;
         s.c[k] = s.gate[k] = s.span[k] = 0;
-        s.p_c[k] = s.p_u[k] = s.p_r[k] = s.p_z[k] = 0;
+        s.p_c[k] = s.p_u[k] = s.p_r[k] = s.p_z[k] = s.g_tau_s[k] = s.g_tau_m[k] = 0;
     }
+    s.tau.load(m, unit, s.count, (int)padded(s.count));
 
     add_jump(t, first, s);
-    const double shortest = time_to_rest(m, 0, 0);
+    const double shortest = time_to_rest(m.tau_s, 0, 0);
     Longs may_rest{};
     for (int k = 0; k < s.count; k += width) {
         put(s.active + k, get(s.span + k));
         may_rest |= get(s.span + k) > shortest;
     }
     if (any(may_rest))
-        for (int k = 0; k < s.count; ++k) s.active[k] = smaller(s.span[k], time_to_rest(m, s.d_u[k], s.d_z[k]));
-    double tau_s = 0, tau_m = 0;
-    Doubles tau_ss{}, tau_ms{};
-    if (!any(may_rest) && single_panels(m, s.d_u, s.d_z, s.active, s.count))
-        pull_back_single(m, s, &tau_ss, &tau_ms);
+        for (int k = 0; k < s.count; ++k)
+            s.active[k] = smaller(s.span[k], time_to_rest(s.tau.one_s(m, k), s.d_u[k], s.d_z[k]));
+    if (!any(may_rest) && single_panels(m, s.tau, s.d_u, s.d_z, s.active, s.count))
+        pull_back_single(m, s);
     else
-        pull_back_several(m, s, scratch, &tau_s, &tau_m);
+        pull_back_several(m, s, scratch);
+    Doubles tau_s{}, tau_m{};
     for (int k = 0; k < s.count; k += width) {
         const Doubles span = get(s.span + k), p_r = get(s.p_r + k);
-        const Doubles kept = exponential(max_of(span * (-1.0 / m.tau_s), splat(-700.0))) * p_r;
+        const Doubles kept = exponential(max_of(span * -s.tau.rate_s(m, k), splat(-700.0))) * p_r;
         put(s.g_r + k, p_r - kept);
         put(s.p_r + k, kept);
-        tau_ss += get(s.d_r + k) * span * kept;
+        const Doubles by_tau_s = get(s.g_tau_s + k) + get(s.d_r + k) * span * kept;
+        put(s.g_tau_s + k, by_tau_s);
+        tau_s += by_tau_s;
+        tau_m += get(s.g_tau_m + k);
     }
-    adjoint->grad_tau_s += (tau_s + sum_of(tau_ss)) / (m.tau_s * m.tau_s);
-    adjoint->grad_tau_m += (tau_m + sum_of(tau_ms)) / m.tau_m;
+    if (m.shared_tau) {
+        *adjoint->grad_tau_s += sum_of(tau_s) / (m.tau_s * m.tau_s);
+        *adjoint->grad_tau_m += sum_of(tau_m) / m.tau_m;
+    } else {
+        for (int k = 0; k < s.count; ++k) {
+            adjoint->grad_tau_s[unit(k)] += s.g_tau_s[k] / (s.tau.tau_s[k] * s.tau.tau_s[k]);
+            adjoint->grad_tau_m[unit(k)] += s.g_tau_m[k] / s.tau.tau_m[k];
+        }
+    }
 
     if (t.w_u != nullptr) pull_back_jump(m, t, first, s, sums);
     if (t.gated)

@@ -12,24 +12,27 @@ using namespace egru::continuous;
 struct Units {
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], span[block], theta[block], onset[block], gate[block], key[block];
+    Constants tau;
     int count;
 };
 
 inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* scratch) {
-    if (single_panels(m, s.d_u, s.d_z, span, s.count)) {
+    if (single_panels(m, s.tau, s.d_u, s.d_z, span, s.count)) {
         alignas(64) double memory[max_points];
         const double* decays = common_decays(m, span, s.count, memory);
         with_nodes(m, [&](auto n) {
             for (int k = 0; k < s.count; k += width) {
                 const Affine map = flow<n.nodes, n.linear>(
-                    m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), decays});
+                    m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), s.tau.rate_s(m, k),
+                        s.tau.rate_m(m, k), decays});
                 put(s.c + k, map.scale * get(s.c + k) + map.shift);
             }
         });
         return;
     }
     Division units[block];
-    for (int k = 0; k < s.count; ++k) units[k] = Division(m, s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], span[k]);
+    for (int k = 0; k < s.count; ++k)
+        units[k] = Division(m, s.tau.one_s(m, k), s.tau.one_m(m, k), s.d_u[k], s.b_u[k], s.d_z[k], s.b_z[k], span[k]);
     Portion p;
     for (BlockPosition at; at.unit < s.count;) {
         fill(m, scratch, 2, units, s.count, &at, &p);
@@ -43,19 +46,20 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
 
 inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     alignas(64) double span[block];
-    const double shortest = time_to_rest(m, 0, 0);
+    const double shortest = time_to_rest(m.tau_s, 0, 0);
     Longs may_rest{};
     for (int k = 0; k < s.count; k += width) {
         may_rest |= get(s.span + k) > shortest;
         put(span + k, get(s.span + k));
     }
     if (any(may_rest))
-        for (int k = 0; k < s.count; ++k) span[k] = smaller(span[k], time_to_rest(m, s.d_u[k], s.d_z[k]));
+        for (int k = 0; k < s.count; ++k)
+            span[k] = smaller(span[k], time_to_rest(s.tau.one_s(m, k), s.d_u[k], s.d_z[k]));
     flow_panels(m, s, span, scratch);
     if (!any(may_rest)) return;
     for (int k = 0; k < s.count; k += width) {
         const Gates g = gates_of(m, get(s.b_u + k), get(s.b_z + k));
-        const Doubles at_rest = get(s.span + k) - get(span + k), pace = at_rest * g.u * (1.0 / m.tau_m);
+        const Doubles at_rest = get(s.span + k) - get(span + k), pace = at_rest * g.u * s.tau.rate_m(m, k);
         const Doubles c = get(s.c + k);
         put(s.c + k, at_rest > 0.0 ? g.z + (c - g.z) * exponential(max_of(-pace, splat(-700.0))) : c);
     }
@@ -77,10 +81,10 @@ inline void lower_bounds(const Model& m, Units& s, double time) {
         const Gates g = gates_of(m, max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
         const Doubles ratio = d_z / (onset - b_z);
         const Longs turns = (now ^ later) & (ratio < 1e300) & (ratio > 1.0);
-        const Doubles turn = m.tau_s * logarithm(turns ? ratio : splat(1.0));
+        const Doubles turn = s.tau.s(m, k) * logarithm(turns ? ratio : splat(1.0));
         const Longs rises = (c < theta) & (g.z > theta);
         const Doubles log_ratio = logarithm(rises ? (g.z - c) / (g.z - theta) : splat(1.0)) - 2e-15;
-        Doubles bound = m.tau_m / g.u * log_ratio;
+        Doubles bound = s.tau.m(m, k) / g.u * log_ratio;
         bound = max_of(bound, now ? splat(0.0) : turn);
         bound = max_of(bound * (1 - 4e-15), splat(0.0));
         // The window closes at `turn`. If rounding makes that time 0 or infinite, keep the unit as a candidate.
@@ -112,6 +116,7 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
         s.theta[k] = 1;
         s.onset[k] = __builtin_inf();
     }
+    s.tau.load(m, unit, s.count, (int)padded(s.count));
     alignas(64) double before[block];
     for (int k = 0; k < s.count; k += width) put(before + k, get(s.c + k));
     flow_all(m, s, scratch);
@@ -121,7 +126,7 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
         // Crossings are found by the search. A state that reaches its threshold here did so by rounding.
         const Doubles theta = get(s.theta + k), below = theta * (1 - 0x1p-52), c = get(s.c + k);
         put(s.c + k, get(before + k) < theta ? min_of(c, below) : c);
-        const Doubles q = exponential(max_of(get(s.span + k) * (-1.0 / m.tau_s), splat(-700.0)));
+        const Doubles q = exponential(max_of(get(s.span + k) * -s.tau.rate_s(m, k), splat(-700.0)));
         put(s.d_u + k, get(s.d_u + k) * q);
         put(s.d_r + k, get(s.d_r + k) * q);
         put(s.d_z + k, get(s.d_z + k) * q);
@@ -168,9 +173,9 @@ void advance(const Model& m, const State& state, const Touch& t, Scratch* scratc
 
 // Units that have relaxed do not limit the panel: their gates are constant to rounding.
 double longest_panel(const Model& m, const State& state, double time) {
-    double longest = m.panel * m.tau_m;
+    double longest = m.panel * m.tau_m;  // of the fastest unit
     for (int i = 0; i < m.units; ++i) {
-        const double decay = exp((state.last[i] - time) / m.tau_s);
+        const double decay = exp((state.last[i] - time) / m.tau_s_of[i]);
         Division d;
         d.d_u = (state.a_u[i] - m.b_u[i]) * decay;
         d.d_z = (state.a_z[i] - m.b_z[i]) * decay;
@@ -178,6 +183,8 @@ double longest_panel(const Model& m, const State& state, double time) {
         d.b_u = m.b_u[i];
         d.b_z = m.b_z[i];
         d.span = longest;
+        d.tau_s = m.tau_s_of[i];
+        d.tau_m = m.tau_m_of[i];
         d.count = 0;
         longest = d.length(m, 0);
     }

@@ -13,7 +13,7 @@ using namespace egru::continuous;
 
 // The state of one unit at the start of a panel. d_x is a_x - b_x.
 struct Start {
-    double d_u, b_u, d_z, b_z, c, z;
+    double d_u, b_u, d_z, b_z, c, z, tau_s, tau_m;
 };
 
 struct Value {
@@ -23,7 +23,7 @@ struct Value {
 // Computes c and its derivatives at time `t` after the start by one panel, vectorised over its nodes and its end.
 Value evaluate(const Model& m, const Start& s, double t) {
     alignas(64) double u[max_points], z[max_points], du[max_points], dz[max_points], q[max_points];
-    const double decay = -t / m.tau_s, pace = t / m.tau_m;
+    const double decay = -t / s.tau_s, pace = t / s.tau_m;
     for (int i = 0; i < m.stride; i += width) {
         const Doubles qi = exponential(decay * get(m.points + i));
         const Gates g = gates_of(m, s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
@@ -50,9 +50,9 @@ Value evaluate(const Model& m, const Start& s, double t) {
     }
     Value v;
     v.c = z[n] + (s.c - s.z - decay * s.d_z * sum_of(sum)) / end;
-    const double gap = z[n] - v.c, fade = -q[n] / m.tau_s;
-    v.slope = u[n] * gap / m.tau_m;
-    v.curvature = (du[n] * s.d_u * fade * gap + u[n] * (dz[n] * s.d_z * fade - v.slope)) / m.tau_m;
+    const double gap = z[n] - v.c, fade = -q[n] / s.tau_s;
+    v.slope = u[n] * gap / s.tau_m;
+    v.curvature = (du[n] * s.d_u * fade * gap + u[n] * (dz[n] * s.d_z * fade - v.slope)) / s.tau_m;
     return v;
 }
 
@@ -64,7 +64,7 @@ double refine(const Model& m, const Start& s, double theta, double low, double h
     if (low == 0) {
         const double u = gate_u(m, s.b_u + s.d_u);
         const double h = high, from = s.c - theta, to = at_high.c - theta;
-        const double m0 = h * u * (s.z - s.c) / m.tau_m, m1 = h * at_high.slope;
+        const double m0 = h * u * (s.z - s.c) / s.tau_m, m1 = h * at_high.slope;
         const double k2 = 3 * (to - from) - 2 * m0 - m1, k3 = 2 * (from - to) + m0 + m1;
         double x = from < to ? -from / (to - from) : 0.5;
         for (int i = 0; i < 4; ++i) {
@@ -95,7 +95,7 @@ double refine(const Model& m, const Start& s, double theta, double low, double h
         } else {
             const double bend = v.curvature < 0 ? -v.curvature : v.curvature;
             // After the step the error is half of curvature / slope times the square of its length.
-            if (length <= 2e-15 * m.tau_m || bend * length * length <= 2e-17 * v.slope * m.tau_m) return next;
+            if (length <= 2e-15 * s.tau_m || bend * length * length <= 2e-17 * v.slope * s.tau_m) return next;
         }
         t = next;
     }
@@ -124,8 +124,9 @@ Reached first_above(const Model& m, const Division& d, double limit, double c, S
         }
         for (int i = count; i < panels_at_once; ++i) from[i] = h[i] = 0;
         for (int i = 0; i < count; i += width) {
-            const Doubles past = exponential(max_of(get(from + i) * (-1.0 / m.tau_s), splat(-700.0)));
-            const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), nullptr};
+            const Doubles past = exponential(max_of(get(from + i) * (-1.0 / d.tau_s), splat(-700.0)));
+            const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), splat(1.0 / d.tau_s),
+                              splat(1.0 / d.tau_m), nullptr};
             with_nodes(m, [&](auto n) {
                 const Affine map = flow<n.nodes, n.linear>(m, panel);
                 put(scale + i, map.scale);
@@ -144,39 +145,40 @@ Reached first_above(const Model& m, const Division& d, double limit, double c, S
 // `span` is the search horizon, relative to the last touch.
 Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double c, double span, Scratch* scratch) {
     const double b_u = m.b_u[unit], b_z = m.b_z[unit], onset = m.onset[unit], theta = m.theta[unit];
+    const double tau_s = m.tau_s_of[unit], tau_m = m.tau_m_of[unit];
     const bool now = a_z > onset, later = b_z > onset;
     if (!now && !later) return {Outcome::never, 0, 0};
     double opens = 0, closes = __builtin_inf();
     if (now != later) {
-        const double turn = m.tau_s * log((a_z - b_z) / (onset - b_z));
+        const double turn = tau_s * log((a_z - b_z) / (onset - b_z));
         (later ? opens : closes) = turn > 0 ? turn : 0;
     }
     if (span < opens) return {Outcome::none_yet, 0, 0};
     const double d_u = a_u - b_u, d_z = a_z - b_z;
     if (c >= theta) {  // c must first fall below theta, which is possible only before the window opens
         if (now) return {Outcome::never, 0, 0};
-        c = first_above(m, Division(m, d_u, b_u, d_z, b_z, opens), __builtin_inf(), c, scratch).c;
+        c = first_above(m, Division(m, tau_s, tau_m, d_u, b_u, d_z, b_z, opens), __builtin_inf(), c, scratch).c;
         if (c >= theta) return {Outcome::never, 0, 1};
-        const double past = exp(-opens / m.tau_s);
+        const double past = exp(-opens / tau_s);
         Crossing after = find_crossing(m, unit, b_u + d_u * past, b_z + d_z * past, c, span - opens, scratch);
         after.time += opens;
         ++after.evaluations;
         return after;
     }
-    const double longest = time_to_rest(m, d_u, d_z);
+    const double longest = time_to_rest(tau_s, d_u, d_z);
     const double end = closes < span ? closes : smaller(span, longest);
-    const Division interval(m, d_u, b_u, d_z, b_z, end);
+    const Division interval(m, tau_s, tau_m, d_u, b_u, d_z, b_z, end);
     const bool single = interval.count == 1;
     const Reached r = single ? Reached{true, 0, end, c} : first_above(m, interval, theta, c, scratch);
     const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
     if (!r.found && end < span && end < closes) {  // at rest: u and z are constant
         const double u = gate_u(m, b_u), z = gate_z(m, b_z);
-        const double time = end + m.tau_m / u * log((z - r.c) / (z - theta));
+        const double time = end + tau_m / u * log((z - r.c) / (z - theta));
         return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
     }
     if (!r.found) return missed;
-    const double past = exp(-r.from / m.tau_s);
-    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, gate_z(m, b_z + d_z * past)};
+    const double past = exp(-r.from / tau_s);
+    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, gate_z(m, b_z + d_z * past), tau_s, tau_m};
     const Value last = evaluate(m, start, r.h);
     const double low = opens > r.from ? opens - r.from : 0;
     Crossing result{Outcome::found, r.from + r.h, 1};

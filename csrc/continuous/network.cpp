@@ -141,6 +141,11 @@ Network::Network(const ContinuousCall& call)
     theta_.assign(at<double>(call.theta), at<double>(call.theta) + H);
     for (const double theta : theta_)
         onset_.push_back(call.linear ? theta : theta < 1 ? std::atanh(theta) : std::numeric_limits<double>::infinity());
+    if (call.taus != 0)
+        taus_.assign(at<double>(call.taus), at<double>(call.taus) + 3 * H);
+    else
+        for (const double tau : {call.tau_s, call.tau_m, call.tau_o}) taus_.insert(taus_.end(), H, tau);
+    const double *tau_s = taus_.data(), *tau_m = tau_s + H;
     const double *x = at<double>(call.rule_x), *w = at<double>(call.rule_w), *A = at<double>(call.rule_A);
     rule_.resize(n * (n + 2));
     std::copy_n(x, n, rule_.data());
@@ -157,8 +162,9 @@ Network::Network(const ContinuousCall& call)
         for (size_t i = 0; i < n; ++i) column[i] = A[i * n + j];
         column[n] = w[j];
     }
-    model_ = Model{call.units, call.linear, call.tau_s, call.tau_m, call.tau_o, b_.data(), b_.data() + H, b_.data() + 2 * H,
-                   theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
+    model_ = Model{call.units, call.linear, call.taus == 0, *std::min_element(tau_s, tau_s + H),
+                   *std::min_element(tau_m, tau_m + H), tau_s, tau_m, tau_m + H, b_.data(), b_.data() + H,
+                   b_.data() + 2 * H, theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
                    rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
                    padded_rule_.data() + stride,
                    padded_rule_.data() + 2 * stride};

@@ -50,7 +50,7 @@ private:
     FanOut recurrent_, input_;
     bool unit_amplitude_;
     int lines_;
-    std::vector<double> b_, theta_, onset_, rule_, padded_rule_;
+    std::vector<double> b_, theta_, onset_, taus_, rule_, padded_rule_;
 };
 
 }  // namespace egru::continuous

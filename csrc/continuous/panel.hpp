@@ -17,10 +17,31 @@ using egru::continuous::Model;
 using egru::continuous::Scratch;
 
 // A panel of length h. d_x is a_x - b_x at its start. `decays` is exp(-t / tau_s) at the nodes and the end if it is the
-// same in all lanes, else null.
+// same in all lanes, else null. rate_s and rate_m are 1 / tau_s and 1 / tau_m.
 struct Panel {
-    Doubles d_u, b_u, d_z, b_z, h;
+    Doubles d_u, b_u, d_z, b_z, h, rate_s, rate_m;
     const double* decays;
+};
+
+// The time constants of a block of units. The arrays are used only if units have different ones.
+struct Constants {
+    alignas(64) double tau_s[block], tau_m[block];
+
+    template <class Index>
+    void load(const Model& m, Index unit, int count, int padded_count) {
+        if (m.shared_tau) return;
+        for (int k = 0; k < count; ++k) {
+            tau_s[k] = m.tau_s_of[unit(k)];
+            tau_m[k] = m.tau_m_of[unit(k)];
+        }
+        for (int k = count; k < padded_count; ++k) tau_s[k] = tau_m[k] = 1;
+    }
+    Doubles s(const Model& m, int k) const { return m.shared_tau ? splat(m.tau_s) : get(tau_s + k); }
+    Doubles m(const Model& m, int k) const { return m.shared_tau ? splat(m.tau_m) : get(tau_m + k); }
+    Doubles rate_s(const Model& m, int k) const { return m.shared_tau ? splat(1.0 / m.tau_s) : 1.0 / get(tau_s + k); }
+    Doubles rate_m(const Model& m, int k) const { return m.shared_tau ? splat(1.0 / m.tau_m) : 1.0 / get(tau_m + k); }
+    double one_s(const Model& m, int k) const { return m.shared_tau ? m.tau_s : tau_s[k]; }
+    double one_m(const Model& m, int k) const { return m.shared_tau ? m.tau_m : tau_m[k]; }
 };
 
 inline Gates gates_of(const Model& m, Doubles a_u, Doubles a_z) {
@@ -32,8 +53,9 @@ inline Doubles decay_at(const Model& m, const Panel& p, Doubles rate, int i) {
     return p.decays != nullptr ? splat(p.decays[i]) : exponential(rate * m.points[i]);
 }
 
-// Computes the decays of a block if all its units have the same span, else returns null.
+// Computes the decays of a block if all its units have the same span and time constants, else returns null.
 inline const double* common_decays(const Model& m, const double* span, int count, double* decays) {
+    if (!m.shared_tau) return nullptr;
     for (int k = 1; k < count; ++k)
         if (span[k] != span[0]) return nullptr;
     for (int i = 0; i < m.stride; i += width) put(decays + i, exponential(get(m.points + i) * (-span[0] / m.tau_s)));
@@ -50,7 +72,7 @@ inline Affine flow(const Model& m, const Panel& p) {
     const int n = N != 0 ? N : m.nodes;
     constexpr int room = N != 0 ? N : max_nodes;
     Doubles u[room], f[room];
-    const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
+    const Doubles decay = p.h * -p.rate_s, pace = p.h * p.rate_m;
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
         const Doubles q = decay_at(m, p, decay, i), far = p.d_z * q;
@@ -87,7 +109,7 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     const int n = N != 0 ? N : m.nodes;
     constexpr int room = N != 0 ? N : max_nodes;
     Doubles u[room], q[room], f[room], mu[room], nu[room];
-    const Doubles decay = p.h * (-1.0 / m.tau_s), pace = p.h * (1.0 / m.tau_m);
+    const Doubles decay = p.h * -p.rate_s, pace = p.h * p.rate_m;
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
         q[i] = decay_at(m, p, decay, i);

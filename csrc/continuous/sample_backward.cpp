@@ -21,7 +21,8 @@ public:
           delivered_(network_.lines() > 0 ? static_cast<size_t>(tape_.events) : 0) {
         double* at = memory_.data();
         adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
-                           gradients_.b[1].data(), gradients_.b[2].data(), 0, 0};
+                           gradients_.b[1].data(), gradients_.b[2].data(), gradients_.tau_s.data(),
+                           gradients_.tau_m.data()};
         p_o_ = at + 5 * H_;
         o_time_ = at + 6 * H_;
         pending_p_r_ = at + 7 * H_;
@@ -39,9 +40,6 @@ public:
             repeat_part(call_, network_, static_cast<int>(sample_), tape_.checkpoints[k - 1], &part, stop_, may_poll_);
             pull_back(part.steps);
         }
-        gradients_.tau_s += adjoint_.grad_tau_s;
-        gradients_.tau_m += adjoint_.grad_tau_m;
-        gradients_.tau_o += grad_tau_o_;
         at<int64_t>(call_.floored)[sample_] = floored_;
     }
 
@@ -80,14 +78,15 @@ private:
         for (const ProcessedMember& member : processed_) adjoint_.p_c[member.unit] = member.p_c;
         const double dr = r * (1 - r), ungated_z = sums.z;
         if (!model_.receiver_reset) {
-            sums.z_rate = dr * (model_.b_r[n] - step.a_r) / model_.tau_s * ungated_z;
+            sums.z_rate = dr * (model_.b_r[n] - step.a_r) / model_.tau_s_of[n] * ungated_z;
             sums.z = r * ungated_z;
+            sums.rate_z *= r;
         }
         pull_back_trace(n, step.time, step.o);
 
-        const double slope_after = sums.emitter_u * sums.emitter_z / model_.tau_m;  // c is 0
+        const double slope_after = sums.emitter_u * sums.emitter_z / model_.tau_m_of[n];  // c is 0
         const double sum = sums.u + sums.r + sums.z;
-        reset(step, slope_after, sums.slope + y * (sum / model_.tau_s + sums.z_rate), sum);
+        reset(step, slope_after, sums.slope + y * (sums.rate + sums.rate_z + sums.z_rate), sum);
 
         if (!step.grouped) {
             if (!model_.receiver_reset) adjoint_.p_r[n] += y * dr * ungated_z;
@@ -109,7 +108,7 @@ private:
         const int n = step.source;
         const int64_t event = first_event_ + step.index;
         const double by_event_time = -adjoint_.p_c[n] * slope_after + by_jumps +
-                                     network_.amplitude(n) / model_.tau_o * p_o_[n] +
+                                     network_.amplitude(n) / model_.tau_o_of[n] * p_o_[n] +
                                      at<double>(call_.cotangent_times)[event];
         double p_c_before = 0;
         double& theta = gradients_.theta[static_cast<size_t>(n)];
@@ -117,7 +116,7 @@ private:
             const double rise = (model_.linear ? step.a_z : std::tanh(step.a_z)) - model_.theta[n];
             const double u = model_.linear ? 1 : sigmoid(step.a_u);
             floored_ += rise < call_.grazing_floor;
-            p_c_before = -by_event_time * model_.tau_m / (u * std::max(rise, call_.grazing_floor));
+            p_c_before = -by_event_time * model_.tau_m_of[n] / (u * std::max(rise, call_.grazing_floor));
             theta -= p_c_before;
         }
         if (!call_.unit_amplitude) theta += sum + p_o_[n] + at<double>(call_.cotangent_amplitudes)[event];
@@ -136,10 +135,10 @@ private:
         double by_jumps = sent.by_time;
         if (!model_.receiver_reset && !model_.linear) {  // the reset gate is that of the time of the event
             const double r = sigmoid(step.a_r), through_gate = network_.amplitude(n) * r * (1 - r) * sent.z;
-            by_jumps += through_gate * (model_.b_r[n] - step.a_r) / model_.tau_s;
+            by_jumps += through_gate * (model_.b_r[n] - step.a_r) / model_.tau_s_of[n];
             adjoint_.p_r[n] += through_gate;
         }
-        reset(step, u * z / model_.tau_m, by_jumps, sent.sum);
+        reset(step, u * z / model_.tau_m_of[n], by_jumps, sent.sum);
     }
 
     void delivery(const Step& step) {
@@ -149,8 +148,8 @@ private:
         touch.gated = model_.receiver_reset;
         if (!model_.receiver_reset) touch.scale_z = y * r;
         const ReceiverSums sums = table_.pull_back(model_, &adjoint_, touch, &scratch_);
-        const double sum = sums.u + sums.r + (model_.receiver_reset ? 1 : r) * sums.z;
-        const double by_time = sums.slope + y * (sum / model_.tau_s + sums.z_rate);
+        const double gate = model_.receiver_reset ? 1 : r, sum = sums.u + sums.r + gate * sums.z;
+        const double by_time = sums.slope + y * (sums.rate + gate * sums.rate_z + sums.z_rate);
         Delivered& sent = delivered_[static_cast<size_t>(step.index)];
         sent.by_time += by_time;
         sent.sum += sum;
@@ -162,9 +161,8 @@ private:
         const double x = at<double>(call_.input_values)[step.index];
         const TouchAdjoint touch = touch_receivers(network_.input(), step.source, x, step, gradients_.U);
         const ReceiverSums sums = table_.pull_back(model_, &adjoint_, touch, &scratch_);
-        const double sum = sums.u + sums.r + sums.z;
-        at<double>(call_.grad_input_values)[step.index] = sum;
-        at<double>(call_.grad_input_times)[step.index] = sums.slope + x * sum / model_.tau_s;
+        at<double>(call_.grad_input_values)[step.index] = sums.u + sums.r + sums.z;
+        at<double>(call_.grad_input_times)[step.index] = sums.slope + x * (sums.rate + sums.rate_z);
     }
 
     void readout(const Step& step) {
@@ -199,8 +197,9 @@ private:
         const double span = o_time_[n] - time;
         o_time_[n] = time;
         if (p_o_[n] == 0 || span <= 0) return;
-        p_o_[n] *= std::exp(-span / model_.tau_o);
-        grad_tau_o_ += p_o_[n] * o * span / (model_.tau_o * model_.tau_o);
+        const double tau_o = model_.tau_o_of[n];
+        p_o_[n] *= std::exp(-span / tau_o);
+        gradients_.tau_o[static_cast<size_t>(n)] += p_o_[n] * o * span / (tau_o * tau_o);
     }
 
     TouchAdjoint touch_all(const Step& step) const {
@@ -244,7 +243,6 @@ private:
     SampleScratch scratch_;
     std::vector<Delivered> delivered_;        // by event
     std::vector<ProcessedMember> processed_;  // members of the current group of simultaneous events
-    double grad_tau_o_ = 0;
     int64_t floored_ = 0;
 };
 

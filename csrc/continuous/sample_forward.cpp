@@ -28,7 +28,7 @@ public:
                  table_.argmin),
           scratch_(stop, may_poll) {
         if (network.recurrent().mean_count() < call.units / 4.0)
-            min_lookahead_ = 0.1 / (1 / call.tau_s + 1 / call.tau_m);
+            min_lookahead_ = 0.1 / (1 / model_.tau_s + 1 / model_.tau_m);
         double* at = memory_.data();
         state_ = State{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, at + 5 * H_};
         o_ = at + 6 * H_;
@@ -203,14 +203,14 @@ private:
         before_.resize(size);
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
-            const double q = std::exp((state_.last[n] - position_.now) / model_.tau_s);
+            const double q = std::exp((state_.last[n] - position_.now) / model_.tau_s_of[n]);
             before_[k] = {relaxed(model_.b_u, state_.a_u, n, q), relaxed(model_.b_r, state_.a_r, n, q),
                           relaxed(model_.b_z, state_.a_z, n, q)};
         }
         if (model_.receiver_reset && size > 1)
             for (int m = 0; m < model_.units; ++m)
                 gate_[static_cast<size_t>(m)] =
-                    relaxed(model_.b_r, state_.a_r, m, std::exp((state_.last[m] - position_.now) / model_.tau_s));
+                    relaxed(model_.b_r, state_.a_r, m, std::exp((state_.last[m] - position_.now) / model_.tau_s_of[m]));
         const FanOut& fan = network_.recurrent();
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
@@ -229,7 +229,7 @@ private:
             if (kind == StepKind::internal)
                 tape_.min_slope = std::min(tape_.min_slope, z_of(a_z) - model_.theta[n]);
             const double y = network_.amplitude(n);
-            o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o) + y;
+            o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o_of[n]) + y;
             o_last_[n] = position_.now;
             const Step step{kind, k == 0, size > 1, n, tape_.events, position_.now, a_u, a_r, a_z, o_[n], nullptr};
             if (network_.lines() > 0) {
@@ -281,7 +281,7 @@ private:
         const Step step{StepKind::readout, true, false, -1, k, position_.now, 0, 0, 0, 0, nullptr};
         double* o = apply(touch_all(), step, model_.units) + rows() * model_.units;
         for (size_t n = 0; n < H_; ++n) {
-            if (o_[n] != 0) o_[n] *= std::exp((o_last_[n] - position_.now) / model_.tau_o);
+            if (o_[n] != 0) o_[n] *= std::exp((o_last_[n] - position_.now) / model_.tau_o_of[n]);
             o_last_[n] = position_.now;
             o[n] = o_[n];
         }
@@ -294,7 +294,7 @@ private:
     void finish() {
         double* to = at<double>(call_.a_last) + 3 * H_ * static_cast<size_t>(sample_);
         for (int n = 0; n < model_.units; ++n) {
-            const double q = std::exp((state_.last[n] - horizon_) / model_.tau_s);
+            const double q = std::exp((state_.last[n] - horizon_) / model_.tau_s_of[n]);
             to[n] = relaxed(model_.b_u, state_.a_u, n, q);
             to[n + model_.units] = relaxed(model_.b_r, state_.a_r, n, q);
             to[n + 2 * model_.units] = relaxed(model_.b_z, state_.a_z, n, q);

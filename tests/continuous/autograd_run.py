@@ -53,10 +53,10 @@ class _Run:
         L, dt = self.leaves, time - self.t
         tau_s, tau_m, b = L["tau_s"], L["tau_m"], L["b"]
         reach = (self.a - b).abs().max() / 2
-        count = max(1, int(torch.ceil(dt * ((1 + reach) / tau_s + 1 / tau_m) / 0.7)))
+        count = max(1, int(torch.ceil(dt * ((1 + reach) / tau_s + 1 / tau_m) / 0.7).max()))
         h, a, c, total = dt / count, self.a, self.c, torch.zeros(())
         for k in range(count):
-            q = torch.exp(-x * h / tau_s)[:, None, None]
+            q = torch.exp(-x[:, None, None] * h / tau_s)
             nodes = b + (a - b) * q
             u, z = self.gates(nodes[:, 0], nodes[:, 2])
             E, E1 = h / tau_m * (A @ u), h / tau_m * (w @ u)
@@ -76,7 +76,8 @@ class _Run:
     def event_time(self, n: int, known: Tensor) -> Tensor:
         a, c, _, _ = self.flow(known)
         u, z = self.gates(a[0, n], a[2, n])
-        slope = u * (z - c[n]) / self.leaves["tau_m"]
+        tau_m = self.leaves["tau_m"]
+        slope = u * (z - c[n]) / (tau_m[n] if tau_m.dim() else tau_m)
         return known - (c[n] - self.leaves["theta"][n]) / slope.detach()
 
     def emit(self, n: int, forced: bool) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from egru.continuous.inputs import InputEvents
-from egru.continuous.limits import MAX_PANELS, panel_bound
+from egru.continuous.limits import MAX_PANELS, panel_bound, panel_counts
 from egru.continuous.problem import TIE, Problem
 from egru.layers.checks import same_dtype_and_device
 
@@ -24,6 +24,31 @@ def positive_number(owner: str, name: str, value: Any) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{owner}: {name} must be positive and finite, got {value!r}")
     return float(value)
+
+
+def time_constant(owner: str, name: str, value: Any, units: int) -> Tensor:
+    """Return a time constant as a float64 tensor, 0-dimensional or one per unit, or raise if it is not positive."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(positive_number(owner, name, value), dtype=torch.float64)
+    if not value.is_floating_point() or value.dim() > 1 or (value.dim() == 1 and len(value) != units):
+        raise ValueError(
+            f"{owner}: {name} must be a number or a floating-point tensor of shape ({units},), got {value.dtype} of "
+            f"shape {tuple(value.shape)}"
+        )
+    value = value.detach().cpu().double()
+    _check_time_constant(owner, name, value)
+    return value
+
+
+def _check_time_constant(owner: str, name: str, value: Tensor) -> None:
+    if value.dim() == 0:
+        positive_number(owner, name, float(value))
+        return
+    _raise_if(
+        owner,
+        ~(torch.isfinite(value) & (value > 0)),
+        lambda n: f"{name} must be positive and finite, got {value[n].item():g} for unit {n}",
+    )
 
 
 def connection_mask(
@@ -229,10 +254,11 @@ def check_problem(owner: str, problem: Problem) -> None:
                 f"{owner}: {name} must be at most {largest:g} in magnitude in {value.dtype}, got {magnitude:g}"
             )
     for name in ("tau_s", "tau_m", "tau_o"):
-        positive_number(owner, name, float(getattr(problem, name).detach()))
+        _check_time_constant(owner, name, getattr(problem, name).detach())
     panels = panel_bound(problem)
     if panels > MAX_PANELS:
-        tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
+        worst = int(panel_counts(problem).argmax())
+        tau_s, tau_m = (float(tau.detach().flatten()[worst % tau.numel()]) for tau in (problem.tau_s, problem.tau_m))
         raise ValueError(
             f"{owner}: tau_m={tau_m:g} is too small for tau_s={tau_s:g} and the horizon {problem.longest_horizon:g}: "
             f"a unit may need {panels:.1e} panels between two events, more than {MAX_PANELS:.0e}; raise tau_m or "

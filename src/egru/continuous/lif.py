@@ -33,8 +33,8 @@ class ContinuousLIF(ContinuousEGRU):
     Args:
         input_size: The number of input channels ``D``.
         hidden_size: The number of neurons ``H``.
-        tau_s: Time constant of the currents.
-        tau_m: Time constant of the membranes. It may equal ``tau_s``.
+        tau_s: Time constant of the currents: a number, or one per neuron ``(H,)``.
+        tau_m: Time constant of the membranes, likewise. It may equal ``tau_s``.
         tau_o: Time constant of the output trace.
         threshold: Parametrisation and initial values of the thresholds, which must be positive. If None, they are 1
             and not trained.
@@ -59,9 +59,9 @@ class ContinuousLIF(ContinuousEGRU):
         self,
         input_size: int,
         hidden_size: int,
-        tau_s: float = 1.0,
-        tau_m: float = 1.0,
-        tau_o: float = 1.0,
+        tau_s: float | Tensor = 1.0,
+        tau_m: float | Tensor = 1.0,
+        tau_o: float | Tensor = 1.0,
         *,
         threshold: Threshold | None = None,
         **options: Any,

@@ -1,6 +1,7 @@
 """Limits of a run: the number of events per sample, the resolution of their times, the number of panels."""
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from egru.continuous.problem import Problem
@@ -17,15 +18,16 @@ class EventLimitError(RuntimeError):
     """A sample emitted more events than ``max_events``, than any network can emit, or than times can distinguish."""
 
 
-def event_bound(theta: Tensor, tau_m: float, horizon: float) -> float:
+def event_bound(theta: Tensor, tau_m: float | Tensor, horizon: float) -> float:
     """Return an upper bound on the number of events of one sample.
 
     After a reset, a unit needs at least ``tau_m log(1 / (1 - theta))`` to reach its threshold again, because ``u`` and
     ``z`` are at most 1. Units with ``theta >= 1`` never emit an event.
     """
-    active = theta.detach().cpu().double().numpy()
-    active = active[active < 1]
-    return float((1 + horizon / (-tau_m * np.log1p(-active))).sum())
+    taus = torch.as_tensor(tau_m).expand_as(theta)
+    thresholds, taus = (x.detach().cpu().double().numpy() for x in (theta, taus))
+    active = thresholds < 1
+    return float((1 + horizon / (-taus[active] * np.log1p(-thresholds[active]))).sum())
 
 
 def event_limit(problem: Problem) -> int:
@@ -33,7 +35,7 @@ def event_limit(problem: Problem) -> int:
     max_events = problem.options.max_events
     if problem.options.cell == "lif":
         return MAX_LIF_EVENTS if max_events is None else max_events
-    bound = min(event_bound(problem.theta, float(problem.tau_m), problem.longest_horizon), 2.0**62)
+    bound = min(event_bound(problem.theta, problem.tau_m, problem.longest_horizon), 2.0**62)
     return int(bound) if max_events is None else min(max_events, int(bound))
 
 
@@ -59,5 +61,10 @@ def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
 
 def panel_bound(problem: Problem) -> float:
     """Return a bound on the panels of one unit between two events, without those added where activations are fast."""
-    tau_s, tau_m = float(problem.tau_s.detach()), float(problem.tau_m.detach())
-    return min(problem.longest_horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel
+    return float(panel_counts(problem).max(initial=0.0))
+
+
+def panel_counts(problem: Problem) -> np.ndarray:
+    """Return the bound of :func:`panel_bound` for each unit, or for all of them if their time constants are shared."""
+    tau_s, tau_m = (x.detach().cpu().double().numpy() for x in (problem.tau_s, problem.tau_m))
+    return np.minimum(problem.longest_horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel

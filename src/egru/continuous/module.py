@@ -1,7 +1,6 @@
 """The continuous-time event-based GRU as a torch module."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import torch
@@ -58,10 +57,11 @@ class ContinuousEGRU(nn.Module):
     Args:
         input_size: The number of input channels ``D``.
         hidden_size: The number of units ``H``.
-        tau_s: Time constant of the activations.
-        tau_m: Time constant of the state.
-        tau_o: Time constant of the output trace.
-        trainable_tau: Whether to learn the three time constants, as the parameter ``log_tau``.
+        tau_s: Time constant of the activations: a number, or one per unit ``(H,)``.
+        tau_m: Time constant of the state, likewise.
+        tau_o: Time constant of the output trace, likewise.
+        trainable_tau: Whether to learn the time constants, as the parameter ``log_tau``: ``(3,)``, or ``(3, H)`` if one
+            of them is given per unit.
         self_connections: Whether an event also reaches the unit that emits it, through the diagonal of ``V``.
         reset_side: Whose reset gate scales ``V_z``: the emitter's, "pre" (paper), or each receiver's, "post".
         amplitude: The value that events carry: "theta" (paper) or "one".
@@ -117,9 +117,9 @@ class ContinuousEGRU(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        tau_s: float = 1.0,
-        tau_m: float = 1.0,
-        tau_o: float = 1.0,
+        tau_s: float | Tensor = 1.0,
+        tau_m: float | Tensor = 1.0,
+        tau_o: float | Tensor = 1.0,
         *,
         trainable_tau: bool = False,
         self_connections: bool = False,
@@ -198,16 +198,18 @@ class ContinuousEGRU(nn.Module):
         self.threshold = parameter(self.threshold_kind.size(H))
         self.threshold.requires_grad_(self.threshold_kind.trainable)
         constants = {"tau_s": tau_s, "tau_m": tau_m, "tau_o": tau_o}
-        taus = [checks.positive_number(owner, name, tau) for name, tau in constants.items()]
+        taus = torch.stack(
+            torch.broadcast_tensors(*(checks.time_constant(owner, name, tau, H) for name, tau in constants.items()))
+        )
         self.log_tau: Tensor | None
         self.fixed_tau: Tensor | None
         dtype = dtype or torch.get_default_dtype()
         if trainable_tau:
-            self.log_tau = nn.Parameter(torch.tensor([math.log(t) for t in taus], device=device, dtype=dtype))
+            self.log_tau = nn.Parameter(taus.log().to(device, dtype))
             self.register_buffer("fixed_tau", None)
         else:
             self.register_parameter("log_tau", None)
-            self.register_buffer("fixed_tau", torch.tensor(taus, device=device, dtype=dtype))
+            self.register_buffer("fixed_tau", taus.to(device, dtype))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -230,7 +232,7 @@ class ContinuousEGRU(nn.Module):
 
     @property
     def tau(self) -> Tensor:
-        """The time constants ``tau_s``, ``tau_m`` and ``tau_o``, ``(3,)``."""
+        """The time constants ``tau_s``, ``tau_m`` and ``tau_o``: ``(3,)``, or ``(3, H)`` with one per unit."""
         if self.log_tau is not None:
             return self.log_tau.exp()
         assert self.fixed_tau is not None
@@ -304,7 +306,7 @@ class ContinuousEGRU(nn.Module):
         result = run(engines.choose(self.engine, problem, running_loss), problem, running_loss)
         trace = result.o_read
         if state is not None:  # in the engines the trace starts at 0: add the decaying trace of the initial state
-            trace = trace + torch.exp(-problem.readout_times / problem.tau_o)[..., None] * state.trace[:, None]
+            trace = trace + torch.exp(-problem.readout_times[..., None] / problem.tau_o) * state.trace[:, None]
         (c, last_c), (trace, last_trace) = (x.split([x.shape[1] - 1, 1], 1) for x in (result.c_read, trace))
         return ContinuousOutput(
             times=result.times,
@@ -369,5 +371,5 @@ class ContinuousEGRU(nn.Module):
         return state
 
     def extra_repr(self) -> str:
-        taus = ", ".join(f"{t:g}" for t in self.tau.tolist())
+        taus = ", ".join(f"{t:g}" if t.dim() == 0 else f"{t.min():g} to {t.max():g}" for t in self.tau)
         return f"{self.input_size}, {self.hidden_size}, tau=({taus}), engine={self.engine!r}"

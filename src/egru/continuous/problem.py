@@ -19,9 +19,9 @@ Simultaneous events
     events at the same time are applied in the order of the list. Their order affects only which one-sided derivative
     the time of each receives.
 
-    Times closer than :data:`TIE` times ``tau_m`` count as equal. An internal event that close after an input event, a
-    readout or the horizon is applied just before it. Internal events that close to one another form a group, which has
-    the time of its first event:
+    Times closer than :data:`TIE` times the smallest ``tau_m`` count as equal. An internal event that close after an
+    input event, a readout or the horizon is applied just before it. Internal events that close to one another form a
+    group, which has the time of its first event:
 
     * They are applied in the order of their units. Every ``rho_z`` uses ``a_r`` from before the whole group.
     * The gradient is that of perturbations that keep the group together. The event of ``n`` divides by the slope
@@ -43,7 +43,7 @@ U, R, Z = range(3)
 """Positions of the gates on the gate axis of ``V``, ``U``, ``b`` and ``a``."""
 
 TIE = {torch.float64: 1e-13, torch.float32: 1e-6}
-"""Events closer than this, in units of ``tau_m``, count as simultaneous."""
+"""Events closer than this, in units of the smallest ``tau_m``, count as simultaneous."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Problem:
         U: Input weights ``(3, H, D)``.
         b: Biases ``(3, H)``.
         theta: Thresholds ``(H,)``.
-        tau_s: Time constant of the activations, 0-dimensional.
-        tau_m: Time constant of the state, 0-dimensional.
-        tau_o: Time constant of the output trace, 0-dimensional.
+        tau_s: Time constant of the activations: 0-dimensional, or one per unit ``(H,)``.
+        tau_m: Time constant of the state, likewise.
+        tau_o: Time constant of the output trace, likewise.
         a0: Initial activations ``(B, 3, H)``.
         c0: Initial states ``(B, H)``.
         input_times: Input event times ``(K,)`` of all samples, concatenated and sorted within each sample.
@@ -123,6 +123,10 @@ class Problem:
     def channel_count(self) -> int:
         """The number of input channels."""
         return self.U.shape[2] if self.channels is None else self.channels
+
+    def sum_shared(self, name: str, gradient: Tensor) -> Tensor:
+        """Return the gradient of a time constant in its shape, given that of each unit ``(H,)``."""
+        return gradient if getattr(self, name).dim() else gradient.sum()
 
     @property
     def horizons(self) -> Tensor:

@@ -107,15 +107,25 @@ class CompiledEngine:
             "U": (_floats if problem.input_mask is None else _zeros)(problem.U.shape),
         }
         gradients |= {name: _floats(getattr(problem, name).shape) for name in _DENSE_GRADIENTS}
+        per_unit = problem.theta.shape if has_unit_taus(problem) else ()
+        gradients |= {name: _floats(per_unit) for name in TAUS}
         floored = _ints(problem.c0.shape[:1])
         call.set_tensors(**{f"grad_{name}": value for name, value in gradients.items()}, floored=floored)
         core.continuous_backward(call.raw, tape)
+        for name in TAUS if per_unit else ():
+            gradients[name] = problem.sum_shared(name, gradients[name])
         rounded = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
         return Gradients(**rounded, floored=floored)
 
 
-_DENSE_GRADIENTS = ("b", "theta", "tau_s", "tau_m", "tau_o", "a0", "c0", "input_times", "input_values", "delays")
+_DENSE_GRADIENTS = ("b", "theta", "a0", "c0", "input_times", "input_values", "delays")
 """Fields whose gradient is written in full, with or without a mask."""
+TAUS = ("tau_s", "tau_m", "tau_o")
+
+
+def has_unit_taus(problem: Problem) -> bool:
+    """Return whether a time constant differs between units."""
+    return any(getattr(problem, name).dim() for name in TAUS)
 
 
 def _floats(shape: tuple[int, ...]) -> Tensor:
@@ -146,9 +156,13 @@ class _Call:
             raw.input_connection_count = problem.input_connections.shape[1]
         raw.threads = min(torch.get_num_threads(), MAX_THREADS)
         raw.max_events = event_limit(problem)
-        raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
+        if has_unit_taus(problem):
+            taus = torch.stack([getattr(problem, name).expand_as(problem.theta) for name in TAUS])
+            self.set_tensors(taus=taus)
+        else:
+            raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
         raw.panel, raw.grazing_floor = options.panel, options.grazing_floor
-        raw.tie = TIE[torch.float64] * raw.tau_m
+        raw.tie = TIE[torch.float64] * float(problem.tau_m.min())
         raw.linear = options.cell == "lif"
         raw.self_connections = options.self_connections
         raw.receiver_reset = options.reset_side == "post"

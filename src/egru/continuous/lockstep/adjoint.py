@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from egru.continuous.lockstep.flow import node_states, panel_nodes
+from egru.continuous.lockstep.flow import node_states, of_units, panel_nodes
 from egru.continuous.lockstep.network import Network
 from egru.continuous.lockstep.tape import Deliveries, Emissions, Iteration, Tape
 from egru.continuous.problem import Cotangents, Events, Gradients, Problem, R, RunningLoss, U, Z
@@ -33,7 +33,7 @@ class _Adjoint:
         if problem.line_offsets is not None:
             self.delivered = like.new_zeros(len(like), int(events.offsets.diff().max()), 3)
         self.Vt, self.Ut, self.b, self.theta = (torch.zeros_like(x) for x in (net.Vt, net.Ut, net.b, net.theta))
-        self.tau_s, self.tau_m, self.tau_o = like.new_zeros(()), like.new_zeros(()), like.new_zeros(())
+        self.tau_s, self.tau_m, self.tau_o = (torch.zeros_like(net.theta) for _ in range(3))
         self.input_times, self.input_values = (torch.zeros_like(problem.input_times) for _ in range(2))
         self.floored = torch.zeros(len(like), dtype=torch.int64, device=like.device)
 
@@ -55,7 +55,7 @@ class _Adjoint:
 
     def activations_before(self, iteration: Iteration, rows: Tensor) -> Tensor:
         """Return ``a`` of ``rows`` at the end of the flow, just before the events of the iteration."""
-        q = torch.exp(iteration.dt[rows] / -self.net.settings.tau_s)[:, None, None]
+        q = torch.exp(iteration.dt[rows, None, None] / -self.net.settings.tau_s)
         return self.net.b + (iteration.a[rows] - self.net.b) * q
 
     def slope(self, a: Tensor, c: Tensor) -> Tensor:
@@ -66,10 +66,10 @@ class _Adjoint:
         """Accumulate the gradients of input events ``k``; ``a`` and ``c`` are the state after them."""
         channel, x, p_a = self.problem.input_channels[k], self.problem.input_values[k], self.p_a[rows]
         self.Ut.index_add_(0, channel, x[:, None, None] * p_a)
-        through = (self.net.Ut[channel] * p_a).sum((1, 2))
-        self.input_values[k] = through
+        through = (self.net.Ut[channel] * p_a).sum(1)
+        self.input_values[k] = through.sum(1)
         slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
-        self.input_times[k] = (self.p_c[rows] * slope_jump).sum(1) + x * through / self.net.settings.tau_s
+        self.input_times[k] = (self.p_c[rows] * slope_jump).sum(1) + x * (through / self.net.settings.tau_s).sum(1)
 
     def internal(self, iteration: Iteration, emissions: Emissions, a: Tensor, c: Tensor) -> None:
         """Propagate across one event in each of some rows; ``a`` and ``c`` are the state after it."""
@@ -79,8 +79,8 @@ class _Adjoint:
         p_a, p_c, p_o, i = self.p_a[rows], self.p_c[rows], self.p_o[rows, n], torch.arange(len(rows), device=n.device)
         y, scale = net.jump(n, net.rho_z(n, a_group))
         r = scale[:, Z] / y[:, None]
-        distance = net.b[R] - a_group[:, R]
-        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[i, n][:, None]) / tau_s
+        distance = (net.b[R] - a_group[:, R]) / tau_s
+        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[i, n][:, None])
         # With delays, the events reach their receivers later; see `delivery`.
         sent = p_a.new_zeros(len(rows), 3)
         if self.delivered is None:
@@ -97,8 +97,8 @@ class _Adjoint:
         slope_terms = p_c * (self.slope(self.activations_before(iteration, rows), c_minus) - slope_plus)
         slope_terms[self.passed[rows]] = 0.0
         slope_terms[i, n] = -p_c[i, n] * slope_plus[i, n]
-        Q = slope_terms.sum(1) + y * (gated.sum(1) / tau_s + (rdot * received[:, Z]).sum(1))
-        Q = Q + y / net.tau_o * p_o + self.cotangents.times[positions]
+        Q = slope_terms.sum(1) + y * (gated / tau_s + rdot * received[:, Z]).sum(1)
+        Q = Q + y / of_units(net.tau_o, n) * p_o + self.cotangents.times[positions]
         Q = Q + sent[:, 0] + y * rdot[i, n] * sent[:, 2]
         if self.loss is not None and self.cotangents.integral is not None:
             with torch.no_grad():
@@ -109,7 +109,9 @@ class _Adjoint:
         rise = net.settings.z(a_group[i, Z, n]) - net.theta[n]
         floored = (rise < options.grazing_floor) & ~forced
         self.floored[rows] += floored
-        rate = net.settings.u(a_group[i, U, n]) * rise.clamp(min=options.grazing_floor) / net.settings.tau_m
+        rate = (
+            net.settings.u(a_group[i, U, n]) * rise.clamp(min=options.grazing_floor) / of_units(net.settings.tau_m, n)
+        )
         p_c_minus = torch.where(forced, 0.0, -Q / rate)
         theta = -p_c_minus
         if options.amplitude == "theta":
@@ -141,17 +143,17 @@ class _Adjoint:
         y, scale = net.jump(self.problem.line_units[lines], net.gate(gate))
         r = scale[:, Z] / y[:, None]
         received = net.Vt[lines] * p_a
-        total = (received[:, U] + received[:, R] + r * received[:, Z]).sum(1)
+        gated = received[:, U] + received[:, R] + r * received[:, Z]
         slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
-        by_time = (self.p_c[rows] * slope_jump).sum(1) + y * total / tau_s
+        by_time = (self.p_c[rows] * slope_jump).sum(1) + y * (gated / tau_s).sum(1)
         z = received[:, Z].sum(1)
         if post:
             change = r * (1 - r) * received[:, Z]
-            by_time = by_time + y * (change * (net.b[R] - gate)).sum(1) / tau_s
+            by_time = by_time + y * (change * (net.b[R] - gate) / tau_s).sum(1)
             self.p_a[rows, R] += y[:, None] * change
             z = torch.zeros_like(z)
         self.delays.index_add_(0, lines, by_time)
-        self.delivered[rows, deliveries.events] += torch.stack([by_time, total, z], 1)
+        self.delivered[rows, deliveries.events] += torch.stack([by_time, gated.sum(1), z], 1)
         self.Vt.index_add_(0, lines, scale * p_a)
 
     def pull_back(self, iteration: Iteration) -> None:
@@ -159,7 +161,7 @@ class _Adjoint:
         net, settings = self.net, self.net.settings
         whole, a, c0 = iteration.dt[:, None], iteration.a, iteration.c
         decay = torch.exp(whole / -net.tau_o)
-        self.tau_o += (self.p_o * iteration.o * decay * whole).sum() / net.tau_o**2
+        self.tau_o += (self.p_o * iteration.o * decay * whole).sum(0) / net.tau_o**2
         self.p_o = self.p_o * decay
         dt = iteration.dt
         if bool(iteration.rests.any()):
@@ -179,15 +181,15 @@ class _Adjoint:
             p_c_start = p_c_start + whole
         drive = (z - c) * u * p_c / tau_m
         gamma = torch.stack([(1 - u) * drive, u * settings.dz(z) * p_c / tau_m], 2) * h[:, None]  # gates u and z
-        a_decay = torch.exp(dt / -tau_s)[:, None, None]
+        a_decay = torch.exp(dt[:, None, None] / -tau_s)
         q, gates = q[:, :, None], [U, Z]
         weighted = q * gamma
         inner = settings.integrate(weighted)
         times = settings.x.view(-1, 1, 1, 1) * h[None, :, None]
         tau_s_terms = a_decay * dt[:, None, None] * self.p_a
         tau_s_terms[:, gates] += settings.integrate(weighted * times)
-        self.tau_s += ((a - net.b) * tau_s_terms).sum() / tau_s**2
-        self.tau_m -= (h * settings.integrate(drive)).sum() / tau_m
+        self.tau_s += ((a - net.b) * tau_s_terms).sum((0, 1)) / tau_s**2
+        self.tau_m -= (h * settings.integrate(drive)).sum(0) / tau_m
         self.b += ((1 - a_decay) * self.p_a).sum(0)
         self.b[gates] += (settings.integrate(gamma) - inner).sum(0)
         self.p_a = a_decay * self.p_a
@@ -207,8 +209,8 @@ class _Adjoint:
         late = dt * torch.where(near > 0, kept * _mean_decay(near), q * _mean_decay(-near))
         u_late, z_late = u_rate * (1 - q) * tau_s, z_rate * late
         q_a = q[:, None]
-        self.tau_s += ((iteration.a - net.b) * q_a * dt[:, None] * self.p_a).sum() / tau_s**2
-        self.tau_m -= (held * k * dt).sum() / tau_m
+        self.tau_s += ((iteration.a - net.b) * q_a * dt[:, None] * self.p_a).sum((0, 1)) / tau_s**2
+        self.tau_m -= (held * k * dt).sum(0) / tau_m
         self.b += ((1 - q_a) * self.p_a).sum(0)
         self.b[U] += (u_rate * dt - u_late).sum(0)
         self.b[Z] += (z_rate * dt * _mean_decay(k * dt) - z_late).sum(0)
@@ -246,9 +248,9 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         U=grad_U,
         b=adjoint.b,
         theta=adjoint.theta,
-        tau_s=adjoint.tau_s,
-        tau_m=adjoint.tau_m,
-        tau_o=adjoint.tau_o,
+        tau_s=problem.sum_shared("tau_s", adjoint.tau_s),
+        tau_m=problem.sum_shared("tau_m", adjoint.tau_m),
+        tau_o=problem.sum_shared("tau_o", adjoint.tau_o),
         a0=adjoint.p_a,
         c0=adjoint.p_c,
         input_times=adjoint.input_times,

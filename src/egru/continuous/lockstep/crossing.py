@@ -72,14 +72,16 @@ def find_crossings(
         return Units(a_u[row, unit], b_u[unit], a_z[row, unit], b_z[unit], c[row, unit])
 
     units, threshold, start, stop = take(), theta[unit], w0[row, unit], hi[row, unit]
-    reaches = units.state_after(stop, settings) >= threshold
+    part = settings.take(unit)
+    reaches = units.state_after(stop, part) >= threshold
     above = units.c >= threshold
     if above.any():  # these must fall below before the window opens
-        reaches &= ~above | (units.state_after(start, settings) < threshold)
+        reaches &= ~above | (units.state_after(start, part) < threshold)
     row, unit = row[reaches], unit[reaches]
     if len(row) == 0:
         return Search(times, zero, evaluations)
-    times[row, unit], cost = _newton(take(), theta[unit], w0[row, unit], hi[row, unit], bound[row, unit], settings)
+    part = settings.take(unit)
+    times[row, unit], cost = _newton(take(), theta[unit], w0[row, unit], hi[row, unit], bound[row, unit], part)
     return Search(
         times, zero.index_add(0, row, torch.ones_like(row)), evaluations.index_add(0, row, cost.to(torch.int64))
     )

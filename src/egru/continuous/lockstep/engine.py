@@ -64,7 +64,7 @@ class _Batch:
         self.emitted = torch.full_like(self.c, -1.0, dtype=torch.float64)
         """The time of the last event of each unit."""
         self.below = torch.nextafter(self.net.theta, torch.zeros_like(self.net.theta))
-        self.tie = TIE[self.c.dtype] * self.net.settings.tau_m
+        self.tie = TIE[self.c.dtype] * float(problem.tau_m.min())
         self.tape = Tape([], self.a, self.c, self.o)
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class _Batch:
                 self.integral = self.integral + dt * net.settings.integrate(value.view(len(c), -1))
         moved = (h > 0).expand_as(self.c)
         self.c = torch.where(moved, end_state(self.c, a_z, net.b[Z], h, nodes, net.settings), self.c)
-        self.a = net.b + (self.a - net.b) * torch.exp(dt / -net.settings.tau_s)[:, None, None]
+        self.a = net.b + (self.a - net.b) * torch.exp(dt[:, None, None] / -net.settings.tau_s)
         self.o = self.o * torch.exp(h / -net.tau_o)
         self.counters.flow_evaluations += moved.sum(1)
 

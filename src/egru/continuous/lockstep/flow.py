@@ -19,11 +19,11 @@ class FlowSettings(NamedTuple):
     ``x``, ``w`` and ``A`` are the fields of :class:`egru.continuous.quadrature.Rule` as tensors. The crossing search
     stops if ``c`` is within ``state_tolerance`` of its threshold, or if a Newton step is shorter than
     ``step_tolerance`` times ``tau_m``. If Newton stalls, ``stall_tolerance`` is accepted. ``linear`` units have
-    ``u = 1`` and ``z = a_z``.
+    ``u = 1`` and ``z = a_z``. Time constants are numbers, or tensors with one entry per unit.
     """
 
-    tau_s: float
-    tau_m: float
+    tau_s: float | Tensor
+    tau_m: float | Tensor
     x: Tensor
     w: Tensor
     A: Tensor
@@ -33,11 +33,17 @@ class FlowSettings(NamedTuple):
     linear: bool
 
     @classmethod
-    def create(cls, tau_s: float, tau_m: float, nodes: int, like: Tensor, linear: bool) -> "FlowSettings":
+    def create(
+        cls, tau_s: float | Tensor, tau_m: float | Tensor, nodes: int, like: Tensor, linear: bool
+    ) -> "FlowSettings":
         """Return the settings for the dtype and device of ``like``."""
         x, w, A = (torch.as_tensor(v).to(like) for v in gauss_legendre(nodes))
         tolerances = (8e-16, 2e-15, 1e-12) if like.dtype == torch.float64 else (1e-7, 1e-6, 1e-5)
         return cls(tau_s, tau_m, x, w, A, *tolerances, linear)
+
+    def take(self, units: Tensor) -> "FlowSettings":
+        """Return the settings of some units."""
+        return self._replace(tau_s=of_units(self.tau_s, units), tau_m=of_units(self.tau_m, units))
 
     def u(self, a: Tensor) -> Tensor:
         """Return the update gate: sigmoid, or 1 for linear units."""
@@ -58,6 +64,11 @@ class FlowSettings(NamedTuple):
     def integrate_to_nodes(self, values: Tensor) -> Tensor:
         """Integrate from the start of a panel of length 1 to each node, from ``(nodes, *S)`` to ``(nodes, *S)``."""
         return torch.tensordot(self.A, values, 1)
+
+
+def of_units(tau: float | Tensor, units: Tensor) -> float | Tensor:
+    """Return the time constants of some units."""
+    return tau[units] if isinstance(tau, Tensor) else tau
 
 
 class Nodes(NamedTuple):

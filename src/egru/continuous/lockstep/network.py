@@ -24,7 +24,7 @@ class Network:
     b: Tensor
     theta: Tensor
     level: Tensor
-    tau_o: float
+    tau_o: float | Tensor
     settings: FlowSettings
     problem: Problem
 
@@ -37,10 +37,13 @@ class Network:
             diagonal = torch.arange(len(theta), device=theta.device)
             Vt[diagonal, :, diagonal] = 0.0
         linear = problem.options.cell == "lif"
-        settings = FlowSettings.create(float(problem.tau_s), float(problem.tau_m), problem.options.nodes, theta, linear)
+        tau_s, tau_m, tau_o = (
+            tau.detach() if tau.dim() else float(tau) for tau in (problem.tau_s, problem.tau_m, problem.tau_o)
+        )
+        settings = FlowSettings.create(tau_s, tau_m, problem.options.nodes, theta, linear)
         level = theta if linear else torch.where(theta < 1, torch.atanh(theta.clamp(max=1)), torch.inf)
         Ut = U.permute(2, 0, 1).contiguous()
-        return cls(Vt, Ut, problem.b.detach(), theta, level, float(problem.tau_o), settings, problem)
+        return cls(Vt, Ut, problem.b.detach(), theta, level, tau_o, settings, problem)
 
     def amplitude(self, n: Tensor) -> Tensor:
         """Return the values that events of the units ``n`` carry."""

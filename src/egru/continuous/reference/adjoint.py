@@ -18,8 +18,6 @@ derivative of the loss with respect to the time of the event, and ``dL/ds`` the 
     dL/dV_x[m, n] += rho_x y p_a+[x, m]
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,7 +36,7 @@ class _GradientSums:
         H = len(net.theta)
         self.V, self.U, self.b = np.zeros_like(net.V), np.zeros_like(net.U), np.zeros_like(net.b)
         self.theta = np.zeros(H)
-        self.tau_s = self.tau_m = self.tau_o = 0.0
+        self.tau_s, self.tau_m, self.tau_o = np.zeros(H), np.zeros(H), np.zeros(H)
         self.a0, self.c0 = np.zeros((batch, 3, H)), np.zeros((batch, H))
         self.input_times, self.input_values = np.zeros(inputs), np.zeros(inputs)
         self.delays = np.zeros_like(net.delays)
@@ -70,9 +68,9 @@ class _Adjoint:
         dt = end.time - t
         if dt <= 0:
             return
-        decay = math.exp(-dt / net.tau_o)
+        decay = np.exp(-dt / net.tau_o)
         if o is not None:
-            self.sums.tau_o += float(self.p_o @ o) * decay * dt / net.tau_o**2
+            self.sums.tau_o += self.p_o * o * decay * dt / net.tau_o**2
         self.p_o = self.p_o * decay
         states = []
         for panel in panels(a, net.b, dt, settings):
@@ -97,18 +95,18 @@ class _Adjoint:
             p_c += np.exp(E) * h * (w @ f - A @ f)
             p_c_start += h * (w @ f)
         gamma = np.stack([u * (1 - u) * (z - c) * p_c, np.zeros_like(u), u * settings.dz(z) * p_c]) / tau_m
-        decay, t = math.exp(-h / tau_s), x[:, None] * h
+        decay, t = np.exp(-h / tau_s), x[:, None] * h
         sums.b += h * np.einsum("i,iH,xiH->xH", w, 1 - q, gamma) + (1 - decay) * self.p_a
-        sums.tau_m -= h * float(np.einsum("i,iH->", w, p_c * u * (z - c))) / tau_m**2
+        sums.tau_m -= h * np.einsum("i,iH->H", w, p_c * u * (z - c)) / tau_m**2
         weighted = h * np.einsum("i,iH,xiH->xH", w, q * t, gamma) + decay * h * self.p_a
-        sums.tau_s += float(((a - net.b) * weighted).sum()) / tau_s**2
+        sums.tau_s += ((a - net.b) * weighted).sum(0) / tau_s**2
         self.p_a = decay * self.p_a + h * np.einsum("i,iH,xiH->xH", w, q, gamma)
         self.p_c = p_c_start
 
     def internal(self, step: Step, by_time: float, by_amplitude: float) -> None:
         """Propagate across an event, given the explicit gradients with respect to its time and amplitude."""
         net, sums, n, options = self.net, self.sums, step.index, self.net.problem.options
-        tau_s, tau_m = net.settings.tau_s, net.settings.tau_m
+        tau_s, tau_m = net.tau_s, net.tau_m
         assert step.a_group is not None
         y = net.amplitude(n)
         # With delays, the event reaches its receivers later; see `delivery`.
@@ -117,7 +115,8 @@ class _Adjoint:
         # One reset gate per receiver; with reset_side="pre" all are that of the emitter.
         r = np.broadcast_to(net.rho_z(n, step.a_group), V[Z].shape)
         distance = net.b[R] - step.a_group[R]
-        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[n]) / tau_s
+        distance = distance / tau_s
+        rdot = r * (1 - r) * (distance if options.reset_side == "post" else distance[n])
         received = V * self.p_a
         slope_minus = slope(step.a_minus, step.c_minus, net.settings)
         slope_plus = slope(step.a_plus, step.c_plus, net.settings)
@@ -126,8 +125,8 @@ class _Adjoint:
         slope_terms[n] = -self.p_c[n] * slope_plus[n]
         Q = (
             slope_terms.sum()
-            + y * ((received[U] + received[R] + r * received[Z]).sum() / tau_s + (rdot * received[Z]).sum())
-            + y / net.tau_o * self.p_o[n]
+            + y * ((received[U] + received[R] + r * received[Z]) / tau_s + rdot * received[Z]).sum()
+            + y / net.tau_o[n] * self.p_o[n]
             + by_time
             + sent_by_time
             + y * rdot[n] * sent_z
@@ -140,7 +139,7 @@ class _Adjoint:
         else:
             rise = float(net.settings.z(step.a_group[Z, n]) - net.theta[n])
             sums.floored[self.sample] += rise < options.grazing_floor
-            p_c_minus = -Q / (float(net.settings.u(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m)
+            p_c_minus = -Q / (float(net.settings.u(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m[n])
             sums.theta[n] -= p_c_minus
         if options.amplitude == "theta":
             sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + sent + self.p_o[n] + by_amplitude
@@ -163,7 +162,7 @@ class _Adjoint:
 
     def delivery(self, step: Step) -> None:
         """Propagate across the arrival of an event, and keep its share of the derivatives of the emission."""
-        net, sums, line, tau_s = self.net, self.sums, step.index, self.net.settings.tau_s
+        net, sums, line, tau_s = self.net, self.sums, step.index, self.net.tau_s
         assert net.line_units is not None
         assert step.a_group is not None
         n, post = int(net.line_units[line]), net.problem.options.reset_side == "post"
@@ -171,11 +170,11 @@ class _Adjoint:
         r = np.broadcast_to(net.rho_z(n, step.a_group), V[Z].shape)
         rdot = r * (1 - r) * (net.b[R] - step.a_group[R]) / tau_s * post
         received = V * self.p_a
-        total = (received[U] + received[R] + r * received[Z]).sum()
+        gated = received[U] + received[R] + r * received[Z]
         slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
-        by_time = self.p_c @ slope_jump + y * (total / tau_s + (rdot * received[Z]).sum())
+        by_time = self.p_c @ slope_jump + y * (gated / tau_s + rdot * received[Z]).sum()
         sums.delays[line] += by_time
-        share = np.array([by_time, total, 0.0 if post else received[Z].sum()])
+        share = np.array([by_time, gated.sum(), 0.0 if post else received[Z].sum()])
         self.delivered[step.event] = self.delivered.get(step.event, np.zeros(3)) + share
         sums.V[:, :, line] += np.stack([np.ones_like(r), np.ones_like(r), r]) * y * self.p_a
         if post:
@@ -186,10 +185,10 @@ class _Adjoint:
         net, sums, k = self.net, self.sums, step.index
         i, x = int(net.problem.input_channels[k]), float(net.problem.input_values[k])
         sums.U[:, :, i] += x * self.p_a
-        through = float((net.U[:, :, i] * self.p_a).sum())
-        sums.input_values[k] = through
+        through = (net.U[:, :, i] * self.p_a).sum(0)
+        sums.input_values[k] = through.sum()
         slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
-        sums.input_times[k] = float(self.p_c @ slope_jump) + x * through / net.settings.tau_s
+        sums.input_times[k] = self.p_c @ slope_jump + x * (through / net.tau_s).sum()
 
 
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
@@ -230,9 +229,9 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         U=grad_U,
         b=to_tensor(sums.b),
         theta=to_tensor(sums.theta),
-        tau_s=to_tensor(sums.tau_s),
-        tau_m=to_tensor(sums.tau_m),
-        tau_o=to_tensor(sums.tau_o),
+        tau_s=problem.sum_shared("tau_s", to_tensor(sums.tau_s)),
+        tau_m=problem.sum_shared("tau_m", to_tensor(sums.tau_m)),
+        tau_o=problem.sum_shared("tau_o", to_tensor(sums.tau_o)),
         a0=to_tensor(sums.a0),
         c0=to_tensor(sums.c0),
         input_times=to_tensor(sums.input_times),

@@ -61,16 +61,24 @@ def find_crossings(
     def take(i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return a[:, i], b[:, i], c[i]
 
-    candidates = candidates[flow(*take(candidates), hi[candidates], settings) >= theta[candidates]]
+    def state(i: np.ndarray, time: np.ndarray) -> np.ndarray:
+        return flow(*take(i), time[i], settings.take(i))
+
+    candidates = candidates[state(candidates, hi) >= theta[candidates]]
     above = candidates[c[candidates] >= theta[candidates]]
     if len(above):
-        still_above = above[flow(*take(above), w0[above], settings) >= theta[above]]
+        still_above = above[state(above, w0) >= theta[above]]
         evaluations += len(above)
         candidates = np.setdiff1d(candidates, still_above)
     if len(candidates) == 0:
         return Search(times, 0, evaluations)
     roots, newton_evaluations = _newton(
-        *take(candidates), theta[candidates], w0[candidates], hi[candidates], bound[candidates], settings
+        *take(candidates),
+        theta[candidates],
+        w0[candidates],
+        hi[candidates],
+        bound[candidates],
+        settings.take(candidates),
     )
     times[candidates] = roots
     return Search(times, len(candidates), evaluations + newton_evaluations)
@@ -95,11 +103,11 @@ def _newton(
     root, active, evaluations = t.copy(), np.arange(len(t)), 0
     lo, hi = lo.copy(), hi.copy()
     for _ in range(200):
-        i = active
-        a_t = relax(a[:, i], b[:, i], t[i], settings)
-        c_t = flow(a[:, i], b[:, i], c[i], t[i], settings)
+        i, part = active, settings.take(active)
+        a_t = relax(a[:, i], b[:, i], t[i], part)
+        c_t = flow(a[:, i], b[:, i], c[i], t[i], part)
         evaluations += len(i)
-        miss, rise = c_t - theta[i], slope(a_t, c_t, settings)
+        miss, rise = c_t - theta[i], slope(a_t, c_t, part)
         lo[i], hi[i] = np.where(miss < 0, t[i], lo[i]), np.where(miss < 0, hi[i], t[i])
         stalled[i] = np.where(2 * abs(miss) > last[i], stalled[i] + 1, 0)
         last[i] = abs(miss)
@@ -110,11 +118,11 @@ def _newton(
         # A tighter criterion would let Newton jitter at the rounding level for dozens of evaluations.
         done = (
             (abs(miss) <= 8e-16)
-            | (inside & (abs(step) <= 2e-15 * settings.tau_m))
+            | (inside & (abs(step) <= 2e-15 * part.tau_m))
             | (hi[i] - lo[i] <= 2 * np.spacing(hi[i]))
             | ((stalled[i] >= 2) & (abs(miss) <= 1e-12))
         )
-        root[i] = np.where(inside & (abs(step) <= 1e-12 * settings.tau_m), proposal, t[i])
+        root[i] = np.where(inside & (abs(step) <= 1e-12 * part.tau_m), proposal, t[i])
         t[i] = np.where(inside & (stalled[i] < 2), proposal, 0.5 * (lo[i] + hi[i]))
         stalled[i] = np.where(stalled[i] >= 2, 0, stalled[i])
         active = i[~done]

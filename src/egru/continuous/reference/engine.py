@@ -81,7 +81,7 @@ class _Simulation:
     def emit_before(self, time: float) -> bool:
         """Process the next group of internal events up to ``time``. If there is none, advance to ``time``."""
         net = self.net
-        tie = TIE[torch.float64] * net.settings.tau_m
+        tie = TIE[torch.float64] * np.min(net.settings.tau_m)
         if self.t >= time:
             return False
         search = find_crossings(self.a, net.b, self.c, net.theta, time - self.t + tie, net.settings)
@@ -109,7 +109,7 @@ class _Simulation:
                     self.integral = self.integral + torch.as_tensor(h * settings.rule.w) @ density
             self.c, self.a = end_state(self.c, z0, z1, h, nodes, settings.rule), end
         self.evaluations += len(self.c)
-        self.o = self.o * math.exp(-dt / net.tau_o)
+        self.o = self.o * np.exp(-dt / net.tau_o)
         self.t = time
         self.above &= self.c >= net.theta
         # No crossing was found up to here. A state at its threshold got there by rounding and crosses later.

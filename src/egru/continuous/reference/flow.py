@@ -6,7 +6,7 @@ quadrature: with ``E(t)`` the integral of ``u / tau_m`` from the start of the pa
     c(t) = z(t) + exp(-E(t)) (c(0) - z(0)) - integral from 0 to t of exp(E(s) - E(t)) dz/ds ds
 
 This form is exact where ``z`` is constant. Arrays have one entry per unit: ``a`` and ``b`` are ``(3, N)``, and ``c``,
-``theta`` and time intervals are ``(N,)``.
+``theta`` and time intervals are ``(N,)``. Time constants are numbers, or ``(N,)``.
 """
 
 from collections.abc import Iterator
@@ -24,13 +24,18 @@ MAX_EQUAL_PANELS = 1000
 
 
 class FlowSettings(NamedTuple):
-    """Time constants, quadrature and gates: what all units share. ``linear`` units have ``u = 1`` and ``z = a_z``."""
+    """Time constants, quadrature and gates. ``linear`` units have ``u = 1`` and ``z = a_z``."""
 
-    tau_s: float
-    tau_m: float
+    tau_s: float | np.ndarray
+    tau_m: float | np.ndarray
     rule: Rule
     panel: float
     linear: bool = False
+
+    def take(self, units: np.ndarray) -> "FlowSettings":
+        """Return the settings of some units."""
+        tau_s, tau_m = (tau[units] if isinstance(tau, np.ndarray) else tau for tau in (self.tau_s, self.tau_m))
+        return self._replace(tau_s=tau_s, tau_m=tau_m)
 
     def u(self, a: np.ndarray) -> np.ndarray:
         """Return the update gate: sigmoid, or 1 for linear units."""
@@ -140,7 +145,9 @@ def panels(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowS
             h = dt / count
         else:
             longest = longest_panel(a, b, settings)
-            h = np.maximum(longest.min() if dt.ndim == 0 else longest, 2.0**-48 * (settings.tau_s + elapsed))
+            h = np.maximum(
+                longest.min() if dt.ndim == 0 else longest, 2.0**-48 * (np.max(settings.tau_s, initial=0.0) + elapsed)
+            )
             h = np.minimum(h, dt - elapsed)
         end = relax(a, b, h, settings)
         yield Panel(a, end, elapsed, h)

@@ -18,7 +18,9 @@ class Network:
     U: np.ndarray
     b: np.ndarray
     theta: np.ndarray
-    tau_o: float
+    tau_o: np.ndarray
+    tau_s: np.ndarray
+    tau_m: np.ndarray
     settings: FlowSettings
     problem: Problem
     delays: np.ndarray
@@ -29,9 +31,11 @@ class Network:
     @classmethod
     def from_problem(cls, problem: Problem) -> "Network":
         problem, options = problem.with_dense_weights(), problem.options
+        H = problem.c0.shape[1]
+        tau_s, tau_m, tau_o = (to_array(tau.expand(H)) for tau in (problem.tau_s, problem.tau_m, problem.tau_o))
         settings = FlowSettings(
-            float(problem.tau_s),
-            float(problem.tau_m),
+            tau_s,
+            tau_m,
             gauss_legendre(options.nodes),
             float(options.panel),
             options.cell == "lif",
@@ -44,7 +48,9 @@ class Network:
             to_array(problem.U),
             to_array(problem.b),
             to_array(problem.theta),
-            float(problem.tau_o),
+            tau_o,
+            tau_s,
+            tau_m,
             settings,
             problem,
             to_array(problem.delays),
