@@ -5,8 +5,8 @@
     python benchmarks/continuous.py --rounds 3 --no-save
 
 The sections are the cost per event ("events"), its dependence on the network size with a fixed fan-out ("fan") and with
-dense connections ("dense"), and a comparison with other solvers ("rivals"). The other solvers are optional:
-pip install 'egru[bench-continuous]'.
+dense connections ("dense"), the overhead of a call of a layer ("call"), the lockstep engine through long rest ("rest"),
+and a comparison with other solvers ("rivals"). The other solvers are optional: pip install 'egru[bench-continuous]'.
 
 All contestants run in turn in one process. Times are medians over rounds of the processor time, so that other load on
 the machine has little effect. Before anything is timed, outputs and gradients of the engine must agree with the float64
@@ -28,13 +28,14 @@ import continuous_rivals
 import numpy as np
 import torch
 
-from egru.continuous import engines
+from egru import Threshold
+from egru.continuous import ContinuousEGRU, InputEvents, engines
 from egru.continuous.compiled import CompiledEngine
 from egru.continuous.options import Options
 from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Problem
 
 RESULTS = Path(__file__).parent / "results"
-SECTIONS = ("events", "fan", "dense", "rivals")
+SECTIONS = ("events", "fan", "dense", "call", "rest", "rivals")
 FAN = 16
 RATE = 0.42  # events per unit and unit of time in these networks
 ENGINE = CompiledEngine()
@@ -190,6 +191,48 @@ def by_size(rounds: int, fan: int | None, sizes: Sequence[int], events: Sequence
     return result
 
 
+def call_overhead(rounds: int) -> dict[str, float]:
+    """Measure a call of a layer with 64 units, one input event and no event of its own, in microseconds."""
+    layer = ContinuousEGRU(8, 64, threshold=Threshold.constant(1.5), dtype=torch.float64)
+    one = torch.full((1,), 0.1, dtype=torch.float64)
+    events = InputEvents.from_lists([one], [torch.zeros(1, dtype=torch.int64)])
+
+    def infer() -> None:
+        with torch.no_grad():
+            layer(events, 0.2)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "without gradients": infer,
+        "forward": lambda: layer(events, 0.2),
+        "forward and backward": lambda: layer(events, 0.2).state.c.sum().backward(),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(20 * rounds):
+        for name, call in calls.items():
+            times[name].append(time_call(call)[0])
+    result = {name: 1e6 * float(np.median(values)) for name, values in times.items()}
+    print("call of a layer with 64 units: " + ", ".join(f"{name} {value:.0f} us" for name, value in result.items()))
+    return result
+
+
+def through_rest() -> dict[str, float]:
+    """Time the lockstep engine on few events and long rest: 8 units of time with tau_s = 1.1e-3, in seconds."""
+    problem = network(7, 8.0, inputs=2.0)
+    problem = dataclasses.replace(problem, tau_s=1.1e-3 * problem.tau_s)
+    engine, result = engines.get("lockstep"), {}
+    for name, running_loss in (("", None), (" with a running loss", lambda c, t, sample: c.square().sum(-1))):
+        start = time.process_time()
+        events = engine.forward(problem, running_loss)
+        weights = ones(events)
+        if running_loss is not None:
+            weights.integral = torch.ones_like(events.c_read[:, 0, 0])
+        engine.backward(problem, events, weights, running_loss)
+        result[f"seconds{name}"] = time.process_time() - start
+        result["events"] = len(events.times)
+        print(f"lockstep, {len(events.times)} events{name}: {result[f'seconds{name}']:.2f} s forward and backward")
+    return result
+
+
 # Comparison with other solvers
 
 
@@ -329,6 +372,10 @@ def main() -> None:
         results["fan"] = by_size(rounds, FAN, (64, 128, 256, 512, 1024, 2048), (20_000, 40_000, 60_000))
     if "dense" in arguments.only:
         results["dense"] = by_size(rounds, None, (64, 128, 256, 512, 1024), (1000, 2000, 3000))
+    if "call" in arguments.only:
+        results["call"] = call_overhead(rounds)
+    if "rest" in arguments.only:
+        results["rest"] = through_rest()
     if "rivals" in arguments.only:
         results["rivals"] = compare(min(rounds, 3))
     if not arguments.no_save:

@@ -77,10 +77,13 @@ int64_t Tape::event_count() const {
     return sum;
 }
 
-void Tape::copy_events(double* times, int64_t* units) const {
+void Tape::copy_events(double* times, int64_t* units, int64_t* offsets) const {
+    *offsets = 0;
     for (const SampleTape& sample : samples) {
         times = std::copy(sample.event_times.begin(), sample.event_times.end(), times);
         units = std::copy(sample.event_units.begin(), sample.event_units.end(), units);
+        offsets[1] = offsets[0] + sample.events;
+        ++offsets;
     }
 }
 

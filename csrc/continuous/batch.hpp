@@ -53,7 +53,7 @@ struct Tape {
     Network network;
     std::vector<SampleTape> samples;
     int64_t event_count() const;
-    void copy_events(double* times, int64_t* units) const;
+    void copy_events(double* times, int64_t* units, int64_t* offsets) const;  // offsets of the samples: (B + 1)
     // The nodes of an integral over time: (nodes) three times, (nodes, H), and the states before events (events, H).
     int64_t node_count() const;
     void copy_nodes(double* times, double* weights, int64_t* samples, double* c, double* event_c) const;

@@ -4,6 +4,7 @@
 #include <nanobind/stl/unique_ptr.h>
 
 #include "continuous/batch.hpp"
+#include "continuous/validate.hpp"
 
 namespace nb = nanobind;
 using egru::continuous::ContinuousCall;
@@ -34,6 +35,26 @@ auto without_gil(Work work) {
     }
 }
 
+using egru::continuous::at;
+
+double largest_magnitude(uintptr_t values, int64_t count, bool single) {
+    return single ? egru::continuous::largest_magnitude<float, uint32_t>(at<float>(values), count)
+                  : egru::continuous::largest_magnitude<double, uint64_t>(at<double>(values), count);
+}
+
+bool are_below(uintptr_t c, uintptr_t theta, int64_t batch, int64_t units, bool single) {
+    return single ? egru::continuous::are_below(at<float>(c), at<float>(theta), batch, units)
+                  : egru::continuous::are_below(at<double>(c), at<double>(theta), batch, units);
+}
+
+bool valid_events(uintptr_t times, uintptr_t channels, uintptr_t offsets, uintptr_t horizons, int64_t batch,
+                  int64_t count, int64_t channel_count, bool single) {
+    const int64_t* starts = at<int64_t>(offsets);
+    if (!egru::continuous::events_exist(starts, at<int64_t>(channels), batch, count, channel_count)) return false;
+    return single ? egru::continuous::times_ascend(at<float>(times), starts, at<float>(horizons), batch)
+                  : egru::continuous::times_ascend(at<double>(times), starts, at<double>(horizons), batch);
+}
+
 }  // namespace
 
 void bind_continuous(nb::module_& m) {
@@ -57,9 +78,9 @@ void bind_continuous(nb::module_& m) {
 #undef FIELD
     nb::class_<Tape>(m, "ContinuousTape")
         .def_prop_ro("event_count", &Tape::event_count)
-        .def("copy_events", [](const Tape& tape, uintptr_t times, uintptr_t units) {
-            tape.copy_events(reinterpret_cast<double*>(times), reinterpret_cast<int64_t*>(units));
-        }, nb::arg("times"), nb::arg("units"))
+        .def("copy_events", [](const Tape& tape, uintptr_t times, uintptr_t units, uintptr_t offsets) {
+            tape.copy_events(at<double>(times), at<int64_t>(units), at<int64_t>(offsets));
+        }, nb::arg("times"), nb::arg("units"), nb::arg("offsets"))
         .def_prop_ro("node_count", &Tape::node_count)
         .def("copy_nodes", [](const Tape& tape, uintptr_t times, uintptr_t weights, uintptr_t samples, uintptr_t c,
                               uintptr_t event_c) {
@@ -68,6 +89,11 @@ void bind_continuous(nb::module_& m) {
                             reinterpret_cast<double*>(event_c));
         }, nb::arg("times"), nb::arg("weights"), nb::arg("samples"), nb::arg("c"), nb::arg("event_c"))
         .def_prop_ro("record_bytes", &Tape::record_bytes);
+    m.def("largest_magnitude", largest_magnitude, nb::arg("values"), nb::arg("count"), nb::arg("single"));
+    m.def("are_below", are_below, nb::arg("c"), nb::arg("theta"), nb::arg("batch"), nb::arg("units"),
+          nb::arg("single"));
+    m.def("valid_events", valid_events, nb::arg("times"), nb::arg("channels"), nb::arg("offsets"), nb::arg("horizons"),
+          nb::arg("batch"), nb::arg("count"), nb::arg("channel_count"), nb::arg("single"));
     m.def("continuous_forward", [](const ContinuousCall& call) {
         return without_gil([&] { return egru::continuous::forward(call, interrupted); });
     }, nb::arg("call"));

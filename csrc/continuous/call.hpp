@@ -9,7 +9,7 @@ namespace egru::continuous {
 // Python has validated everything. B: batch, H: units, D: channels, R: readouts, K: input events, N: events.
 struct ContinuousCall {
     int batch = 0, units = 0, channels = 0, readouts = 0, nodes = 0, threads = 1;
-    int64_t max_events = 0;  // per sample
+    int64_t max_events = 0;  // per sample; units that are not linear also have a bound of their own
     double tau_s = 1, tau_m = 1, tau_o = 1;  // if shared by all units
     uintptr_t taus = 0;                      // else those of each unit, (3, H): tau_s, tau_m, tau_o
     double panel = 0.5;        // longest panel, in units of the fastest rate

@@ -70,6 +70,8 @@ struct Case {
     int units, nodes;
     bool sparse, self_connections, receiver_reset, unit_amplitude;
     double pause;  // between input events
+    bool linear = false, delayed = false, unit_taus = false;
+    int checkpoint_every = 0;
 };
 
 constexpr int batch = 5, channels = 3, inputs = 4, readouts = 3;
@@ -79,12 +81,20 @@ Values run_case(const Case& c, int threads) {
     RandomNumbers numbers;
     const size_t H = static_cast<size_t>(c.units), B = batch;
     const Rule rule(c.nodes);
-    Values V = numbers.take(3 * H * H, 3 / std::sqrt(double(H))), U = numbers.take(3 * H * channels, 1.5);
+    // With delays, unit n has n % 3 lines: 0, 1 or 2.
+    std::vector<int64_t> line_offsets{0}, line_units;
+    for (size_t n = 0; n < H; ++n) {
+        line_units.insert(line_units.end(), n % 3, static_cast<int64_t>(n));
+        line_offsets.push_back(static_cast<int64_t>(line_units.size()));
+    }
+    const size_t lines = line_units.size(), sources = c.delayed ? lines : H;
+    Values V = numbers.take(3 * H * sources, (c.linear ? 0.3 : 3) / std::sqrt(double(H))), U = numbers.take(3 * H * channels, 1.5);
     Values b = numbers.take(3 * H, 0.8, 0.4), theta = numbers.take(H, 0.2, 0.35);
     Values a0 = numbers.take(3 * H * B, 1), c0 = numbers.take(H * B, 0.3, -0.3);
     for (size_t i = 0; i < B; ++i) c0[i * H] = 1;  // emits at once, or decays
     theta[H / 2] = 1.2;                             // never emits
-    std::vector<uint8_t> mask(H * H), input_mask(H * channels);
+    Values delays = numbers.take(lines, 0.3, 0.3), taus = numbers.take(3 * H, 0.5, 0.9);
+    std::vector<uint8_t> mask(H * sources), input_mask(H * channels);
     for (auto& entry : mask) entry = numbers.next() > 0.5;
     for (auto& entry : input_mask) entry = numbers.next() > 0;
     Values times, values = numbers.take(B * inputs, 1), reads;
@@ -106,7 +116,12 @@ Values run_case(const Case& c, int threads) {
     call.tau_s = 0.7, call.tau_m = 0.9, call.tau_o = 1.3;
     call.panel = 0.5, call.tie = 1e-13, call.grazing_floor = 1e-3;
     call.self_connections = c.self_connections, call.receiver_reset = c.receiver_reset;
-    call.unit_amplitude = c.unit_amplitude;
+    call.unit_amplitude = c.unit_amplitude, call.linear = c.linear, call.checkpoint_every = c.checkpoint_every;
+    if (c.delayed) {
+        call.lines = static_cast<int>(lines), call.line_offsets = address(line_offsets);
+        call.line_units = address(line_units), call.delays = address(delays);
+    }
+    if (c.unit_taus) call.taus = address(taus);
     call.V = address(V), call.U = address(U), call.b = address(b), call.theta = address(theta);
     call.a0 = address(a0), call.c0 = address(c0);
     if (c.sparse) call.mask = address(mask), call.input_mask = address(input_mask);
@@ -125,15 +140,17 @@ Values run_case(const Case& c, int threads) {
     const size_t N = static_cast<size_t>(tape->event_count());
     Values event_times(N), by_time(N, 0.3), by_amplitude(N, 0.2), by_c(c_read.size(), 1), by_o(o_read.size(), 0.5);
     Values by_a(a_last.size(), 0.1);
-    std::vector<int64_t> units(N), floored(B);
-    tape->copy_events(event_times.data(), units.data());
+    std::vector<int64_t> units(N), event_offsets(B + 1), floored(B);
+    tape->copy_events(event_times.data(), units.data(), event_offsets.data());
     call.cotangent_times = address(by_time), call.cotangent_amplitudes = address(by_amplitude);
     call.cotangent_c_read = address(by_c), call.cotangent_o_read = address(by_o), call.cotangent_a_last = address(by_a);
-    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_tau_s(1), g_tau_m(1), g_tau_o(1);
+    Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_delays(c.delayed ? lines : 0);
+    const size_t tau_count = c.unit_taus ? H : 1;
+    Values g_tau_s(tau_count), g_tau_m(tau_count), g_tau_o(tau_count);
     Values g_a0(a0.size()), g_c0(c0.size());
     Values g_times(times.size()), g_values(values.size());
     call.grad_V = address(g_V), call.grad_U = address(g_U), call.grad_b = address(g_b);
-    call.grad_theta = address(g_theta);
+    call.grad_theta = address(g_theta), call.grad_delays = address(g_delays);
     call.grad_tau_s = address(g_tau_s), call.grad_tau_m = address(g_tau_m), call.grad_tau_o = address(g_tau_o);
     call.grad_a0 = address(g_a0), call.grad_c0 = address(g_c0);
     call.grad_input_times = address(g_times), call.grad_input_values = address(g_values);
@@ -142,7 +159,7 @@ Values run_case(const Case& c, int threads) {
 
     Values all;
     for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau_s, &g_tau_m,
-                               &g_tau_o, &g_a0, &g_c0, &g_times, &g_values})
+                               &g_tau_o, &g_delays, &g_a0, &g_c0, &g_times, &g_values})
         all.insert(all.end(), part->begin(), part->end());
     for (const int64_t unit : units) all.push_back(double(unit));
     return all;
@@ -157,7 +174,14 @@ int main() {
                           Case{17, 4, true, false, false, true, 0.3}, Case{65, 6, false, false, false, false, 0.1},
                           Case{70, 6, true, true, true, false, 0.2}, Case{5, 12, false, true, false, true, 9.0},
                           Case{300, 6, true, false, false, false, 0.05}, Case{9, 6, true, false, true, true, 0.0},
-                          Case{17, 6, true, false, false, false, 40.0}}) {
+                          Case{17, 6, true, false, false, false, 40.0},
+                          // LIF units, delays, and time constants per unit
+                          Case{17, 6, false, true, false, true, 0.3, true},
+                          Case{70, 5, true, false, false, true, 0.2, true, true, true},
+                          Case{9, 6, false, false, false, false, 0.4, false, true, false, 5},
+                          Case{66, 6, true, false, true, false, 0.2, false, true, true, 3},
+                          Case{66, 6, false, false, false, false, 0.1, false, false, true},
+                          Case{7, 4, false, true, true, false, 60.0, false, false, true, 4}}) {
         Values first;
         for (int l = 0; l < level_count; ++l) {
             const Level level = static_cast<Level>(l);

@@ -135,7 +135,8 @@ Network::Network(const ContinuousCall& call)
     : recurrent_(make_recurrent(call)),
       input_(make_input(call)),
       unit_amplitude_(call.unit_amplitude),
-      lines_(call.lines) {
+      lines_(call.lines),
+      max_events_(call.max_events) {
     const size_t H = static_cast<size_t>(call.units), n = static_cast<size_t>(call.nodes);
     b_.assign(at<double>(call.b), at<double>(call.b) + 3 * H);
     theta_.assign(at<double>(call.theta), at<double>(call.theta) + H);
@@ -168,6 +169,19 @@ Network::Network(const ContinuousCall& call)
                    rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
                    padded_rule_.data() + stride,
                    padded_rule_.data() + 2 * stride};
+    limit_events(call);
+}
+
+// The event limit: call.max_events, and that of the refractory times. After a reset a unit needs at least
+// tau_m log(1 / (1 - theta)) to reach its threshold again, because u and z are at most 1. Linear units have no such bound.
+void Network::limit_events(const ContinuousCall& call) {
+    if (model_.linear) return;
+    const double* horizons = at<double>(call.horizons);
+    const double longest = *std::max_element(horizons, horizons + call.batch);
+    double bound = 0;
+    for (int n = 0; n < model_.units; ++n)
+        if (model_.theta[n] < 1) bound += 1 + longest / (-model_.tau_m_of[n] * std::log1p(-model_.theta[n]));
+    if (bound < double(max_events_)) max_events_ = static_cast<int64_t>(bound);
 }
 
 void Network::scatter(const FanOut& fan, const double* const gradient[3], double* to) const {

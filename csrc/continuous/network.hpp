@@ -38,6 +38,7 @@ public:
     const FanOut& recurrent() const { return recurrent_; }
     const FanOut& input() const { return input_; }
     int lines() const { return lines_; }  // sources of the recurrent fan-out if events are delayed, else 0
+    int64_t max_events() const { return max_events_; }  // per sample
     double amplitude(int unit) const { return unit_amplitude_ ? 1.0 : model_.theta[unit]; }
 
     // Copies gradients in the order of fan.w to an array of shape (3, H, sources), or (3, connections) if sparse.
@@ -45,11 +46,13 @@ public:
 
 private:
     Network(const Network&) = delete;
+    void limit_events(const ContinuousCall& call);
 
     Model model_;
     FanOut recurrent_, input_;
     bool unit_amplitude_;
     int lines_;
+    int64_t max_events_;
     std::vector<double> b_, theta_, onset_, taus_, rule_, padded_rule_;
 };
 

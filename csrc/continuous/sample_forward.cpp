@@ -214,7 +214,7 @@ private:
         const FanOut& fan = network_.recurrent();
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
-            if (tape_.events >= call_.max_events) throw TooManyEvents{sample_, position_.now};
+            if (tape_.events >= network_.max_events()) throw TooManyEvents{sample_, position_.now};
             if (emitted_[n] == position_.now) throw UnresolvedEvents{sample_, n, position_.now};
             emitted_[n] = position_.now;
             if (!repeats_) {

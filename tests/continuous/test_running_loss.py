@@ -1,10 +1,13 @@
 """The running loss of the module: gradients of its own weights, and what it may be."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from egru.continuous import ContinuousEGRU, InputEvents, engines
+from tests.continuous.networks import EXACT, cotangents, density, network, worst_gradient
 
 ENGINES = list(engines.names())
 
@@ -128,3 +131,21 @@ def test_running_loss_may_ignore_the_state(engine):
 def test_running_loss_must_return_one_value_per_state(engine):
     with pytest.raises(ValueError, match=r"running_loss must return a tensor of shape \(\d+,\), got \(\)"):
         layer(engine)(events(), 4.0, running_loss=lambda c, t, sample: c.sum())
+
+
+def test_lockstep_takes_long_steps_at_rest():
+    """A time constant far below the others takes few iterations, and the gradient is that of the other engines."""
+    problem = network(4, EXACT, hidden=4, inputs=4)
+    problem = dataclasses.replace(problem, tau_s=torch.tensor(4e-4, dtype=torch.float64))
+    lockstep, compiled = engines.get("lockstep"), engines.get("compiled")
+    events, expected = lockstep.forward(problem, density), compiled.forward(problem, density)
+    assert len(events.units) > 20
+    assert torch.equal(events.units, expected.units)
+    assert len(events.tape.iterations) < 60 * len(events.units)
+    assert events.integral is not None
+    assert expected.integral is not None
+    assert (events.integral - expected.integral).abs().max() < 1e-9
+    weights = cotangents(events)
+    gradients, exact = (e.backward(problem, x, weights, density) for e, x in ((lockstep, events), (compiled, expected)))
+    errors = worst_gradient(gradients, exact)
+    assert max(errors.values()) < 1e-8, errors

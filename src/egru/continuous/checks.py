@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from egru import compiled
 from egru.continuous.inputs import InputEvents
 from egru.continuous.limits import MAX_PANELS, panel_bound, panel_counts
 from egru.continuous.problem import TIE, Problem
@@ -106,9 +107,10 @@ def horizons(owner: str, horizon: Any, events: Any, like: Tensor) -> Tensor:
         )
     batch = max(0, events[3].numel() - 1)
     if not isinstance(horizon, Tensor):
-        rounded = torch.tensor(positive_number(owner, "horizon", horizon), dtype=like.dtype, device=like.device)
-        positive_number(owner, f"horizon in {like.dtype}", rounded.item())
-        return rounded.expand(batch)
+        horizon = positive_number(owner, "horizon", horizon)
+        if like.dtype != torch.float64:
+            positive_number(owner, f"horizon in {like.dtype}", torch.tensor(horizon, dtype=like.dtype).item())
+        return torch.full((batch,), horizon, dtype=like.dtype, device=like.device)
     same_dtype_and_device(owner, "horizon", horizon, like)
     if horizon.requires_grad:
         raise ValueError(f"{owner}: horizon must not require gradients; pass horizon.detach()")
@@ -140,14 +142,14 @@ def input_events(owner: str, events: InputEvents, channels: int, horizons: Tenso
             f"{owner}: input.times, channels and values must all have shape (events,), "
             f"got {tuple(times.shape)}, {tuple(channel.shape)} and {tuple(values.shape)}"
         )
-    bounds = offsets.cpu().numpy()  # NumPy has less overhead per operation than torch
+    if _are_valid(times, channel, values, offsets, channels, horizons):
+        return events
+    bounds = offsets.cpu().numpy()
     if bounds.ndim != 1 or len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
         raise ValueError(
             f"{owner}: input.offsets must have shape (batch + 1,) and ascend from 0 to the number of events, "
             f"{len(times)}; got {offsets.tolist()}"
         )
-    if like.device.type == "cpu" and _are_valid(times, channel, values, offsets, channels, horizons):
-        return events
     sample_of = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
 
     def at(x: Tensor, k: int) -> str:
@@ -183,16 +185,19 @@ def input_events(owner: str, events: InputEvents, channels: int, horizons: Tenso
 def _are_valid(
     times: Tensor, channels: Tensor, values: Tensor, offsets: Tensor, channel_count: int, horizons: Tensor
 ) -> bool:
-    """Return whether events on the CPU pass all checks of values. They avoid torch, which has more overhead."""
-    t, v = times.detach().numpy(), values.detach().numpy()
-    if len(t) == 0:
-        return True
-    c, starts = channels.numpy(), offsets.numpy()
-    ends = np.repeat(horizons.detach().numpy(), np.diff(starts))
-    ascends = np.diff(t) >= 0
-    ascends[starts[1:-1][(starts[1:-1] > 0) & (starts[1:-1] < len(t))] - 1] = True  # between two samples
-    in_time = (t >= 0).all() and (t <= ends).all() and ascends.all()  # False for NaN
-    return bool(in_time and c.min() >= 0 and c.max() < channel_count and np.isfinite(v).all())
+    """Return whether the compiled core, which has less overhead than torch, has checked the events successfully."""
+    core, batch, single = compiled.core, offsets.numel() - 1, times.dtype == torch.float32
+    if core is None or offsets.dim() != 1 or batch < 1 or times.dtype != horizons.dtype or times.dtype not in TIE:
+        return False
+    if not _is_plain(times, channels, offsets, horizons) or not math.isfinite(_magnitude(values)):
+        return False
+    addresses = (x.data_ptr() for x in (times, channels, offsets, horizons))
+    return core.valid_events(*addresses, batch, len(times), channel_count, single)
+
+
+def _is_plain(*tensors: Tensor) -> bool:
+    """Return whether the compiled core can read these tensors."""
+    return all(x.device.type == "cpu" and x.is_contiguous() for x in tensors)
 
 
 def readout_times(owner: str, times: Any, horizons: Tensor, like: Tensor) -> Tensor:
@@ -243,9 +248,10 @@ def check_problem(owner: str, problem: Problem) -> None:
     if problem.c0.dtype not in TIE:
         raise TypeError(f"{owner}: the dtype must be float64 or float32, got {problem.c0.dtype}")
     for name in ("V", "U", "b", "theta", "a0", "c0", "input_values"):
-        value = getattr(problem, name).detach()
-        magnitude = float(torch.linalg.vector_norm(value, torch.inf)) if value.numel() else 0.0
+        value = getattr(problem, name)
+        magnitude = _magnitude(value)
         if not math.isfinite(magnitude):
+            value = value.detach()
             index = (~torch.isfinite(value)).nonzero()[0].tolist()
             raise ValueError(f"{owner}: {name} must be finite, got {value[tuple(index)].item()} at index {index}")
         largest = LARGEST[value.dtype]
@@ -265,6 +271,9 @@ def check_problem(owner: str, problem: Problem) -> None:
             "shorten the horizon"
         )
     theta, c0 = problem.theta.detach(), problem.c0.detach()
+    core, single = compiled.core, c0.dtype == torch.float32
+    if core is not None and _is_plain(theta, c0) and core.are_below(c0.data_ptr(), theta.data_ptr(), *c0.shape, single):
+        return
     _raise_if(owner, theta <= 0, lambda n: f"thresholds must be positive, got {theta[n].item():g} for unit {n}")
     if problem.options.above_threshold == "raise":
         above = (c0 >= theta).nonzero()
@@ -274,6 +283,15 @@ def check_problem(owner: str, problem: Problem) -> None:
                 f"{owner}: state.c must be below the thresholds, got {c0[s, n].item():g} at index [{s}, {n}], where "
                 f"the threshold is {theta[n].item():g}; above_threshold='fire' accepts it and emits an event at time 0"
             )
+
+
+def _magnitude(value: Tensor) -> float:
+    """Return the largest magnitude; it is not finite if a value is not."""
+    if value.numel() == 0:
+        return 0.0
+    if compiled.core is not None and value.dtype in TIE and _is_plain(value):
+        return compiled.core.largest_magnitude(value.data_ptr(), value.numel(), value.dtype == torch.float32)
+    return float(torch.linalg.vector_norm(value.detach(), torch.inf))
 
 
 def _raise_if(owner: str, wrong: Tensor, message: Callable[..., str]) -> None:

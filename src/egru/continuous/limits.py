@@ -61,6 +61,10 @@ def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
 
 def panel_bound(problem: Problem) -> float:
     """Return a bound on the panels of one unit between two events, without those added where activations are fast."""
+    if problem.tau_s.dim() == problem.tau_m.dim() == 0:  # without the overhead of arrays
+        ratio = float(problem.tau_s.detach()) / float(problem.tau_m.detach())
+        if 45 * (1 + ratio) / problem.options.panel <= MAX_PANELS:
+            return 45 * (1 + ratio) / problem.options.panel
     return float(panel_counts(problem).max(initial=0.0))
 
 

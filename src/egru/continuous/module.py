@@ -1,6 +1,7 @@
 """The continuous-time event-based GRU as a torch module."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -31,6 +32,11 @@ from egru.continuous.outputs import ContinuousOutput, ContinuousState
 from egru.continuous.problem import Problem, RunningLoss
 from egru.layers.checks import choice, instance, positive_int, same_dtype_and_device
 from egru.layers.threshold import Threshold
+
+
+@functools.lru_cache
+def _with_nodes(options: Options, nodes: int) -> Options:
+    return dataclasses.replace(options, nodes=nodes)
 
 
 class ContinuousEGRU(nn.Module):
@@ -240,9 +246,11 @@ class ContinuousEGRU(nn.Module):
 
     def initial_state(self, batch: int) -> ContinuousState:
         """Return the state that a call without ``state`` starts from."""
-        zero = self.V.new_zeros(batch, self.hidden_size)
-        bias = self._signed_bias().expand(batch, -1, -1)
-        return ContinuousState(bias if self.start == "rest" else self.V.new_zeros(bias.shape), zero, zero)
+        like = self.V
+        zero = like.new_zeros(batch, self.hidden_size)
+        if self.start == "rest":
+            return ContinuousState(self._signed_bias().expand(batch, -1, -1), zero, zero)
+        return ContinuousState(like.new_zeros(batch, 3, self.hidden_size), zero, zero)
 
     def forward(
         self,
@@ -339,9 +347,9 @@ class ContinuousEGRU(nn.Module):
             input_channels=events.channels,
             input_values=events.values,
             input_offsets=events.offsets,
-            readout_times=torch.cat([reads, horizons[:, None]], 1),
+            readout_times=torch.cat([reads, horizons[:, None]], 1) if reads.shape[1] else horizons[:, None],
             horizon=horizons,
-            options=dataclasses.replace(self.options, nodes=nodes),
+            options=_with_nodes(self.options, nodes),
             mask=self.mask,
             input_mask=self.input_mask,
             connections=self.connections,

@@ -1,6 +1,5 @@
 """A run of any engine as one differentiable torch operation."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +37,18 @@ def run(engine: Engine, problem: Problem, running_loss: RunningLoss | None = Non
     Gradients flow to every field in :data:`DIFFERENTIABLE`, and to tensors that ``running_loss`` uses.
     """
     tensors = {name: getattr(problem, name) for name in DIFFERENTIABLE}
-    problem = dataclasses.replace(problem, **{name: tensor.detach() for name, tensor in tensors.items()})
+    problem = problem.detached()
     if running_loss is not None:
         running_loss = _checked(running_loss, torch.is_grad_enabled())
+    if running_loss is None and not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors.values())):
+        with torch.no_grad(), torch.autocast(problem.c0.device.type, enabled=False):
+            events = engine.forward(problem)
+        events.tape = None
+        c_read, amplitudes = _below(events.c_read, problem.theta), _amplitudes(problem, events)
+        return Run(
+            events.times, events.units, amplitudes, events.offsets, c_read, events.o_read, events.a_last, None,
+            events.counters,
+        )  # fmt: skip
     times, amplitudes, c_read, o_read, a_last, integral, events = _Operation.apply(
         engine, problem, running_loss, *tensors.values()
     )  # pyright: ignore[reportGeneralTypeIssues]
@@ -143,8 +151,10 @@ def _amplitudes(problem: Problem, events: Events) -> Tensor:
 def _below(c: Tensor, theta: Tensor) -> Tensor:
     """Move states equal to their threshold just below it.
 
-    Engines may compute in float64, and a state below its threshold may then round to it. As the initial state of the
-    next call it would be rejected.
+    Engines may compute in float64, and a state below its threshold may then round to it in float32. As the initial
+    state of the next call it would be rejected.
     """
+    if c.dtype == torch.float64:
+        return c
     equal = c == theta
     return torch.where(equal, torch.nextafter(theta, torch.zeros_like(theta)), c) if bool(equal.any()) else c

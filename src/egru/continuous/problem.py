@@ -112,6 +112,13 @@ class Problem:
         if self.delays is None:
             object.__setattr__(self, "delays", self.c0.new_zeros(0))
 
+    def detached(self) -> "Problem":
+        """Return the problem without gradients. This is called in every run and faster than ``dataclasses.replace``."""
+        result = object.__new__(Problem)
+        vars(result).update(vars(self))
+        vars(result).update({name: getattr(self, name).detach() for name in DIFFERENTIABLE})
+        return result
+
     @property
     def line_units(self) -> Tensor:
         """The unit of each line ``(L,)``, with delays."""

@@ -5,12 +5,14 @@ the emitter's connections, whatever the size of the network, and only these conn
 every weight has a gradient, including weights that are zero. With ``problem.connections`` there is no dense matrix.
 """
 
+import functools
+
 import torch
 from torch import Tensor
 
 from egru import compiled
 from egru.continuous.compiled.integral import Integral
-from egru.continuous.limits import event_limit, limit_error, resolution_error
+from egru.continuous.limits import MAX_LIF_EVENTS, limit_error, resolution_error
 from egru.continuous.options import EngineName
 from egru.continuous.problem import TIE, Cotangents, Counters, Events, Gradients, Problem, RunningLoss
 from egru.continuous.quadrature import gauss_legendre
@@ -52,32 +54,44 @@ class CompiledEngine:
         call = _Call(problem)
         call.raw.integrate = running_loss is not None
         B, H = problem.c0.shape
-        read_shape = (*problem.readouts.shape, H)
-        outputs = {"c_read": _floats(read_shape), "o_read": _floats(read_shape), "a_last": _floats((B, 3, H))}
-        counts = {name: _ints((B,)) for name in ("event_counts", "root_solves", "flow_evaluations")}
-        min_slope = _floats((B,))
-        call.set_tensors(**outputs, **counts, min_slope=min_slope)
+        read_shape = (B, problem.readout_times.shape[-1], H)
+        c_read, o_read, a_last, min_slope = _floats(read_shape), _floats(read_shape), _floats((B, 3, H)), _floats((B,))
+        events, root_solves, flow_evaluations = _ints((3, B)).unbind()
+        call.set_tensors(
+            c_read=c_read,
+            o_read=o_read,
+            a_last=a_last,
+            event_counts=events,
+            root_solves=root_solves,
+            flow_evaluations=flow_evaluations,
+            min_slope=min_slope,
+        )
         try:
             tape = core.continuous_forward(call.raw)
         except OverflowError as error:
             raise limit_error(problem, *error.args) from None
         except ArithmeticError as error:
             raise resolution_error(*error.args) from None
-        times, units = _floats((tape.event_count,)), _ints((tape.event_count,))
-        tape.copy_events(times.data_ptr(), units.data_ptr())
-        events, dtype = counts["event_counts"], problem.c0.dtype
+        count = tape.event_count
+        times, units, offsets = _floats((count,)), _ints((count,)), _ints((B + 1,))
+        tape.copy_events(times.data_ptr(), units.data_ptr(), offsets.data_ptr())
+        call.release()
         integral = None
         if running_loss is not None:
             integral = Integral(tape, problem, running_loss, times, units, events)
+        if problem.c0.dtype != torch.float64:
+            times, c_read, o_read, a_last, min_slope = (
+                x.to(problem.c0.dtype) for x in (times, c_read, o_read, a_last, min_slope)
+            )
         return Events(
-            times=times.to(dtype),
+            times=times,
             units=units,
-            offsets=torch.cat([events.new_zeros(1), events.cumsum(0)]),
-            c_read=outputs["c_read"].to(dtype),
-            o_read=outputs["o_read"].to(dtype),
-            counters=Counters(events, counts["root_solves"], counts["flow_evaluations"], min_slope.to(dtype)),
-            tape=(tape, integral),
-            a_last=outputs["a_last"].to(dtype),
+            offsets=offsets,
+            c_read=c_read,
+            o_read=o_read,
+            counters=Counters(events, root_solves, flow_evaluations, min_slope),
+            tape=(tape, integral, call),
+            a_last=a_last,
             integral=None if integral is None else integral.value,
         )
 
@@ -85,14 +99,11 @@ class CompiledEngine:
         self, problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None = None
     ) -> Gradients:
         core = compiled.require()
-        call = _Call(problem)
-        tape, integral = events.tape
+        tape, integral, call = events.tape
         by_time, by_node = cotangents.times, None
-        if integral is not None and running_loss is not None:
-            call.raw.integrate = True
-            if cotangents.integral is not None:
-                by_node, by_event = integral.cotangents(running_loss, cotangents.integral)
-                by_time = by_time + by_event
+        if integral is not None and running_loss is not None and cotangents.integral is not None:
+            by_node, by_event = integral.cotangents(running_loss, cotangents.integral)
+            by_time = by_time + by_event
         call.set_tensors(
             cotangent_times=by_time,
             cotangent_nodes=by_node,
@@ -114,8 +125,10 @@ class CompiledEngine:
         core.continuous_backward(call.raw, tape)
         for name in TAUS if per_unit else ():
             gradients[name] = problem.sum_shared(name, gradients[name])
-        rounded = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
-        return Gradients(**rounded, floored=floored)
+        call.release()
+        if problem.c0.dtype != torch.float64:
+            gradients = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
+        return Gradients(**gradients, floored=floored)
 
 
 _DENSE_GRADIENTS = ("b", "theta", "a0", "c0", "input_times", "input_values", "delays")
@@ -140,34 +153,42 @@ def _ints(shape: tuple[int, ...]) -> Tensor:
     return torch.empty(shape, dtype=torch.int64)
 
 
+@functools.cache
+def _rule_addresses(nodes: int) -> tuple[int, ...]:
+    return tuple(array.ctypes.data for array in gauss_legendre(nodes))  # cached, so the arrays stay alive
+
+
 class _Call:
     """A ``ContinuousCall`` of the core, and references that keep the tensors it points to alive."""
 
     def __init__(self, problem: Problem) -> None:
         options = problem.options
         self._alive: list[Tensor] = []
+        self._kept = 0
         self.raw = raw = compiled.require().ContinuousCall()
         raw.batch, raw.units = problem.c0.shape
-        raw.channels, raw.readouts, raw.nodes = problem.channel_count, problem.readouts.shape[1], options.nodes
+        raw.channels, raw.readouts = problem.channel_count, problem.readout_times.shape[-1]
+        raw.nodes = options.nodes
         raw.checkpoint_every = options.checkpoint_every or 0
         if problem.connections is not None:
             raw.connection_count = problem.connections.shape[1]
         if problem.input_connections is not None:
             raw.input_connection_count = problem.input_connections.shape[1]
         raw.threads = min(torch.get_num_threads(), MAX_THREADS)
-        raw.max_events = event_limit(problem)
+        raw.max_events = options.max_events or (MAX_LIF_EVENTS if options.cell == "lif" else 2**62)
         if has_unit_taus(problem):
             taus = torch.stack([getattr(problem, name).expand_as(problem.theta) for name in TAUS])
             self.set_tensors(taus=taus)
+            smallest = float(problem.tau_m.min())
         else:
             raw.tau_s, raw.tau_m, raw.tau_o = float(problem.tau_s), float(problem.tau_m), float(problem.tau_o)
+            smallest = raw.tau_m
         raw.panel, raw.grazing_floor = options.panel, options.grazing_floor
-        raw.tie = TIE[torch.float64] * float(problem.tau_m.min())
+        raw.tie = TIE[torch.float64] * smallest
         raw.linear = options.cell == "lif"
         raw.self_connections = options.self_connections
         raw.receiver_reset = options.reset_side == "post"
         raw.unit_amplitude = options.amplitude == "one"
-        rule = gauss_legendre(options.nodes)
         if problem.line_offsets is not None:
             raw.lines = len(problem.delays)
             lines = {"line_offsets": problem.line_offsets, "line_units": problem.line_units, "delays": problem.delays}
@@ -190,8 +211,16 @@ class _Call:
             horizons=problem.horizons,
             readout_times=problem.readouts,
         )
-        for name, array in (("rule_x", rule.x), ("rule_w", rule.w), ("rule_A", rule.A)):  # cached, so they stay alive
-            setattr(raw, name, array.ctypes.data)
+        raw.rule_x, raw.rule_w, raw.rule_A = _rule_addresses(options.nodes)
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep the tensors set so far for the backward pass."""
+        self._kept = len(self._alive)
+
+    def release(self) -> None:
+        """Release tensors that were set after :meth:`keep`."""
+        del self._alive[self._kept :]
 
     def set_tensors(self, **tensors: Tensor | None) -> None:
         """Set fields to the addresses of tensors, as contiguous float64, int64 or bool; 0 if None or empty."""

@@ -197,19 +197,35 @@ class _Adjoint:
         self.p_c = p_c_start
 
     def pull_back_rest(self, iteration: Iteration) -> None:
-        """Propagate over the flow of samples at rest, where ``u`` and ``z`` are constant, in closed form."""
+        """Propagate over the flow of samples at rest. With a running loss, its nodes are point losses."""
+        net, settings, a, c = self.net, self.net.settings, iteration.a, iteration.c
+        h = torch.where(iteration.rests, iteration.dt, 0.0)[:, None]
+        if self.loss is None:
+            self.pull_back_constant(a, c, h)
+            return
+        nodes = panel_nodes(a[:, U], net.b[U], a[:, Z], net.b[Z], h, settings)
+        states = node_states(c, a[:, Z], h, nodes, settings)
+        gradient = self.running_loss_gradient(states, iteration)
+        points = [0.0, *settings.x.tolist(), 1.0]
+        for i in reversed(range(len(points) - 1)):  # from node i - 1 to node i, from the last to the first
+            start = net.b + (a - net.b) * torch.exp(points[i] * h[:, None] / -settings.tau_s)
+            self.pull_back_constant(start, states[i - 1] if i else c, (points[i + 1] - points[i]) * h)
+            if i:
+                self.p_c = self.p_c + settings.w[i - 1] * h * gradient[i - 1]
+
+    def pull_back_constant(self, a: Tensor, c: Tensor, dt: Tensor) -> None:
+        """Propagate over ``dt``, ``(B, 1)``, from the state ``a``, ``c``, with constant ``u`` and ``z``."""
         net, tau_s, tau_m = self.net, self.net.settings.tau_s, self.net.settings.tau_m
-        dt = torch.where(iteration.rests, iteration.dt, 0.0)[:, None]
         u, z = net.settings.u(net.b[U]), net.settings.z(net.b[Z])
         k = u / tau_m
         kept, q = torch.exp(-k * dt), torch.exp(dt / -tau_s)
-        held = (z - iteration.c) * kept * self.p_c  # (z - c) p_c is constant
+        held = (z - c) * kept * self.p_c  # (z - c) p_c is constant
         u_rate, z_rate = u * (1 - u) / tau_m * held, k * net.settings.dz(z) * self.p_c
         near = (1 / tau_s - k) * dt  # the integral of exp(-k (dt - t)) exp(-t / tau_s)
         late = dt * torch.where(near > 0, kept * _mean_decay(near), q * _mean_decay(-near))
         u_late, z_late = u_rate * (1 - q) * tau_s, z_rate * late
         q_a = q[:, None]
-        self.tau_s += ((iteration.a - net.b) * q_a * dt[:, None] * self.p_a).sum((0, 1)) / tau_s**2
+        self.tau_s += ((a - net.b) * q_a * dt[:, None] * self.p_a).sum((0, 1)) / tau_s**2
         self.tau_m -= (held * k * dt).sum(0) / tau_m
         self.b += ((1 - q_a) * self.p_a).sum(0)
         self.b[U] += (u_rate * dt - u_late).sum(0)

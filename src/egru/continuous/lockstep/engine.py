@@ -3,9 +3,9 @@
 Each iteration advances every sample to its next event, but by at most one panel. So the shapes of the tensors do not
 depend on the length of the intervals, and a sample whose next event is further away only flows. A sample at rest, whose
 activations equal their biases to rounding, has a closed form and advances to its next event whatever the distance. With
-a running loss, samples at rest advance by panels, which resolve the loss. The backward pass, in
-:mod:`egru.continuous.lockstep.adjoint`, goes through the iterations in reverse, from the states recorded at their
-starts.
+a running loss, samples at rest advance by panels too, but their length is that of the state, whatever ``tau_s`` is. The
+backward pass, in :mod:`egru.continuous.lockstep.adjoint`, goes through the iterations in reverse, from the states
+recorded at their starts.
 """
 
 import torch
@@ -64,7 +64,9 @@ class _Batch:
         self.emitted = torch.full_like(self.c, -1.0, dtype=torch.float64)
         """The time of the last event of each unit."""
         self.below = torch.nextafter(self.net.theta, torch.zeros_like(self.net.theta))
-        self.tie = TIE[self.c.dtype] * float(problem.tau_m.min())
+        fastest = float(problem.tau_m.min())
+        self.tie = TIE[self.c.dtype] * fastest
+        self.longest_rest = torch.inf if running_loss is None else problem.options.panel * fastest
         self.tape = Tape([], self.a, self.c, self.o)
 
     def run(self) -> None:
@@ -85,11 +87,9 @@ class _Batch:
         wait = (until - self.t).to(self.c.dtype)
         panel = self.problem.options.panel
         longest = longest_panel(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z], panel, net.settings).amin(1)
-        rests = torch.zeros_like(self.forced)
-        if self.running_loss is None:
-            rests = is_at_rest(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z]).all(1)
-            longest = torch.where(rests, torch.inf, longest)
-            self.a[:, [U, Z]] = torch.where(rests[:, None, None], net.b[[U, Z]], self.a[:, [U, Z]])
+        rests = is_at_rest(self.a[:, U], net.b[U], self.a[:, Z], net.b[Z]).all(1)
+        longest = torch.where(rests, self.longest_rest, longest)
+        self.a[:, [U, Z]] = torch.where(rests[:, None, None], net.b[[U, Z]], self.a[:, [U, Z]])
         paused = self.pending.any(1) | (self.next_entry >= length)
         arrives = (wait <= longest) & ~paused
         h = torch.where(paused, 0.0, torch.minimum(wait, longest))
