@@ -8,7 +8,7 @@ Networks: 256 and 590 units of which a fifth has an event at every step, and the
 over one digit. Each is exported with float32 weights, with int8 weights, and in integers only. The rivals in
 ``benchmarks/c`` have the same size and number format: a dense GRU in float32, and one with int8 weights and activations
 as runtimes for microcontrollers compute it, and gates in float32 or in integers. Of each, several orders of summation
-are compiled, and the one with the fewest instructions on the target counts. All programs are compiled with the same
+are compiled, on aarch64 also with NEON intrinsics, and the one with the fewest instructions on the target counts. All programs are compiled with the same
 options.
 
 Instructions are counted exactly, as the difference between programs of different numbers of steps: with callgrind on
@@ -49,10 +49,12 @@ COUNTED = ("x86-64", "aarch64", "cortex-m4f", "cortex-m7")
 OPTIONS = ("-O3", "-fno-trapping-math")
 SIZE = {"x86-64": "size", "aarch64": "aarch64-linux-gnu-size"}
 ROWS = [(f"-DROWS={n}", f"-DACTIVATION={kind}") for n in (2, 4) for kind in ("int8_t", "int16_t")]
+INTRINSICS = ("-DROWS=4", "-DACTIVATION=int8_t", "-DINTRINSICS=1")
+RANGE = ("-DROWS=4", "-DACTIVATION=int8_t", "-DFLOAT_GATES=1", "-DRANGE=40.0f")
 DENSE: dict[CWeightFormat, tuple[str, list[tuple[str, ...]]]] = {
     "float32": ("dense_float.c", [("-DBY_ROWS=1",), ("-DBY_ROWS=0",)]),
-    "int8": ("dense_int8.c", [(*flags, "-DFLOAT_GATES=1") for flags in ROWS]),
-    "integer": ("dense_int8.c", [(*flags, "-DFLOAT_GATES=0") for flags in ROWS]),
+    "int8": ("dense_int8.c", [*((*flags, "-DFLOAT_GATES=1") for flags in (*ROWS, INTRINSICS)), RANGE]),
+    "integer": ("dense_int8.c", [(*flags, "-DFLOAT_GATES=0") for flags in (*ROWS, INTRINSICS)]),
 }
 """The rival in each number format: its source, and the options of the orders of summation to try."""
 RESULTS = ROOT / "benchmarks" / "results" / "c_export.json"
@@ -112,9 +114,9 @@ void run(void)
 def write_dense_headers(folder: Path, hidden: int, weights: CWeightFormat) -> None:
     """Write the weights of a dense GRU, and the functions that it shares with the exported code."""
     generator = np.random.default_rng(0)
-    inputs = hidden if weights == "float32" else -(-hidden // 4) * 4
-    shapes = {"w": 3 * hidden, "v": 3 * hidden * inputs, "bias": 3 * hidden, "bias_q": hidden}
-    shapes |= {"readout": 10 * inputs, "readout_bias": 10, "scale": 3 * hidden}
+    inputs = hidden if weights == "float32" else -(-hidden // 16) * 16
+    shapes = {"w": 3 * hidden, "v": -(-3 * hidden // 4) * 4 * inputs, "bias": 3 * hidden, "bias_q": hidden}
+    shapes |= {"readout": 12 * inputs, "readout_bias": 10, "scale": 3 * hidden}
     kinds = dict.fromkeys(shapes, "int32_t" if weights == "integer" else "float")
     if weights != "float32":
         kinds |= {"v": "int8_t", "readout": "int8_t"} | ({"w": "int16_t"} if weights == "integer" else {})
@@ -127,11 +129,14 @@ def write_dense_headers(folder: Path, hidden: int, weights: CWeightFormat) -> No
             text += template.array(kinds[name], name, values)
     (folder / "weights.h").write_text(text)
     flags = dict.fromkeys(("FLOAT32", "INT8", "INT16", "LSTM_ANY", "GRU_ANY", "MAGNITUDE"), False)
-    flags |= dict.fromkeys(("BEFORE", "DELTA_ANY", "SKIP"), False)
+    flags |= dict.fromkeys(("BEFORE", "DELTA_ANY", "SKIP", "DENSE"), False)
     kernels = template.render("float_kernels.c", flags, {})
     (folder / "exponential.h").write_text(kernels.split("static inline float sigmoid")[0])
-    tables = template.render("integer_kernels.c", flags, {"PRE": str(integer_source.PRE_FRACTION)})
-    (folder / "tables.h").write_text(integer_source.tables() + tables.split("static void copy")[0])
+    flags |= {"AFTER_ANY": True, "INT8": True, "INTEGER": True, "LONG_SHIFT": False}
+    preamble = template.render("preamble.c", flags, {}).split("#endif\n", 2)[2]  # without the checks of the header
+    names = {"PRE": str(integer_source.PRE_FRACTION), "FIRED_FUNCTION": ""}
+    gates = template.render("integer_kernels.c", flags, names)
+    (folder / "gates.h").write_text(preamble + integer_source.tables() + gates)
 
 
 def count_instructions(name: str, target: Target, program: Path) -> int:
@@ -180,19 +185,23 @@ def measure_event(name: str, engine: EventEngine, weights: CWeightFormat, x: tor
 
 @functools.cache
 def measure_dense(name: str, hidden: int, weights: CWeightFormat) -> Any:
-    """Return size and instructions per step of the best dense GRU."""
+    """Return size and instructions per step of the best dense GRU, and instructions of the best one in plain C."""
     file, variants = DENSE[weights]
     best: Any = None
+    plain = float("inf")
     for flags in variants:
+        if "-DINTRINSICS=1" in flags and name != "aarch64":
+            continue
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             write_dense_headers(folder, hidden, weights)
             source = Path(shutil.copy(ROOT / "benchmarks" / "c" / file, folder))
             integer = weights == "integer"
             count, flash = per_step(name, folder, source, lambda n: dense_program(integer, n), (2, 5), *flags)  # noqa: B023
+            plain = plain if "-DINTRINSICS=1" in flags else min(plain, count)
             if best is None or count < best["instructions"]:
                 best = {"flash": flash, "instructions": count, "options": " ".join(flags)}
-    return best
+    return best | {"plain_c": plain}
 
 
 def measure(name: str, label: str, engine: EventEngine, x: torch.Tensor, first: int) -> dict[str, Any]:

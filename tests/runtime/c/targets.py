@@ -33,6 +33,7 @@ class Target:
         link: Further options of the linker.
         run: Command in front of the program.
         optimise: Level of optimisation.
+        requires: Further programs that must be installed.
     """
 
     compiler: tuple[str, ...]
@@ -40,11 +41,12 @@ class Target:
     link: tuple[str, ...] = ()
     run: tuple[str, ...] = ()
     optimise: str = "-O2"
+    requires: tuple[str, ...] = ()
 
     @property
     def missing(self) -> list[str]:
         """Programs that are not installed."""
-        return [tool for tool in {self.compiler[0], *self.run[:1]} if shutil.which(tool) is None]
+        return [tool for tool in {self.compiler[0], *self.run[:1], *self.requires} if shutil.which(tool) is None]
 
     def build(self, sources: list[Path], program: Path, *flags: str, objects: Sequence[Path] = ()) -> None:
         """Compile sources, and link them with objects and the harness of this target."""
@@ -82,6 +84,13 @@ TARGETS = {
         ("gcc", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), ("linux.c",), optimise="-O0"
     ),
     "aarch64": Target(("aarch64-linux-gnu-gcc",), ("linux.c",), ("-static",), ("qemu-aarch64",)),
+    "aarch64 clang": Target(
+        ("clang", "--target=aarch64-linux-gnu"),
+        ("linux.c",),
+        ("-static", "-fuse-ld=lld"),
+        ("qemu-aarch64",),
+        requires=("aarch64-linux-gnu-gcc", "lld"),
+    ),
     "cortex-m4f": _cortex("cortex-m4", "fpv4-sp-d16", "mps2-an386"),
     "cortex-m7": _cortex("cortex-m7", "fpv5-d16", "mps2-an500"),
     "wasm32": Target(("clang", "--target=wasm32"), ("memory.c",), _WASM_LINK, ("node", str(HARNESS / "wasm.js"))),

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from egru import EventEngine
+from egru import EGRU, EventEngine, Threshold
 from egru.types import WeightFormat
-from tests.runtime.c.networks import COMPILER, CNetwork, compile_library, exports, random_input, random_parts
+from tests.runtime.c.networks import COMPILER, STEPS, CNetwork, compile_library, exports, random_input, random_parts
 from tests.runtime.c.targets import PACKAGES, TARGETS, expected_lines, main_source
 
 core = pytest.importorskip("egru._core", reason="the compiled core is not built")
@@ -17,7 +17,7 @@ core = pytest.importorskip("egru._core", reason="the compiled core is not built"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[str]]:
-    """The sources of a program that runs four networks, and the lines that it must print.
+    """The sources of a program that runs six networks, and the lines that it must print.
 
     The integer form has no engine: its outputs must be those of the library compiled for this machine.
     """
@@ -29,7 +29,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
     formats: dict[int, WeightFormat] = {0: "float32", 7: "int8"}
     engines = {f"net{seed}": EventEngine(**without_embedding(seed), weights=w) for seed, w in formats.items()}
     integer = {f"integer{seed}": EventEngine(**without_embedding(seed, plain=True)) for seed in (1, 4)}
-    runs = {key: (engine, random_input(engine, 1)) for key, engine in (engines | integer).items()}
+    engines["wide"], integer["integer_wide"] = EventEngine(wide_layer(), weights="int8"), EventEngine(wide_layer())
+    runs = {
+        key: (engine, random_input(engine, 1, 8 if "wide" in key else STEPS))
+        for key, engine in (engines | integer).items()
+    }
     main = folder / "main.c"
     main.write_text(main_source({key: runs[key] for key in engines}, {key: runs[key] for key in integer}))
     library = compile_library(native, integer, weights="integer")
@@ -43,6 +47,15 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
 
 def without_embedding(seed: int, plain: bool = False) -> dict[str, Any]:
     return random_parts(seed, plain=plain) | {"embedding": None}
+
+
+def wide_layer() -> EGRU:
+    """Return a layer with more active units and more columns than any loop over rows of int8 weights takes at once."""
+    torch.manual_seed(0)
+    layer = EGRU(3, 301, reset="none", threshold=Threshold("identity", mean=-0.02, std=0.05)).eval()
+    with torch.no_grad():
+        layer.get_parameter("threshold_l0")[::2] = -2.0
+    return layer
 
 
 @pytest.mark.parametrize("name", TARGETS)

@@ -27,6 +27,7 @@ def network_flags(network: Network) -> dict[str, bool]:
     held_output = layers[-1].events == "delta"
     return {
         "BEFORE": any(is_before(layer) for layer in layers),
+        "AFTER_ANY": any(layer.cell == "gru" and not is_before(layer) for layer in layers),
         "SPARSE_Y_ANY": any(needs_y(layer) for layer in layers),
         "DELTA_ANY": any(layer.events == "delta" for layer in layers),
         "GRU_ANY": any(layer.cell == "gru" for layer in layers),

@@ -3,15 +3,18 @@
 static int list_fired(unsigned long *fired, int hidden, uint16_t *index)
 {
     enum { units = sizeof *fired }; /* per word */
-    int count = 0, j;
+    uint16_t *to = index;
+    int j;
     for (j = hidden; j % units != 0; ++j)
         ((uint8_t *)fired)[j] = 0;
     for (j = 0; j < hidden; j += units) {
         unsigned long word = *fired++;
-        for (; word != 0; word &= word - 1)
-            index[count++] = (uint16_t)(j + (__builtin_ctzl(word) >> 3));
+        for (; word != 0; word &= word - 1) {
+            *to++ = (uint16_t)(j + (__builtin_ctzl(word) >> 3));
+            __asm__("" : "+r"(to)); /* compilers would count the bits of the word again */
+        }
     }
-    return count;
+    return (int)(to - index);
 }
 #else
 static int list_fired(const unsigned long *fired, int hidden, uint16_t *index)

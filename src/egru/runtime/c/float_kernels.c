@@ -17,14 +17,33 @@ typedef union {
 static const float largest_argument = 40.0f;
 #define LARGEST_ARGUMENT (*(const volatile float *)&largest_argument)
 
+/* The clamped argument; NaN stays NaN. */
+static inline float clamp(float x, float limit)
+{
+#if defined(__ARM_NEON) && defined(__aarch64__)
+    /* Compilers replace comparisons of these vectors by longer ones of the opposite sense, but not masks. */
+    float_bits result, low, high;
+    uint32_t mask = x > limit ? 0xFFFFFFFFu : 0u;
+    result.value = x;
+    high.value = limit;
+    low.value = -limit;
+    result.bits ^= (result.bits ^ high.bits) & mask;
+    mask = x < -limit ? 0xFFFFFFFFu : 0u;
+    result.bits ^= (result.bits ^ low.bits) & mask;
+    return result.value;
+#else
+    x = x > limit ? limit : x;
+    return x < -limit ? -limit : x;
+#endif
+}
+
 /* exp, to about one unit in the last place on [-limit, limit]; arguments are clamped to this range. NaN stays NaN. */
 static inline float exponential(float x, float limit)
 {
     const float magic = 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
     float_bits shifted, power;
     float n, f, p;
-    x = x > limit ? limit : x;
-    x = x < -limit ? -limit : x;
+    x = clamp(x, limit);
     shifted.value = x * 1.44269504f + magic;
     n = shifted.value - magic;
     f = n * -0.693359375f + x;

@@ -7,7 +7,7 @@ enum { tile = 256 };
 #else
 enum { tile = 512 };
 #endif
-#if MODEL_ROWS != 1
+#if MODEL_ROWS == 0 || MODEL_ROWS == 2
 
 /* A multiple of eight entries is added. The last ones are copied, and followed by zeros. */
 typedef struct {
@@ -26,12 +26,141 @@ static inline entries last_entries(const uint16_t *index, const int16_t *q, int 
     return e;
 }
 #endif
-#if MODEL_ROWS == 2
+#if MODEL_ROWS >= 2
 
 /* A word of two columns is multiplied as a whole, and without its upper byte: the second product is that of the first
- * column, and their difference is 256 times that of the second column. It fits into 32 bits for 128 rows. A multiply-add
- * takes one word of each of two rows. */
+ * column, and their difference is 256 times that of the second column. It fits into 32 bits for 128 rows. */
 enum { rows_per_block = 128 };
+#endif
+#if MODEL_ROWS == 3
+
+/* Sums of 64 columns. */
+typedef struct {
+    int32x4_t both[8], first[8];
+} sums;
+
+/* Add the products of sixteen columns, or of all 64, with entry `lane` of q. */
+#if defined(__GNUC__) && !defined(__clang__)
+/* Compilers would keep copies of the words. */
+#define ADD_COLUMNS(i, lane) \
+    __asm__("smlal %0.4s, %4.4h, %5.h[" #lane "]\n" \
+            "smlal2 %1.4s, %4.8h, %5.h[" #lane "]\n" \
+            "bic %4.8h, #255, lsl #8\n" \
+            "smlal %2.4s, %4.4h, %5.h[" #lane "]\n" \
+            "smlal2 %3.4s, %4.8h, %5.h[" #lane "]" \
+            : "+w"(s.both[2 * (i)]), "+w"(s.both[2 * (i) + 1]), "+w"(s.first[2 * (i)]), "+w"(s.first[2 * (i) + 1]), \
+              "+w"(w##i) \
+            : "x"(values))
+/* One row after the other, each with one load of all words, for which their registers must be consecutive. */
+#define ADD_ROW(lane) \
+    do { \
+        const weight *at = row[lane] + from; \
+        __asm__("" : "+r"(at), "+w"(s.first[0]), "+w"(s.first[1])); \
+        if (all) { \
+            register uint16x8_t w0 __asm__("v4"); \
+            register uint16x8_t w1 __asm__("v5"); \
+            register uint16x8_t w2 __asm__("v6"); \
+            register uint16x8_t w3 __asm__("v7"); \
+            __asm__("ld1 {%0.8h - %3.8h}, [%4]" \
+                    : "=w"(w0), "=w"(w1), "=w"(w2), "=w"(w3) \
+                    : "r"(at), "m"(*(const weight(*)[64])at)); \
+            ADD_COLUMNS(0, lane); \
+            ADD_COLUMNS(1, lane); \
+            ADD_COLUMNS(2, lane); \
+            ADD_COLUMNS(3, lane); \
+        } else { \
+            uint16x8_t w0 = vreinterpretq_u16_u8(vld1q_u8(at)); \
+            ADD_COLUMNS(0, lane); \
+        } \
+    } while (0)
+#else
+#define ADD_COLUMNS(i, lane) \
+    do { \
+        const uint16x8_t byte = vandq_u16(w##i, vdupq_n_u16(255)); \
+        const int16x8_t both = vreinterpretq_s16_u16(w##i), first = vreinterpretq_s16_u16(byte); \
+        s.both[2 * (i)] = vmlal_lane_s16(s.both[2 * (i)], vget_low_s16(both), values, lane); \
+        s.both[2 * (i) + 1] = vmlal_high_lane_s16(s.both[2 * (i) + 1], both, values, lane); \
+        s.first[2 * (i)] = vmlal_lane_s16(s.first[2 * (i)], vget_low_s16(first), values, lane); \
+        s.first[2 * (i) + 1] = vmlal_high_lane_s16(s.first[2 * (i) + 1], first, values, lane); \
+    } while (0)
+#define WORDS(lane, i) vreinterpretq_u16_u8(vld1q_u8(row[lane] + from + 16 * (i)))
+#define ADD_ROW(lane) \
+    do { \
+        const uint16x8_t w0 = WORDS(lane, 0); \
+        ADD_COLUMNS(0, lane); \
+        if (all) { \
+            const uint16x8_t w1 = WORDS(lane, 1), w2 = WORDS(lane, 2), w3 = WORDS(lane, 3); \
+            ADD_COLUMNS(1, lane); \
+            ADD_COLUMNS(2, lane); \
+            ADD_COLUMNS(3, lane); \
+        } \
+    } while (0)
+#endif
+
+/* Write the sums of eight columns in their order. */
+static inline void write_columns(int32_t *total, int32x4_t both, int32x4_t first, int add)
+{
+    const int32x4_t second = vshrq_n_s32(vsubq_s32(both, first), 8);
+    int32x4_t low = vzip1q_s32(first, second), high = vzip2q_s32(first, second);
+    if (add) {
+        low = vaddq_s32(low, vld1q_s32(total));
+        high = vaddq_s32(high, vld1q_s32(total + 4));
+    }
+    vst1q_s32(total, low);
+    vst1q_s32(total + 4, high);
+}
+
+static inline void add_block(int32_t *total, const weight *const *row, const int16_t *q, int count, size_t from,
+                             int32_t offset, int add, int all)
+{
+    const int32x4_t start = vdupq_n_s32(-offset); /* first columns are stored plus 128 */
+    sums s = {{start, start, start, start, start, start, start, start},
+              {start, start, start, start, start, start, start, start}};
+    const weight *const *const end = row + count;
+    for (; end - row >= 4; row += 4, q += 4) {
+        const int16x4_t values = vld1_s16(q);
+        ADD_ROW(0);
+        ADD_ROW(1);
+        ADD_ROW(2);
+        ADD_ROW(3);
+    }
+    for (; row != end; ++row, ++q) {
+        const int16x4_t values = vld1_dup_s16(q);
+        ADD_ROW(0);
+    }
+    write_columns(total, s.both[0], s.first[0], add);
+    write_columns(total + 8, s.both[1], s.first[1], add);
+    if (all) {
+        write_columns(total + 16, s.both[2], s.first[2], add);
+        write_columns(total + 24, s.both[3], s.first[3], add);
+        write_columns(total + 32, s.both[4], s.first[4], add);
+        write_columns(total + 40, s.both[5], s.first[5], add);
+        write_columns(total + 48, s.both[6], s.first[6], add);
+        write_columns(total + 56, s.both[7], s.first[7], add);
+    }
+}
+
+static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
+                       const int16_t *q, int count)
+{
+    const weight *row[rows_per_block];
+    int add, j, k;
+    for (add = 0; count > 0; add = 1, index += rows_per_block, q += rows_per_block, count -= rows_per_block) {
+        const int n = count < rows_per_block ? count : rows_per_block;
+        int32_t sum = 0;
+        UNROLLED for (k = 0; k < n; ++k) {
+            row[k] = rows + index[k] * stride;
+            sum += q[k];
+        }
+        for (j = 0; j + 64 <= columns; j += 64)
+            add_block(total + j, row, q, n, (size_t)j, 128 * sum, add, 1);
+        for (; j < columns; j += 16)
+            add_block(total + j, row, q, n, (size_t)j, 128 * sum, add, 0);
+    }
+}
+#elif MODEL_ROWS == 2
+
+/* A multiply-add takes one word of each of two rows. */
 
 static inline void add_pair(__m128i *both, __m128i *first, const weight *a, const weight *b, __m128i q)
 {
@@ -115,38 +244,54 @@ typedef struct {
     int32_t q;
 } entry;
 
+/* Up to 64 entries, and what sums start with. */
+typedef struct {
+    int64_t start;
+    entry entries[64];
+} entry_list;
+
 typedef struct {
     int64_t first, second;
 } sums;
 
-/* Add the products of the words at `offset` bytes in the rows of a multiple of four entries. */
-static inline sums add_entries(const entry *e, const entry *end, size_t offset)
+/* Add the products of the words at `offset` bytes in the rows of the entries up to `end`, a multiple of four. */
+static inline sums add_entries(const entry_list *list, const entry *end, size_t offset)
 {
     const uint32_t pair = 0xFF0000FFu;
-    sums s = {0, 0};
+    sums s;
 #if defined(__thumb2__) && defined(__GNUC__) && defined(__OPTIMIZE__)
     /* Compilers do not load two entries at once. */
-    __asm__("1:\n"
+    const void *at = list;
+    uint32_t first, first_high, second, second_high;
+    __asm__("ldrd %[first], %[first_high], [%[at]], #8\n"
+            "mov %[second], %[first]\n"
+            "mov %[second_high], %[first_high]\n"
+            "1:\n"
             ".rept 2\n"
-            "ldmia %[e]!, {r0, r1, r2, r3}\n"
+            "ldmia %[at]!, {r0, r1, r2, r3}\n"
             "ldr r0, [r0, %[offset]]\n"
             "ldr r2, [r2, %[offset]]\n"
             "and r4, %[pair], r0\n"
             "and r0, %[pair], r0, ror #16\n"
-            "smlal %Q[first], %R[first], r4, r1\n"
-            "smlal %Q[second], %R[second], r0, r1\n"
+            "smlal %[first], %[first_high], r4, r1\n"
+            "smlal %[second], %[second_high], r0, r1\n"
             "and r4, %[pair], r2\n"
             "and r2, %[pair], r2, ror #16\n"
-            "smlal %Q[first], %R[first], r4, r3\n"
-            "smlal %Q[second], %R[second], r2, r3\n"
+            "smlal %[first], %[first_high], r4, r3\n"
+            "smlal %[second], %[second_high], r2, r3\n"
             ".endr\n"
-            "cmp %[e], %[end]\n"
+            "cmp %[at], %[end]\n"
             "bne 1b\n"
-            : [e] "+r"(e), [first] "+r"(s.first), [second] "+r"(s.second)
+            : [at] "+r"(at), [first] "=&r"(first), [first_high] "=&r"(first_high), [second] "=&r"(second),
+              [second_high] "=&r"(second_high)
             : [end] "r"(end), [offset] "r"(offset), [pair] "r"(pair)
             : "r0", "r1", "r2", "r3", "r4", "cc", "memory");
+    s.first = (int64_t)((uint64_t)first_high << 32 | first);
+    s.second = (int64_t)((uint64_t)second_high << 32 | second);
 #else
-    for (; e != end; ++e) {
+    const entry *e;
+    s.first = s.second = list->start;
+    for (e = list->entries; e != end; ++e) {
         const uint32_t w = e->row[offset / sizeof *e->row];
         s.first += (int64_t)e->q * (int32_t)(w & pair);
         s.second += (int64_t)e->q * (int32_t)((w >> 16 | w << 16) & pair);
@@ -155,45 +300,94 @@ static inline sums add_entries(const entry *e, const entry *end, size_t offset)
     return s;
 }
 
-static inline void split_columns(int32_t *total, int64_t sum, int32_t offset, int add)
+/* The sums of the two columns. Sums start with 2^23, so that the lower 24 bits are not negative. */
+static inline int32_t lower_column(int64_t sum)
 {
-    const int32_t low = (int32_t)(((uint32_t)sum & 0xFFFFFFu) ^ 0x800000u) - 0x800000;
-    const int32_t high = (int32_t)(uint32_t)((uint64_t)(sum - low) >> 24);
-    total[0] = low - offset + (add ? total[0] : 0);
-    total[1] = high + (add ? total[1] : 0);
+    return (int32_t)((uint32_t)sum & 0xFFFFFFu) - 0x800000;
 }
 
-/* Write the rows and values of up to 64 entries, and zeros up to a multiple of four. Returns what the stored weights of
- * every second column add to its sum. */
-static int32_t list_entries(entry *list, const weight *rows, size_t stride, const uint16_t *index, const int16_t *q,
-                            int count)
+static inline int32_t upper_column(int64_t sum)
 {
-    int32_t offset = 0;
+    return (int32_t)(uint32_t)((uint64_t)sum >> 24);
+}
+
+/* Write the rows and values of up to 64 entries, and zeros up to a multiple of four. Returns their end. The weights of
+ * every second column are stored plus 128. */
+static const entry *write_list(entry_list *list, const weight *rows, size_t stride, const uint16_t *index,
+                               const int16_t *q, int count)
+{
+    entry *e = list->entries;
+    int32_t start = 0x800000;
     int k;
-    for (k = 0; k < count; ++k) {
-        list[k].row = rows + index[k] * stride;
-        list[k].q = q[k];
-        offset += 128 * q[k];
+    for (k = 0; k < count; ++k, ++e) {
+        e->row = rows + index[k] * stride;
+        e->q = q[k];
+        start -= 128 * q[k];
     }
-    for (; k % 4 != 0; ++k) {
-        list[k].row = rows;
-        list[k].q = 0;
+    list->start = start;
+    for (; k % 4 != 0; ++k, ++e) {
+        e->row = rows;
+        e->q = 0;
     }
-    return offset;
+    return e;
+}
+
+/* The same as add_scaled for four columns. */
+static inline void add_four_scaled(OUT_TYPE *restrict sum, int32_t a, int32_t b, int32_t c, int32_t d,
+                                   const SCALE_TYPE *scale, UNIT_TYPE unit)
+{
+#if INTEGER
+    const int32_t total[4] = {a, b, c, d};
+    add_scaled(sum, total, 4, scale, unit);
+#else
+#if defined(__thumb2__) && defined(__GNUC__) && defined(__ARM_FP) && !defined(__SOFTFP__)
+    /* Compilers load and store one number at a time. */
+    __asm__("vmov s0, s1, %[a], %[b]\n"
+            "vmov s2, s3, %[c], %[d]\n"
+            "vldmia %[scale], {s4-s7}\n"
+            "vldmia %[sum], {s8-s11}\n"
+            "vcvt.f32.s32 s0, s0\n"
+            "vcvt.f32.s32 s1, s1\n"
+            "vcvt.f32.s32 s2, s2\n"
+            "vcvt.f32.s32 s3, s3\n"
+            "vmul.f32 s4, %[unit], s4\n"
+            "vmul.f32 s5, %[unit], s5\n"
+            "vmul.f32 s6, %[unit], s6\n"
+            "vmul.f32 s7, %[unit], s7\n"
+            "vmul.f32 s0, s0, s4\n"
+            "vmul.f32 s1, s1, s5\n"
+            "vmul.f32 s2, s2, s6\n"
+            "vmul.f32 s3, s3, s7\n"
+            "vadd.f32 s8, s0, s8\n"
+            "vadd.f32 s9, s1, s9\n"
+            "vadd.f32 s10, s2, s10\n"
+            "vadd.f32 s11, s3, s11\n"
+            "vstmia %[sum], {s8-s11}\n"
+            :
+            : [a] "r"(a), [b] "r"(b), [c] "r"(c), [d] "r"(d), [sum] "r"(sum), [scale] "r"(scale), [unit] "t"(unit)
+            : "s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "memory");
+#else
+    const int32_t total[4] = {a, b, c, d};
+    add_scaled(sum, total, 4, scale, unit);
+#endif
+#endif
 }
 
 static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
                        const int16_t *q, int count)
 {
-    entry list[64];
+    entry_list list;
     int add, j;
     for (add = 0; count > 0; add = 1, index += 64, q += 64, count -= 64) {
         const int n = count < 64 ? count : 64;
-        const int32_t offset = list_entries(list, rows, stride, index, q, n);
+        const entry *const end = write_list(&list, rows, stride, index, q, n);
         for (j = 0; j < columns; j += 4) {
-            const sums s = add_entries(list, list + (n + 3) / 4 * 4, (size_t)j / 4 * sizeof *rows);
-            split_columns(total + j, s.first, offset, add);
-            split_columns(total + j + 2, s.second, offset, add);
+            const sums s = add_entries(&list, end, (size_t)j / 4 * sizeof *rows);
+            int32_t *const to = total + j;
+            to[0] = lower_column(s.first) + (add ? to[0] : 0);
+            to[1] = upper_column(s.first) + (add ? to[1] : 0);
+            to[2] = lower_column(s.second) + (add ? to[2] : 0);
+            to[3] = upper_column(s.second) + (add ? to[3] : 0);
         }
     }
 }
@@ -205,21 +399,17 @@ __attribute__((noinline))
 static void add_few_rows(OUT_TYPE *restrict sum, int columns, const weight *rows, size_t stride, const SCALE_TYPE *scale,
                          UNIT_TYPE unit, const uint16_t *index, const int16_t *q, int count)
 {
-    entry list[64];
-    const int32_t offset = list_entries(list, rows, stride, index, q, count);
-    const entry *const end = list + (count + 3) / 4 * 4;
-    int32_t total[4];
+    entry_list list;
+    const entry *const end = write_list(&list, rows, stride, index, q, count);
     int j;
     for (j = 0; j + 4 <= columns; j += 4) {
-        const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
-        split_columns(total, s.first, offset, 0);
-        split_columns(total + 2, s.second, offset, 0);
-        add_scaled(sum + j, total, 4, scale + j, unit);
+        const sums s = add_entries(&list, end, (size_t)j / 4 * sizeof *rows);
+        add_four_scaled(sum + j, lower_column(s.first), upper_column(s.first), lower_column(s.second),
+                        upper_column(s.second), scale + j, unit);
     }
     if (j < columns) {
-        const sums s = add_entries(list, end, (size_t)j / 4 * sizeof *rows);
-        split_columns(total, s.first, offset, 0);
-        split_columns(total + 2, s.second, offset, 0);
+        const sums s = add_entries(&list, end, (size_t)j / 4 * sizeof *rows);
+        const int32_t total[3] = {lower_column(s.first), upper_column(s.first), lower_column(s.second)};
         add_scaled(sum + j, total, columns - j, scale + j, unit);
     }
 }
@@ -277,7 +467,7 @@ static void accumulate_sparse(int32_t *restrict total, int columns, const int8_t
 /* Add the product of a sparse vector and a matrix of int8 weights to `sum`. */
 static void add_rows_int8(OUT_TYPE *sum, int columns, const weight *rows, const SCALE_TYPE *scale,
 #if INTEGER
-                          int drop,
+                          int drop, int shift,
 #endif
                           const uint16_t *index, const VALUE_TYPE *value, int count, int16_t *q)
 {
@@ -305,7 +495,7 @@ static void add_rows_int8(OUT_TYPE *sum, int columns, const weight *rows, const 
 static void add_rows_sparse(OUT_TYPE *sum, int columns, const int8_t *weights, const uint32_t *start,
                             const uint8_t *mask, const SCALE_TYPE *scale,
 #if INTEGER
-                            int drop,
+                            int drop, int shift,
 #endif
                             const uint16_t *index, const VALUE_TYPE *value, int count, int16_t *q, int32_t *total)
 {

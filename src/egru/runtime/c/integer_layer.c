@@ -1,8 +1,28 @@
 
-/* Layer LAYER: read a list of active inputs, update the units, write the list of events. */
+/* Layer LAYER: the next state of a unit. */
+static inline int32_t next_LAYER(const model_state *state, int j, int32_t update, int32_t candidate)
+{
+    enum { fraction = FRACTION };
+    const int32_t c = state->c_LAYER[j], target = shift_right(candidate, 15 - fraction);
+#if HARD
+    const int32_t memory = state->y_LAYER[j] != 0 ? CLAMP(c - shift_right(rho_LAYER[j] * c, 12), 15) : c;
+#else
+    const int32_t memory = c;
+#endif
+    int32_t next = memory + shift_right(update * target - update * memory, 15); /* between memory and target */
+#if OUTPUT
+    next = CLAMP(next - shift_right(rho_LAYER[j] * state->y_LAYER[j], 12), 15);
+#endif
+#if KEEP
+    next += shift_right(KEEP_VALUE * (c - next), 15);
+#endif
+    return next;
+}
+
+/* Read a list of active inputs, update the units, write the list of events. */
 static void step_LAYER(model_state *state, const uint16_t *index, const int16_t *value, int count)
 {
-    enum { hidden = HIDDEN, fraction = FRACTION };
+    enum { hidden = HIDDEN };
 #if AFTER
     int32_t *sum = state->work.sum + hidden; /* after the block of q, the recurrent part of z */
 #else
@@ -12,7 +32,8 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
     const uint16_t *active = state->index_LAYER;
     const int16_t *active_value = state->value_LAYER;
     const int active_count = state->count_LAYER;
-    int next_count = 0, events = 0, j;
+    uint8_t *fired = (uint8_t *)state->work.fired;
+    int next_count = 0, events, j, k;
 #ifdef MODEL_COUNTERS
     state->macs += 3u * hidden * ((uint64_t)count + (uint64_t)active_count + 1u);
 #endif
@@ -22,54 +43,57 @@ static void step_LAYER(model_state *state, const uint16_t *index, const int16_t 
     ADD_RECURRENT;
 #else
     ADD_RECURRENT;
-    for (j = 0; j < active_count; ++j)
-        state->work.gated[j] = (int16_t)shift_right(sigmoid(r[active[j]]) * active_value[j], 15);
+    apply_reset_gate(state->work.gated, r, active, active_value, active_count);
     ADD_GATED;
 #endif
-    for (j = 0; j < hidden; ++j) {
-        const int32_t c = state->c_LAYER[j];
+#if MODEL_BATCHES
+    for (k = 0; k < hidden; k += batch) {
+        const int n = hidden - k < batch ? hidden - k : batch;
+        int16_t update[batch], candidate[batch];
 #if AFTER
-        const int32_t a = z[j] + (int32_t)shift_right_long((int64_t)sigmoid(r[j]) * sum[j - hidden], 15);
+        int32_t a[batch];
+        look_up(update, sigmoid_table, r + k, n);
+        apply_reset(a, z + k, sum - hidden + k, update, n);
+        look_up(candidate, tanh_table, a, n);
+#else
+        look_up(candidate, tanh_table, z + k, n);
+#endif
+        look_up(update, sigmoid_table, u + k, n);
+        for (j = 0; j < n; ++j)
+            state->c_LAYER[k + j] = (int16_t)next_LAYER(state, k + j, update[j], candidate[j]);
+    }
+#else
+    for (j = 0; j < hidden; ++j) {
+#if AFTER
+        const int32_t a = z[j] + (int32_t)(((int64_t)interpolate(sigmoid_table, r[j]) * sum[j - hidden]) >> 16);
 #else
         const int32_t a = z[j];
 #endif
-        const int32_t update = sigmoid(-u[j]), candidate = shift_right(hyperbolic_tangent(a), 15 - fraction);
-#if HARD
-        const int32_t memory =
-            state->y_LAYER[j] != 0 ? CLAMP(c - shift_right(rho_LAYER[j] * c, 12), 15) : c;
-#else
-        const int32_t memory = c;
+        state->c_LAYER[j] = (int16_t)next_LAYER(state, j, interpolate(sigmoid_table, u[j]), interpolate(tanh_table, a));
+    }
 #endif
-        int32_t next = memory + shift_right(update * (candidate - memory), 15);
-#if OUTPUT
-        next -= shift_right(rho_LAYER[j] * state->y_LAYER[j], 12);
-#endif
-#if KEEP
-        next += shift_right(KEEP_VALUE * (c - CLAMP(next, 15)), 15);
-#endif
-        next = CLAMP(next, 15);
+    for (j = 0; j < hidden; ++j)
+        fired[j] = state->c_LAYER[j] > theta_LAYER[j];
+    events = list_fired(state->work.fired, hidden, state->index_LAYER);
 #if SPARSE_Y
-        state->y_LAYER[j] = 0;
+    clear_state(state->y_LAYER, hidden);
 #endif
-        if (next > theta_LAYER[j]) {
-            ++events;
-            if (next != 0) { /* a zero is an event, but adds nothing to a sum */
-                state->index_LAYER[next_count] = (uint16_t)j;
-                state->value_LAYER[next_count++] = (int16_t)next;
-            }
+    for (k = 0; k < events; ++k) {
+        j = state->index_LAYER[k];
+        const int16_t next = state->c_LAYER[j];
+        if (next != 0) { /* a zero is an event, but adds nothing to a sum */
+            state->index_LAYER[next_count] = (uint16_t)j;
+            state->value_LAYER[next_count++] = next;
+        }
 #if SPARSE_Y
-            state->y_LAYER[j] = (int16_t)next;
+        state->y_LAYER[j] = next;
 #endif
 #if THRESHOLD
-            next = CLAMP(next - shift_right(rho_LAYER[j] * theta_LAYER[j], 12), 15);
+        state->c_LAYER[j] = (int16_t)CLAMP(next - shift_right(rho_LAYER[j] * theta_LAYER[j], 12), 15);
 #endif
-        }
-        state->c_LAYER[j] = (int16_t)next;
     }
     state->count_LAYER = next_count;
 #ifdef MODEL_COUNTERS
     state->events[LAYER] += (uint64_t)events;
-#else
-    (void)events;
 #endif
 }

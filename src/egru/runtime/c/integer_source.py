@@ -46,7 +46,8 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     below = input_fraction
     for i, layer in enumerate(network.layers):
         for key, weight in layer_weights(layer, i).items():
-            matrices[key] = _matrix(key, weight, below if key.startswith("w_") else fractions[i], PRE_FRACTION)
+            fraction = below if key.startswith("w_") else fractions[i]
+            matrices[key] = _matrix(key, weight, fraction, PRE_FRACTION, _gate_units(layer, key))
         arrays += _layer_arrays(layer, i, fractions[i])
         below = fractions[i]
     last = len(network.layers) - 1
@@ -59,9 +60,15 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     output_arrays, output_names = _output(network, output_fraction)
     conditions = network_flags(network) | flags([*matrices.values()])
     conditions |= {"INTEGER": True, "SKIP": False}
-    int8_names = TYPES | {"SCALE_TYPE": "int32_t", "UNIT_TYPE": "int", "QUANTISE": "quantise(value, count, drop, q)"}
+    conditions["LONG_SHIFT"] = conditions["DECAY"] or "shift_right_long" in output_names["OUTPUT"]
+    int8_names = TYPES | {
+        "SCALE_TYPE": "int32_t",
+        "UNIT_TYPE": "scaling",
+        "QUANTISE": "{quantise(value, count, drop, q), shift}",
+    }
+    names = {"PRE": str(PRE_FRACTION), "FIRED_FUNCTION": render("fired.c", {}, {}).strip()}
     code = [
-        render("integer_kernels.c", conditions, {"PRE": str(PRE_FRACTION)}),
+        render("integer_kernels.c", conditions, names),
         render("int8_rows.c", conditions, int8_names),
         *(_layer_source(layer, i, fractions[i], matrices) for i, layer in enumerate(network.layers)),
         render(
@@ -123,24 +130,55 @@ def _state_fraction(layer: Layer, index: int) -> int:
     return 15 - math.ceil(math.log2(bound))
 
 
-def _matrix(name: str, weight: Floats, from_fraction: int, to_fraction: int) -> Matrix:
-    """Quantise a matrix that is multiplied with int16 values of ``from_fraction``."""
-    if weight.shape[1] <= MAX_FLOAT32_INPUTS and name.startswith("w_"):
-        # Few inputs: sixteen bits cost little. Sums of magnitudes below 2^16 times 2^15 fit into 32 bits.
-        sums = np.abs(weight.astype(np.float64)).sum(1)
-        scale = np.maximum(np.where(sums > 0, sums, 1.0) / 65000, np.abs(weight).max(1) / 32000.0)
-        q = np.rint(weight / scale[:, None]).astype(np.int16)
-        kind, text = "int16", array("int16_t", name, np.ascontiguousarray(q.T))
+def _gate_units(layer: Layer, name: str) -> Floats:
+    """Return the unit of every output of a matrix in :data:`PRE_FRACTION` bits.
+
+    The pre-activations of r and u have one bit less, and u has the opposite sign. If r is multiplied with the recurrent
+    part of z, that has one bit more.
+    """
+    r, u, z = 0.5, -0.5, 1.0
+    if name.startswith("w_"):
+        gates = [r, u, z]
+    elif layer.reset_gate == "after":
+        gates = [2.0, r, u]
     else:
-        q, scale = quantise(weight)
-        kind, text = int8_arrays(name, q)
+        gates = [r, u] if name.startswith("v_") else [z]
+    return np.repeat(np.float32(gates), layer.hidden)
+
+
+def _matrix(name: str, weight: Floats, from_fraction: int, to_fraction: int, units: Floats | None = None) -> Matrix:
+    """Quantise a matrix that is multiplied with int16 values of ``from_fraction``.
+
+    Args:
+        name: Name of the array.
+        weight: Weights ``(outputs, inputs)``.
+        from_fraction: Fractional bits of the values.
+        to_fraction: Fractional bits of the sums.
+        units: Factors of the outputs.
+    """
+    scaled = weight if units is None else weight * units[:, None]
+    error = f"export_c: {name} has weights up to {np.abs(weight).max():g}, too large for integer weights"
+    if weight.shape[1] <= MAX_FLOAT32_INPUTS and name.startswith("w_"):
+        # Few inputs: sixteen bits cost little. A product has 32 bits, and loses `shift` of them.
+        bound = np.abs(scaled.astype(np.float64)).sum(1).max() * 2.0 ** (15 - from_fraction)
+        if bound > MAX_PRE:
+            raise ValueError(error)
+        largest = max(float(np.abs(scaled).max()), 2.0**-10)
+        fraction = math.floor(math.log2(32767 / largest))
+        text = array("int16_t", name, _fixed(np.ascontiguousarray(scaled.T), fraction, 16))
+        return Matrix(name, "int16", len(weight), text, shift=from_fraction + fraction - to_fraction)
+    q, scale = quantise(scaled)
+    kind, text = int8_arrays(name, q)
     drop = _drop(q)
     # The sum of a column is multiplied by its factor times 2^32, and the upper 32 bits are used.
     factors = scale.astype(np.float64) * 2.0 ** (drop - from_fraction + to_fraction)
     bound = factors * np.abs(q.astype(np.int64)).sum(1) * (_FULL >> drop) * 2.0**-to_fraction
-    if factors.max() > 0.5 or bound.max() > MAX_PRE:
-        raise ValueError(f"export_c: {name} has weights up to {np.abs(weight).max():g}, too large for integer weights")
-    return Matrix(name, kind, len(weight), text + array("int32_t", f"{name}_scale", _fixed(factors, 32)), drop)
+    if factors.max() > 0.4999 or bound.max() > 2 * MAX_PRE:
+        raise ValueError(error)
+    # Factors have up to fifteen bits, which SSE2 can multiply.
+    shift = min(16, math.floor(math.log2(0.4999 / factors.max())))
+    text += array("int32_t", f"{name}_scale", _fixed(factors, 16 + shift) << (16 - shift))
+    return Matrix(name, kind, len(weight), text, drop, shift)
 
 
 def _drop(q: npt.NDArray[np.signedinteger]) -> int:
@@ -164,11 +202,11 @@ def _layer_arrays(layer: Layer, index: int, state: int) -> str:
         raise ValueError(
             f"export_c: layer {index} has biases up to {np.abs(bias).max():g}, too large for integer weights"
         )
-    text = array("int32_t", f"bias_{index}", _fixed(bias, PRE_FRACTION))
+    text = array("int32_t", f"bias_{index}", _fixed(bias * _gate_units(layer, f"w_{index}"), PRE_FRACTION))
     if bias_q is not None:
-        text += array("int32_t", f"bias_q_{index}", _fixed(bias_q, PRE_FRACTION))
+        text += array("int32_t", f"bias_q_{index}", _fixed(bias_q, PRE_FRACTION + 1))
     if layer.reset != "none":
-        text += array("int32_t", f"rho_{index}", _fixed(layer.reset_scale.numpy(), _RHO_FRACTION))
+        text += array("int16_t", f"rho_{index}", _fixed(layer.reset_scale.numpy(), _RHO_FRACTION, 16))
     # Rounded down: an integer state is above this number exactly if its real value is above the threshold.
     theta = np.clip(np.floor(layer.theta.numpy().astype(np.float64) * 2.0**state), -_FULL, _FULL - 1)
     return text + array("int16_t", f"theta_{index}", theta.astype(np.int64))

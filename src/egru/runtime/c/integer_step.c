@@ -78,13 +78,6 @@ int model_step_token(model_state *state, int32_t token, int32_t *out)
 
 /* ---- state ---- */
 
-static void clear_state(int16_t *to, int count)
-{
-    int i;
-    for (i = 0; i < count; ++i)
-        to[i] = 0;
-}
-
 void model_reset(model_state *state)
 {
 RESET_LAYERS

@@ -25,6 +25,8 @@ class Matrix:
         columns: Number of outputs.
         text: Definitions of the arrays.
         drop: Bits by which the integer form shortens values so that no sum overflows; None in other forms.
+        shift: In the integer form, bits by which products are shifted (int16), or zeros before a scale (int8); else
+            None.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Matrix:
     columns: int
     text: str
     drop: int | None = None
+    shift: int | None = None
 
     def product(self, sum: str, columns: str, vector: str, start: str | None = None) -> str:
         """Return the statement that adds the product with a sparse vector to ``sum``, or to a copy of ``start``."""
@@ -42,10 +45,9 @@ class Matrix:
             arguments.insert(1, start or "NULL")
         if self.kind == "sparse":
             arguments += [f"{name}_start", f"{name}_mask"]
-        if self.kind != "float32":
+        if self.kind in ("int8", "sparse"):
             arguments.append(f"{name}_scale")
-        if self.drop is not None:
-            arguments.append(str(self.drop))
+        arguments += [str(bits) for bits in (self.drop, self.shift) if bits is not None]
         arguments.append(vector)
         if self.kind in ("int8", "sparse"):
             arguments.append("state->work.q")
