@@ -95,6 +95,21 @@ class TrainCall:
     def set_arguments(self, *arguments: Any) -> bool:
         return False  # the caller then sets addresses of contiguous tensors
 
+    def set_problem(self, *arguments: Any) -> bool:
+        return False  # the general route then runs the call
+
+    def set_work(
+        self, rows: int, work: float, direct_rows: int, direct_forward: int, one_thread: int, threads: int
+    ) -> None:
+        """Do what the core does (csrc/sequence/bind.cpp)."""
+        v: Any = self
+        most = int(work / ((4 if v.lstm else 3) * v.H * (v.H + v.I)))
+        v.chunk = min(v.T, max(1, min(rows, most) // v.B))
+        all_rows = v.T * v.B
+        v.direct = direct_rows >= all_rows
+        v.direct_gates = v.direct_input = direct_forward >= all_rows
+        v.one_thread, v.threads = one_thread, threads
+
     def counts(self) -> dict[str, int]:
         """The number of elements of each array."""
         v: Any = types.SimpleNamespace(**vars(self))

@@ -74,13 +74,14 @@ private:
         for (int s = 0; s < B; ++s) {
             const bool real = layer.real(t, s);
             const S* y_before = layer.y_prev.at(t - 1, s);
-            const S* c_before = t ? layer.c + ((int64_t)(t - 1) * B + s) * H : layer.c0(s);
+            const S* c_before = t ? layer.c + (t - 1) * layer.c_step + (int64_t)s * H : layer.c0(s);
+            S* c_now = layer.c + t * layer.c_step + (int64_t)s * H;
             const int64_t row = ((int64_t)t * B + s) * H;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;
                 if (!real) {
                     store_part<S>(layer.y + row + unit, Vector<S>{}, count);
-                    store_part<S>(layer.c + row + unit, Vector<S>{}, count);
+                    store_part<S>(c_now + unit, Vector<S>{}, count);
                     continue;
                 }
                 const Vector<S> zero = {}, one = zero + 1;
@@ -100,7 +101,7 @@ private:
                 const auto fired = layer.magnitude(layer.compared(state, y_old)) > theta;
                 const Vector<S> output = fired ? state : call.events == Events::delta ? y_old : zero;
                 store_part<S>(layer.y + row + unit, output, count);
-                store_part<S>(layer.c + row + unit, state, count);
+                store_part<S>(c_now + unit, state, count);
                 if (t == (layer.lengths ? layer.lengths[s] : call.T) - 1) {
                     const int64_t at = (int64_t)s * H + unit;
                     if (call.reset == Reset::threshold) state = fired ? layer.cleared(state, rho * theta) : state;

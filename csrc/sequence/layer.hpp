@@ -26,6 +26,7 @@ struct Layer {
     const S *theta, *bias_ih, *bias_hh;
     const int64_t* lengths;
     S *y, *c;
+    const int64_t c_step;    // between the states of two steps
     Steps<S> input, y_prev;  // y_prev.at(t - 1, s) are the events that step t reads
 
     explicit Layer(const TrainCall& call_)
@@ -34,7 +35,7 @@ struct Layer {
           before(!call_.lstm && !call_.after), weight_gates(call_.lstm ? 4 : 3), gate_count(before ? 3 : 4),
           theta(as(call_.theta)), bias_ih(as(call_.bias_ih)), bias_hh(as(call_.bias_hh)),
           lengths(reinterpret_cast<const int64_t*>(call_.lengths)),
-          y(as(call_.y)), c(as(call_.c)),
+          y(as(call_.y)), c(as(call_.c)), c_step(call_.last_c ? 0 : (int64_t)call_.B * call_.H),
           input{as(call_.input), call_.input_t, call_.input_b},
           y_prev{as(call_.y), (int64_t)call_.B * call_.H, call_.H, as(call_.y0), call_.y0_b} {}
 

@@ -40,6 +40,7 @@ struct TrainCall {
     std::int64_t c0_b = 0, y0_b = 0;                  // 0 if all rows are the same
     std::int64_t keep_t = 0, keep_b = 0, keep_h = 0;  // the last one is 0 or 1
     std::uintptr_t y = 0, c = 0, c_last = 0, y_last = 0;
+    bool last_c = false;  // forward pass of a GRU: c has room for one step, and every step overwrites it
     std::uintptr_t gates = 0;  // the reserve; if 0, the backward pass recomputes the gates
     std::uintptr_t cells = 0;  // if compare_output: where the memory cells of all steps are saved for the backward pass
     std::uintptr_t workspace = 0;

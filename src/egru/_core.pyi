@@ -300,6 +300,12 @@ class TrainCall:
     def y_last(self, arg: int, /) -> None: ...
 
     @property
+    def last_c(self) -> bool: ...
+
+    @last_c.setter
+    def last_c(self, arg: bool, /) -> None: ...
+
+    @property
     def gates(self) -> int: ...
 
     @gates.setter
@@ -411,6 +417,17 @@ class TrainCall:
         """
         Set the addresses and strides of tensors. Return False if one of them cannot be used as it is stored.
         """
+
+    def set_problem(self, input: object, c0: object, y0: object, weight_ih: object, weight_hh: object, bias_ih: object | None, bias_hh: object | None, theta: object, reset_scale: object, single: bool) -> bool:
+        """
+        Check the tensors of a GRU and set sizes, type, addresses and strides. Return False if one of them has to be converted or is not acceptable. With single=True, the input is (B, I), one step.
+        """
+
+    def set_work(self, rows: int, work: float, direct_rows: int, direct_forward: int, one_thread: int, threads: int) -> None:
+        """Divide the call into chunks, and choose how its products are computed."""
+
+    def set_options(self, after: bool, events: str, reset: str, bounded: bool, width: float, height: float) -> None:
+        """Set the options of a GRU."""
 
     @property
     def events(self) -> str: ...

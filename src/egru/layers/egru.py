@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from egru._autograd import is_plain
 from egru.events import EventState, Surrogate, check_events
 from egru.kernels import begin_sequence
+from egru.kernels.cpu.quick import run_quick
 from egru.layers import checks
 from egru.layers.dense import always_active, from_dense, is_always_active, to_dense, warn_differences
 from egru.layers.kernel_layer import KernelEventRNN, autocast_precision
@@ -36,6 +38,44 @@ class _EventGRU(KernelEventRNN):
         if per_unit or self.events != "positive" or (self.recurrent_clip and torch.is_grad_enabled()):
             return None  # kernels that can start early do not support these
         return begin_sequence(x, ih, hh, self.reset_gate, autocast_precision(x), self.backend)
+
+    def _quick(self, x: Any, hx: Any, single: bool) -> tuple[Tensor, ...] | None:
+        """Run one layer on the CPU with little overhead, or return None if the general route has to run it.
+
+        Args:
+            x: Input, ``(T, B, I)``, or ``(B, I)`` for a single step.
+            hx: Initial state, or None for zeros.
+            single: Whether this is one step of a cell.
+        """
+        if not (is_plain(x) and x.is_cpu) or torch.is_autocast_enabled("cpu"):
+            return None
+        if self._observers or self.zoneout or self.lean or self.recurrent_clip or (self.dropconnect and self.training):
+            return None
+        if self.num_layers > 1 or self.bidirectional or self.backend not in ("auto", "cpu"):
+            return None
+        if type(self).run_direction is not KernelEventRNN.run_direction:
+            return None  # a subclass runs its own equations
+        if hx is None:
+            c = y = self._buffer("_rest")
+        elif type(hx) is EventState:
+            c, y = hx
+        else:
+            return None
+        suffix = self._directions[0].suffix
+        scale = self._buffer("reset_scale")
+        if scale.requires_grad:
+            return None
+        tensors = (
+            x,
+            c,
+            y,
+            self._parameter("weight_ih" + suffix),
+            self._parameter("weight_hh" + suffix),
+            self._parameter("bias_ih" + suffix) if self.bias else None,
+            self._parameter("bias_hh" + suffix) if self.bias else None,
+            self.threshold_config.constrain(self._parameter("threshold" + suffix), self.hidden_size),
+        )
+        return run_quick(tensors, scale, (self.reset_gate, self.events, self.reset, self.surrogate), single)
 
     def _cell_options(self) -> dict[str, Any]:
         return {"reset_gate": self.reset_gate}
@@ -153,6 +193,14 @@ class EGRU(_EventGRU):
         super().__init__(**base_arguments(locals()))
         self._set_gru_options(reset_gate, backend, lean)
 
+    def _run_quick(self, input: Any, hx: Any) -> tuple[Tensor, EventState] | None:
+        swap = self.batch_first and isinstance(input, Tensor) and input.dim() == 3
+        result = self._quick(input.transpose(0, 1) if swap else input, hx, single=False)
+        if result is None:
+            return None
+        y, c_last, y_last = result
+        return (y.transpose(0, 1) if swap else y), EventState(c_last, y_last)
+
     @classmethod
     def from_gru(cls, gru: nn.GRU, **options: Any) -> "EGRU":
         """Build an event layer that computes the same function as a ``torch.nn.GRU``.
@@ -264,4 +312,5 @@ class EGRUCell(_EventGRU):
         self, input: Tensor, hx: EventState | Tensor | None = None
     ) -> EventState:
         """Run one step; see the class for arguments and result."""
-        return self._run_step(input, hx)
+        result = self._quick(input, hx, single=True)
+        return self._run_step(input, hx) if result is None else EventState(*result)

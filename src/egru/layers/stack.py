@@ -144,6 +144,8 @@ class EventRNN(EventParameters):
             ValueError: If they have the wrong shape or device, or contain NaN or infinite values. Values are checked
                 on the CPU only, since on a GPU the check would have to wait for the device.
         """
+        if (quick := self._run_quick(input, hx)) is not None:
+            return quick
         if isinstance(input, PackedSequence):
             x, lengths = pad_packed_sequence(input)
             self._check_input(x)
@@ -162,6 +164,10 @@ class EventRNN(EventParameters):
         x = input.transpose(0, 1) if self.batch_first else input
         y, states = self._run(x, self._starts(x, hx), None)
         return (y.transpose(0, 1) if self.batch_first else y), packing.stack_states(states)
+
+    def _run_quick(self, input: Any, hx: Any) -> tuple[Tensor, EventState] | None:
+        """Return the result of :meth:`forward` with less overhead, or None if this is not a common case."""
+        return None
 
     def _starts(self, x: Tensor, hx: EventState | Tensor | None) -> list[EventState] | None:
         """Check the initial state and return it for each direction; None for zeros."""

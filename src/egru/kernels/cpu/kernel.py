@@ -19,9 +19,9 @@ _core: Any = compiled.core
 
 _CHUNK_WORK = {"plain": 2e9, "neon": 5e9, "neon_dot": 5e9, "avx2": 1e10, "avx512": 2e10, "avx512_bf16": 2e10}
 """Multiplications of a dense product over one chunk of steps: a few tenths of a second on one core."""
-_FORWARD_ROWS = 256
+FORWARD_ROWS = 256
 """Batch rows per forward chunk: enough to reuse a tile of weights, few enough to keep the products in cache."""
-_BACKWARD_ROWS = 1024
+BACKWARD_ROWS = 1024
 """Batch rows per backward chunk: every chunk passes over all weight gradients once."""
 _LEAN_ROWS = (128, 512)
 """Bounds on the batch rows per backward chunk with ``lean=True``, which takes a sixteenth of all rows."""
@@ -109,12 +109,12 @@ class CPUKernel:
         T, B, _ = problem.input.shape
         c0, y0 = problem.c0, problem.y0
         shape, dtype = (T, B, c0.shape[1]), c0.dtype
-        call = _Call(problem, _FORWARD_ROWS, limits.direct_forward)
+        call = _Call(problem, FORWARD_ROWS, limits.direct_forward)
         # The final state of a sequence of length zero is the initial one.
         c_last = torch.empty(B, c0.shape[1], dtype=dtype) if problem.lengths is None else _copy(c0)
         y_last = torch.empty_like(c_last) if problem.lengths is None else _copy(y0)
-        y, c = _empty(shape, dtype), _empty(shape, dtype)
-        reserve = _empty(self.reserve_shape(problem), dtype) if save else torch.empty(0, dtype=dtype)
+        y, c = empty(shape, dtype), empty(shape, dtype)
+        reserve = empty(self.reserve_shape(problem), dtype) if save else torch.empty(0, dtype=dtype)
         result = Forward(y, c, c_last, y_last, reserve)
         raw = call.raw
         raw.y, raw.c, raw.c_last, raw.y_last = y.data_ptr(), c.data_ptr(), c_last.data_ptr(), y_last.data_ptr()
@@ -143,16 +143,16 @@ class CPUKernel:
         problem = problem.rounded()
         T, B, _ = problem.input.shape
         fewest, most = _LEAN_ROWS
-        rows = min(most, max(fewest, T * B // 16)) if problem.lean else _BACKWARD_ROWS
+        rows = min(most, max(fewest, T * B // 16)) if problem.lean else BACKWARD_ROWS
         call = _Call(problem, rows, limits.direct_backward)
         theta = problem.theta
         dtype, gates = theta.dtype, problem.weight_hh.shape[0]
         gradients = Backward(
-            input=_empty(tuple(problem.input.shape), dtype) if input_gradient else None,
+            input=empty(tuple(problem.input.shape), dtype) if input_gradient else None,
             c0=torch.empty(problem.c0.shape, dtype=dtype) if state_gradient else None,
             y0=torch.empty(problem.y0.shape, dtype=dtype) if state_gradient else None,
-            weight_ih=_empty(tuple(problem.weight_ih.shape), dtype),
-            weight_hh=_empty(tuple(problem.weight_hh.shape), dtype),
+            weight_ih=empty(tuple(problem.weight_ih.shape), dtype),
+            weight_hh=empty(tuple(problem.weight_hh.shape), dtype),
             bias_ih=torch.empty(gates, dtype=dtype),
             bias_hh=torch.empty(gates, dtype=dtype),
             theta=torch.empty(theta.shape, dtype=dtype),
@@ -189,7 +189,7 @@ def _as_tensor(array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return ``torch.empty`` in memory that the core caches between calls, which avoids mapping and clearing pages."""
     size = math.prod(shape) * dtype.itemsize
     if size < _SMALL:
@@ -198,6 +198,16 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:  # pyright: ignore
         memory.fill_(255)  # NaN, which torch.empty is filled with too
     return memory.view(dtype).view(shape)
+
+
+def set_work(call: "TrainCall", rows: int, direct_rows: int) -> None:
+    """Choose the chunks, the products and the threads of a call whose sizes are set."""
+    T, B, features, H = call.T, call.B, call.I, call.H
+    gates = 4 if call.lstm else 3
+    small = T * B * gates * H * (H + features) <= limits.one_thread
+    threads = 1 if small else limits.threads(T, B, features, H, gates)
+    work = _CHUNK_WORK[_core.level()]
+    call.set_work(rows, work, direct_rows, limits.direct_forward, limits.one_thread, threads)
 
 
 class _Call:
@@ -213,14 +223,9 @@ class _Call:
         self.raw: TrainCall = _core.TrainCall()
         raw = self.raw
         raw.T, raw.B, raw.I, raw.H = T, B, features, H
-        all_rows, work = T * B, problem.weight_hh.shape[0] * (H + features)
-        raw.chunk = min(T, max(1, min(rows, int(_CHUNK_WORK[_core.level()] / work)) // max(B, 1)))
-        raw.direct = all_rows <= direct_rows
-        raw.direct_gates = raw.direct_input = all_rows <= limits.direct_forward
-        raw.one_thread = limits.one_thread
-        raw.threads = limits.threads(T, B, features, H, problem.weight_hh.shape[0] // H)
         raw.float64 = problem.c0.dtype == torch.float64
         raw.lstm, raw.compare_output = problem.cell == "lstm", problem.compare == "output"
+        set_work(raw, rows, direct_rows)
         raw.after = not raw.lstm and problem.reset_gate == "after"
         raw.events, raw.reset = problem.events, problem.reset
         raw.bounded = problem.surrogate.bounded
