@@ -37,7 +37,7 @@
     plot.innerHTML = `${axis}<path class="unit-input" d="${input}"/>` +
       `<line class="unit-theta" x1="${LEFT}" x2="${RIGHT}" y1="${yOf(theta)}" y2="${yOf(theta)}"/>` +
       `<path class="unit-state" d="${path}"/>${dots}` +
-      `<text class="unit-tick" x="${RIGHT - 150}" y="256">${events.length} events in ${STEPS} steps</text>`;
+      `<text class="unit-tick" text-anchor="end" x="${RIGHT}" y="256">${events.length} events in ${STEPS} steps</text>`;
     for (const name of ["theta", "u", "z"]) control(name).nextElementSibling.value = Number(control(name).value).toFixed(2);
   }
 
