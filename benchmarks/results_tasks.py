@@ -49,7 +49,8 @@ class Task:
 
 INTRODUCTION = """# Results
 
-Every number on this page comes from the records in `benchmarks/results/runs/`. `benchmarks/results_page.py` writes it.
+Every number on this page comes from the records in `benchmarks/results/runs/`. The command
+`python benchmarks/results_page.py` writes the page.
 
 - The test split is scored once per run, with the weights of the saved epoch that has the best validation score. "Best
   of every 40th" means that every 40th epoch and the last one were saved (`--save-every 40`).
