@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from egru.files import replace_files
-from egru.layers import checks
+from egru.layers import EventRNN, checks
 from egru.runtime.c.float_source import float_source
 from egru.runtime.c.integer_source import integer_source
 from egru.runtime.engine import EventEngine
@@ -98,7 +98,7 @@ def _engine(model: Any) -> EventEngine:
     try:
         return EventEngine(model)
     except TypeError:
-        if not isinstance(model, nn.Module):
+        if not isinstance(model, nn.Module) or isinstance(model, EventRNN):
             raise
         return EventEngine.from_model(model)
 
