@@ -8,8 +8,8 @@ Networks: 256 and 590 units of which a fifth has an event at every step, and the
 over one digit. Each is exported with float32 weights, with int8 weights, and in integers only. The rivals in
 ``benchmarks/c`` have the same size and number format: a dense GRU in float32, and one with int8 weights and activations
 as runtimes for microcontrollers compute it, and gates in float32 or in integers. Of each, several orders of summation
-are compiled, on aarch64 also with NEON intrinsics, and the one with the fewest instructions on the target counts. All programs are compiled with the same
-options.
+are compiled, on aarch64 also one with NEON intrinsics, and the one with the fewest instructions on the target counts.
+All programs are compiled with the same options.
 
 Instructions are counted exactly, as the difference between programs of different numbers of steps: with callgrind on
 x86-64, with a plugin of QEMU elsewhere. Flash is code and constants without the program around them, RAM is the size
