@@ -97,3 +97,21 @@ def test_unsupported_models_are_refused_and_nothing_is_written(tmp_path: Path) -
     with pytest.raises(ValueError, match="export_onnx: the model is in training mode"):
         export_onnx(EGRU(2, 3), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"^export_onnx: autocast to .* is not supported"), torch.autocast("cpu"):
+        export_onnx(EGRU(2, 3).eval(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
+    with pytest.raises(ValueError, match=r"^export_onnx: zoneout that changes with time is not supported"):
+        export_onnx(TrainingLayer(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
+    assert list(tmp_path.iterdir()) == []
+
+
+class TrainingLayer(nn.Module):
+    """A model that is in evaluation mode, and its layer is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = EGRU(2, 3, zoneout=0.2)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.train()
+        return self.layer(x)[0]

@@ -53,17 +53,21 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Tensor)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch.onnx uses deprecated functions of torch
         warnings.simplefilter("ignore", DeprecationWarning)
-        program: Any = torch.onnx.export(
-            _FirstOutput(model).eval(),
-            (example,),
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=["input"],
-            output_names=["output"],
-            dynamic_shapes=({0: dynamic, 1: dynamic},),
-            custom_translation_table={torch.ops.egru.sequence.default: translate_sequence},
-        )
+        try:
+            program: Any = torch.onnx.export(
+                _FirstOutput(model).eval(),
+                (example,),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=["input"],
+                output_names=["output"],
+                dynamic_shapes=({0: dynamic, 1: dynamic},),
+                custom_translation_table={torch.ops.egru.sequence.default: translate_sequence},
+            )
+        except torch.onnx.OnnxExporterError as error:
+            _raise_refusal(error)
+            raise
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, program.model_proto.SerializeToString())
@@ -132,15 +136,27 @@ def translate_sequence(*arguments: Any) -> Sequence[Any]:
     return ys, cs, c_last, y_last, reserve
 
 
+class _Refusal(ValueError):
+    """An option that the graph does not support."""
+
+
+def _raise_refusal(error: BaseException | None) -> None:
+    """Raise the refusal that caused an error of ``torch.onnx``, if there is one, as a ValueError of its own."""
+    while error is not None:
+        if isinstance(error, _Refusal):
+            raise ValueError(str(error)) from None
+        error = error.__cause__ or error.__context__
+
+
 def _argument_count() -> int:
     return len(FIELDS.tensors) + sum(len(option.paths) for option in FIELDS.options)
 
 
 def _check(problem: Problem) -> None:
-    """Raise ValueError if the graph does not support the problem."""
+    """Raise _Refusal if the graph does not support the problem."""
     if problem.lengths is not None:
-        raise ValueError("export_onnx: packed sequences are not supported; export the model for padded sequences")
+        raise _Refusal("export_onnx: packed sequences are not supported; export the model for padded sequences")
     if problem.precision:
-        raise ValueError(f"export_onnx: autocast to {problem.precision} is not supported; export outside of autocast")
+        raise _Refusal(f"export_onnx: autocast to {problem.precision} is not supported; export outside of autocast")
     if problem.keep is not None and len(problem.keep.shape) == 3 and problem.keep.shape[0] != 1:
-        raise ValueError("export_onnx: zoneout that changes with time is not supported; call model.eval() first")
+        raise _Refusal("export_onnx: zoneout that changes with time is not supported; call model.eval() first")

@@ -86,6 +86,38 @@ def test_export_accepts_models_that_from_model_accepts(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_layers_of_different_sizes_have_the_bits_of_the_engine(tmp_path: Path) -> None:
+    """All units of the first layer have events: the second, smaller layer must not read what the first one left."""
+    torch.manual_seed(0)
+    always = egru.Threshold("identity", mean=-2.0)
+    layers = nn.Sequential(EGRU(3, 24, reset="none", threshold=always), EGRU(24, 5, reset="none", threshold=always))
+    engine = EventEngine(layers.eval())
+    library = compile_library(tmp_path, {"net": engine})
+    x = random_input(engine, 0, 10)
+    network = CNetwork(library, "net", 5)
+    np.testing.assert_array_equal(network.run(x), torch.as_tensor(engine.run(x)).numpy())
+    assert network.events(1)[0] == [0, 1, 2, 3, 4]
+
+
+@needs_compiler
+@pytest.mark.parametrize("weights", ["float32", "integer"])
+def test_a_state_equal_to_its_threshold_sends_no_event(weights: Any, tmp_path: Path) -> None:
+    """After the first step, gates of a half and candidates of -1 give states of -0.5, up to rounding in float32."""
+    layer = EGRU(1, 2, reset="none", threshold=egru.Threshold("identity", mean=0.0), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.get_parameter("bias_ih_l0")[4:] = -100.0
+        layer.get_parameter("threshold_l0").fill_(-2.0)
+        state = -0.5 if weights == "integer" else float(torch.as_tensor(EventEngine(layer).step(torch.zeros(1)))[0])
+        layer.get_parameter("threshold_l0").copy_(torch.tensor([state, state - 2**-14]))
+    library = compile_library(tmp_path, {"net": EventEngine(layer)}, weights=weights)
+    network = CNetwork(library, "net", 2, weights == "integer")
+    network.step(torch.zeros(1))
+    assert network.events()[0] == [1]
+
+
+@needs_compiler
 def test_skipped_steps_have_the_bits_of_the_engine(tmp_path: Path) -> None:
     """Skip between inputs. The engine's power of a decaying trace rounds differently, by one unit in the last place."""
     engines: dict[str, EventEngine] = {}
@@ -125,6 +157,24 @@ def compare_outputs(out: Any, expected: Any, engine: EventEngine) -> None:
         np.testing.assert_array_equal(out, expected)
     else:
         np.testing.assert_array_max_ulp(out, expected, 1)
+
+
+@needs_compiler
+def test_skip_finds_events_of_states_that_leave_the_range(tmp_path: Path) -> None:
+    """A state falls from zero through a negative threshold: the first steps have events, the last one has none."""
+    layer = EGRU(1, 1, reset="none", threshold=egru.Threshold("identity", mean=-0.3), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if "threshold" not in name:
+                parameter.zero_()
+        layer.get_parameter("bias_ih_l0").copy_(torch.tensor([0.0, 2.2, -100.0]))
+    engine = EventEngine(layer)
+    library = compile_library(tmp_path, {"net": engine})
+    out, ends = CNetwork(library, "net", 1).skip(50)
+    gap = engine.skip(50)
+    assert gap.steps.tolist() == [0, 1, 2]
+    assert ends == [1, 2, 3, 4, 50]  # the step after an event is an ordinary one
+    np.testing.assert_array_equal(out, gap.output.numpy())
 
 
 @needs_compiler
