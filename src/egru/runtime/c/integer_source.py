@@ -143,7 +143,7 @@ def _gate_units(layer: Layer, name: str) -> Floats:
         gates = [2.0, r, u]
     else:
         gates = [r, u] if name.startswith("v_") else [z]
-    return np.repeat(np.float32(gates), layer.hidden)
+    return np.repeat(np.array(gates, np.float32), layer.hidden)
 
 
 def _matrix(name: str, weight: Floats, from_fraction: int, to_fraction: int, units: Floats | None = None) -> Matrix:
