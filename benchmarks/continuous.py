@@ -170,12 +170,18 @@ def print_fits(title: str, fits: dict[str, dict[str, float]]) -> None:
 
 def by_events(rounds: int) -> dict[str, Any]:
     """Measure time against the number of events: 64 units, dense."""
-    rows = measure([network(64, horizon) for horizon in (2.5, 5.0, 10.0, 20.0, 40.0, 80.0)], rounds)
+    shared = [network(64, horizon) for horizon in (2.5, 5.0, 10.0, 20.0, 40.0, 80.0)]
+    each = torch.ones(64, dtype=torch.float64)
+    per_unit = [dataclasses.replace(problem, tau_s=each, tau_m=each, tau_o=each) for problem in shared]
+    rows = measure([*shared, *per_unit], rounds)
+    rows, unit_rows = rows[: len(shared)], rows[len(shared) :]
     for row in rows:
         row |= {f"{side}_us": 1e6 * row[f"{side}_s"] / row["events"] for side in ("forward", "backward")}
     fits = fit_lines(rows)
     print_fits("64 units, dense", fits)
-    return {"rows": rows, "fits": fits}
+    unit_fits = fit_lines(unit_rows)
+    print_fits("64 units, dense, time constants per unit", unit_fits)
+    return {"rows": rows, "fits": fits, "unit_fits": unit_fits}
 
 
 def by_size(rounds: int, fan: int | None, sizes: Sequence[int], events: Sequence[int]) -> list[dict[str, Any]]:

@@ -54,6 +54,7 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
         {"samples": 20_000, "epochs": 15},
         {"samples": 20_000, "epochs": 15, "learning_rate": 1e-2},
         {"samples": 20_000, "epochs": 15, "trainable_tau": True},
+        {"samples": 100_000, "epochs": 3},
     ],
     "match-membrane": [
         {"hidden": hidden, "tau_m": tau_m, "learning_rate": rate, "trainable_tau": True}
