@@ -55,16 +55,16 @@ inline double time_saturated(const Model& m, double tau_s, double a, double b) {
 
 // The interval of one unit. d_x is a_x - b_x at its start.
 struct Division {
-    double d_u, b_u, d_z, b_z, span, tau_s, tau_m;
+    double d_u, b_u, d_z, b_z, span, tau_s, tau_m, rate_s, rate_m;
     int32_t count;  // of panels, if they have the same length, else 0
     double h;       // that length
 
     Division() = default;
     Division(const Model& m, double tau_s, double tau_m, double d_u, double b_u, double d_z, double b_z, double span)
-        : d_u(d_u), b_u(b_u), d_z(d_z), b_z(b_z), span(span), tau_s(tau_s), tau_m(tau_m) {
-        const double by_s = 1.0 / (tau_s * m.panel), by_m = 1.0 / (tau_m * m.panel);
+        : d_u(d_u), b_u(b_u), d_z(d_z), b_z(b_z), span(span), tau_s(tau_s), tau_m(tau_m),
+          rate_s(m.shared_tau ? m.rate_s : 1.0 / tau_s), rate_m(m.shared_tau ? m.rate_m : 1.0 / tau_m) {
         const double distance = larger(magnitude(d_u), magnitude(d_z));
-        const double load = span * (gate_speed(m, distance) * by_s + by_m);
+        const double load = span * (gate_speed(m, distance) * rate_s + rate_m) / m.panel;
         const int32_t whole = load <= max_equal_panels ? (int32_t)load : 0;
         count = load <= max_equal_panels ? whole + (load > whole || whole == 0) : 0;
         h = count > 0 ? span / count : 0;
@@ -145,8 +145,8 @@ inline void fill(const Model& m, Scratch* scratch, int result_rows, const Divisi
         p->b_z[i] = d.b_z;
         p->h[i] = h;
         p->from[i] = at->position.from;
-        p->rate_s[i] = 1.0 / d.tau_s;
-        p->rate_m[i] = 1.0 / d.tau_m;
+        p->rate_s[i] = d.rate_s;
+        p->rate_m[i] = d.rate_m;
         p->unit[i] = at->unit;
         at->position.advance(d, h);
         p->last[i] = at->position.at_end(d);

@@ -269,8 +269,10 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
     sums->u += sum_of(sum_u);
     sums->r += sum_of(sum_r);
     sums->z += sum_of(sum_z);
-    sums->rate += m.shared_tau ? (sum_of(sum_u) + sum_of(sum_r)) / m.tau_s : sum_of(paced);
-    sums->rate_z += m.shared_tau ? sum_of(sum_z) / m.tau_s : sum_of(paced_z);
+    if (!m.shared_tau) {
+        sums->rate += sum_of(paced);
+        sums->rate_z += sum_of(paced_z);
+    }
     sums->z_rate += sum_of(rate);
     // A jump of size 0 must have no effect, not even by rounding.
     if (t.scale != 0) sums->slope += sum_of(slope);
@@ -388,6 +390,10 @@ egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Mode
     egru::continuous::ReceiverSums sums{};
     for (int first = 0; first < touch.count; first += egru::continuous::block)
         continuous::pull_back_block(m, adjoint, touch, first, scratch, &sums);
+    if (m.shared_tau) {
+        sums.rate = (sums.u + sums.r) * m.rate_s;
+        sums.rate_z = sums.z * m.rate_s;
+    }
     return sums;
 }
 

@@ -124,9 +124,9 @@ Reached first_above(const Model& m, const Division& d, double limit, double c, S
         }
         for (int i = count; i < panels_at_once; ++i) from[i] = h[i] = 0;
         for (int i = 0; i < count; i += width) {
-            const Doubles past = exponential(max_of(get(from + i) * (-1.0 / d.tau_s), splat(-700.0)));
-            const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), splat(1.0 / d.tau_s),
-                              splat(1.0 / d.tau_m), nullptr};
+            const Doubles past = exponential(max_of(get(from + i) * -d.rate_s, splat(-700.0)));
+            const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), splat(d.rate_s),
+                              splat(d.rate_m), nullptr};
             with_nodes(m, [&](auto n) {
                 const Affine map = flow<n.nodes, n.linear>(m, panel);
                 put(scale + i, map.scale);

@@ -21,6 +21,7 @@ struct Model {
     bool linear;  // u = r = 1 and z = a_z: leaky integrate-and-fire units
     bool shared_tau;      // all units have the same time constants
     double tau_s, tau_m;  // these, or the smallest ones
+    double rate_s, rate_m;  // 1 / tau_s and 1 / tau_m
     const double *tau_s_of, *tau_m_of, *tau_o_of;  // by unit
     const double *b_u, *b_r, *b_z, *theta;
     const double* onset;  // z > theta if a_z > onset: artanh(theta), infinite for theta >= 1; theta if linear

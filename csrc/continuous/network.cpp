@@ -163,8 +163,8 @@ Network::Network(const ContinuousCall& call)
         for (size_t i = 0; i < n; ++i) column[i] = A[i * n + j];
         column[n] = w[j];
     }
-    model_ = Model{call.units, call.linear, call.taus == 0, *std::min_element(tau_s, tau_s + H),
-                   *std::min_element(tau_m, tau_m + H), tau_s, tau_m, tau_m + H, b_.data(), b_.data() + H,
+    const double min_tau_s = *std::min_element(tau_s, tau_s + H), min_tau_m = *std::min_element(tau_m, tau_m + H);
+    model_ = Model{call.units, call.linear, call.taus == 0, min_tau_s, min_tau_m, 1 / min_tau_s, 1 / min_tau_m, tau_s, tau_m, tau_m + H, b_.data(), b_.data() + H,
                    b_.data() + 2 * H, theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
                    rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
                    padded_rule_.data() + stride,

@@ -38,8 +38,8 @@ struct Constants {
     }
     Doubles s(const Model& m, int k) const { return m.shared_tau ? splat(m.tau_s) : get(tau_s + k); }
     Doubles m(const Model& m, int k) const { return m.shared_tau ? splat(m.tau_m) : get(tau_m + k); }
-    Doubles rate_s(const Model& m, int k) const { return m.shared_tau ? splat(1.0 / m.tau_s) : 1.0 / get(tau_s + k); }
-    Doubles rate_m(const Model& m, int k) const { return m.shared_tau ? splat(1.0 / m.tau_m) : 1.0 / get(tau_m + k); }
+    Doubles rate_s(const Model& m, int k) const { return m.shared_tau ? splat(m.rate_s) : 1.0 / get(tau_s + k); }
+    Doubles rate_m(const Model& m, int k) const { return m.shared_tau ? splat(m.rate_m) : 1.0 / get(tau_m + k); }
     double one_s(const Model& m, int k) const { return m.shared_tau ? m.tau_s : tau_s[k]; }
     double one_m(const Model& m, int k) const { return m.shared_tau ? m.tau_m : tau_m[k]; }
 };

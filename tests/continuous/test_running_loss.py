@@ -149,3 +149,19 @@ def test_lockstep_takes_long_steps_at_rest():
     gradients, exact = (e.backward(problem, x, weights, density) for e, x in ((lockstep, events), (compiled, expected)))
     errors = worst_gradient(gradients, exact)
     assert max(errors.values()) < 1e-8, errors
+
+
+def test_lockstep_resolves_the_reset_gate_at_rest():
+    """The gates u and z rest at the start, and the reset gate, which is far from rest, scales later events."""
+    problem = network(4, EXACT, hidden=4, inputs=4, drive=0.3)
+    U, V, a0 = problem.U.clone(), problem.V.clone(), problem.a0.clone()
+    U[[0, 2]], V[0] = 0.0, 0.0
+    a0[:, 0], a0[:, 1], a0[:, 2] = problem.b[0], problem.b[1] + 2.0, problem.b[2]
+    problem = dataclasses.replace(problem, U=U, V=V, a0=a0)
+    lockstep, compiled = engines.get("lockstep"), engines.get("compiled")
+    events, expected = lockstep.forward(problem, density), compiled.forward(problem, density)
+    assert bool(events.tape.iterations[0].rests.all())
+    weights = cotangents(events)
+    gradients, exact = (e.backward(problem, x, weights, density) for e, x in ((lockstep, events), (compiled, expected)))
+    errors = worst_gradient(gradients, exact)
+    assert max(errors.values()) < 1e-9, errors
