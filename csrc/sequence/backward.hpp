@@ -37,12 +37,12 @@ public:
             } else if (call.after) {
                 team.meet();
                 list_requests();
-                recurrent_dots(t, PanelGroups(0, 3 * blocks), space.dy[(t + 1) & 1]);
+                recurrent_dots(t, PanelGroups(0, 3 * blocks), upcoming(t), space.dy[(t + 1) & 1]);
             } else {
                 team.meet();
                 list_requests();
-                recurrent_dots(t, PanelGroups(2 * blocks, blocks), space.m);
-                recurrent_dots(t, PanelGroups(blocks, blocks), space.dy[(t + 1) & 1]);
+                recurrent_dots(t, PanelGroups(2 * blocks, blocks), {}, space.m);
+                recurrent_dots(t, PanelGroups(blocks, blocks), upcoming(t), space.dy[(t + 1) & 1]);
                 reset_gate(t);
                 team.meet();
                 gather_reset(t);
@@ -107,7 +107,8 @@ protected:  // the LSTM's pass shares the products
     void clear_reset_gate(int t);
     void add_totals(int unit, int count, const Vector<S>* total);
     void list_requests();
-    void recurrent_dots(int t, const PanelGroups& groups, S* out);
+    Upcoming upcoming(int t) const;
+    void recurrent_dots(int t, const PanelGroups& groups, Upcoming upcoming, S* out);
     void gather_reset(int t);
 
     // The products if the weights are not packed (backward_direct.hpp).
@@ -120,6 +121,7 @@ protected:  // the LSTM's pass shares the products
     void list_rows(const Steps<S>& from, int first);
     void weight_gradients();
     void input_gradient();
+    void narrow_input_gradient();
 };
 
 }  // namespace

@@ -113,15 +113,55 @@ inline void Backward<S>::weight_gradients() {
     collect(space.grad_V, {Z});
 }
 
-// The gradient of the input. Every entry is needed; threads divide the batch rows.
+// The gradient of the input. Threads divide the inputs into strips of 32.
 template <class S>
 inline void Backward<S>::input_gradient() {
+    if (narrow_input(layer)) return narrow_input_gradient();
+    const int rows = layer.rows(), panels = layer.weight_gates * blocks, I = layer.I;
+    const int64_t panel_size = (int64_t)rows * block, strip_size = (int64_t)panels * block * block;
+    const int sparse = layer.before ? blocks : 0;  // panels of r, whose gradient is zero where y is
+    for (int at = team.begin(layer.tiles_H); sparse && at < team.end(layer.tiles_H); ++at)
+        list_panels(space.a, blocks, rows, at, space.reset_rows);
+    team.meet();
+    const int strips = (int)divide_up(I, block), end = team.end(strips);
+    S* out = space.strips[team.index];
+    for (int q = team.begin(strips), count = 0; q < end; q += count) {
+        count = end - q < strips_max ? end - q : strips_max;
+        __builtin_memset(out, 0, count * panel_size * sizeof(S));
+        const S* weight = space.W_strips + q * strip_size;
+        const auto columns_of = [&](int j) { return I - (q + j) * block < block ? I - (q + j) * block : block; };
+        if (sparse) {
+            Columns<S> columns;
+            for (int j = 0; j < count; ++j) columns.add(weight + j * strip_size, out + j * panel_size, columns_of(j));
+            gather_all(columns, layer.tiles_H, space.reset_rows, rows);
+        }
+        for (int row = 0; row < rows; row += dense_rows)
+            for (int p = sparse; p < panels; p += dense_panels)
+                for (int j = 0; j < count; ++j)
+                    dense_rows_product(space.a + p * panel_size + row * block, panel_size,
+                                       panels - p < dense_panels ? panels - p : dense_panels,
+                                       weight + j * strip_size + (int64_t)p * block * block,
+                                       rows - row < dense_rows ? rows - row : dense_rows,
+                                       out + j * panel_size + row * block);
+        S* to = layer.as(call.grad_input) + (int64_t)call.first * B * I + q * block;
+        for (int row = 0; row < rows; ++row, to += I)
+            for (int j = 0; j < count; ++j)
+                for (int v = 0; v < columns_of(j); v += lanes<S>)
+                    store_part<S>(to + j * block + v, load<S>(out + j * panel_size + row * block + v), columns_of(j) - v);
+    }
+    team.meet();
+}
+
+// The same for few inputs, as dot products. Threads divide the batch rows.
+template <class S>
+inline void Backward<S>::narrow_input_gradient() {
     const int rows = layer.rows(), row_groups = (int)divide_up(rows, rows_max), panels = layer.weight_gates * blocks;
     const int64_t size = layer.panel_size(layer.tiles_I);
     const int begin = team.begin(row_groups) * rows_max, end = team.end(row_groups) * rows_max;
     const PanelGroups groups(0, panels);
     S *d = space.d[team.index], *products = space.products[team.index];
     Requests all{space.masks[team.index], space.order[team.index], {}};
+    Upcoming nothing;
     for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
         const int row_count = rows - s0 < rows_max ? rows - s0 : rows_max;
         for (int n = 0; n < layer.I; ++n) all.mask[n] = (uint16_t)((1u << row_count) - 1);
@@ -132,7 +172,7 @@ inline void Backward<S>::input_gradient() {
             const S* panel[panels_max];
             for (int j = 0; j < count; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
             pack_rows<S>(panel, count, row_count, d);
-            dots_all<S>(space.W_rows + from * size, d, count, all, true, products);
+            dots_all<S>(space.W_rows + from * size, d, count, all, true, nothing, products);
         }
         for (int i0 = 0; i0 < layer.I; i0 += block) {
             alignas(64) S result[rows_max * block] = {};

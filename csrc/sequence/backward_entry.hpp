@@ -26,9 +26,14 @@ void begin(const TrainCall& call) {
                         space.V_rows);
         for (int b = first; layer.before && b < last; ++b)
             pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
-        if (call.grad_input)
+        const int strips = (int)divide_up(I, block);
+        if (call.grad_input && narrow_input(layer))
             pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, PanelGroups(0, panels),
                         team.begin(layer.tiles_I) * tile, team.end(layer.tiles_I) * tile, space.W_rows);
+        else if (call.grad_input)
+            for (int q = team.begin(strips); q < team.end(strips); ++q)
+                pack_strip(layer.as(call.weight_ih), H, I, blocks, panels, q,
+                           space.W_strips + (int64_t)q * panels * block * block);
         for (const GradPanels<S>& grad : {space.grad_V, space.grad_W})
             for (int b = first; b < last; ++b)
                 for (int p = b; p < panels; p += blocks) __builtin_memset(grad.panel(p), 0, grad.size() * sizeof(S));

@@ -177,9 +177,22 @@ inline void Backward<S>::list_requests() {
     }
 }
 
+// What `cell` reads at step t - 1, for the units of this thread. Nothing if the second-level cache would not keep it.
+template <class S>
+inline Upcoming Backward<S>::upcoming(int t) const {
+    Upcoming result;
+    const int unit = first_block * block;
+    const int64_t bytes = (int64_t)unit_count * sizeof(S);
+    if (t < 1 || bytes * B * (layer.gate_count + 2) > upcoming_max) return result;
+    if (call.gates) result.add(gates_at(t - 1, first_block, 0), 0, bytes * layer.gate_count * B, 1);
+    if (grad_y.base) result.add(grad_y.at(t - 1, 0) + unit, grad_y.row * (int64_t)sizeof(S), bytes, B);
+    if (t > 1) result.add(c_row(t - 2, 0) + unit, (int64_t)H * sizeof(S), bytes, B);
+    return result;
+}
+
 // out[b][s][32] += a V^T for the units of this thread, over a range of V's columns.
 template <class S>
-inline void Backward<S>::recurrent_dots(int t, const PanelGroups& groups, S* out) {
+inline void Backward<S>::recurrent_dots(int t, const PanelGroups& groups, Upcoming upcoming, S* out) {
     S *d = space.d[team.index], *products = space.products[team.index];
     for (int64_t i = 0; i < divide_up(B, rows_max) * unit_count * rows_max; ++i) products[i] = 0;
     for (int from = 0; from < groups.count; from += groups.size_max) {
@@ -196,7 +209,7 @@ inline void Backward<S>::recurrent_dots(int t, const PanelGroups& groups, S* out
             }
             pack_rows<S>(panel, count, B - s0 < rows_max ? B - s0 : rows_max, d);
             dots_all<S>(weight + (int64_t)first_block * block * count * block, d, count,
-                        space.requests[team.index][s0 / rows_max], fresh || s0 == 0,
+                        space.requests[team.index][s0 / rows_max], fresh || s0 == 0, upcoming,
                         products + (int64_t)s0 * unit_count);
         }
     }

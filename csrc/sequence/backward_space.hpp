@@ -2,18 +2,21 @@
 #pragma once
 
 #include "sequence/grad_panels.hpp"
+#include "sequence/input_gradient.hpp"
 #include "sequence/layer.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
+constexpr int upcoming_max = 800 << 10;  // bytes of the next step that dot products prefetch
 constexpr int ahead = 8;           // rows between a prefetch in `cell` and its use
 constexpr int sums_kept = 5;       // per unit: bias gradients (r, u, z, r * z, or four gates), and the threshold's
 
 template <class S>
 struct BackwardSpace {
-    S *V_rows, *W_rows;       // weights for dot products; W only if the gradient of the input is requested
+    // Weights for the gradients of y and, if requested, of the input: rows for dot products, or strips of 32 inputs.
+    S *V_rows, *W_rows, *W_strips;
     GradPanels<S> grad_V, grad_W;
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
@@ -28,6 +31,8 @@ struct BackwardSpace {
     S* a_r;                     // "before": gradients of r at a step, row by row
     Lists<S> resets[max_team];  // their non-zero entries, one list per thread
     Lists<S> rows, columns;   // non-zero entries of a chunk's matrices, by row and by column
+    Lists<S> reset_rows;      // those of the gradients of r, by row ("before", gradient of the input)
+    S* strips[max_team];      // the gradient of a few strips of inputs, one per thread
     // One per thread: which gradients of y are needed (one bit per unit of a block, row by row); the same by unit for
     // groups of 16 rows; packed rows of `a`; and the products of 16 rows (gradients of y or of the input).
     uint32_t* needed[max_team];
@@ -46,7 +51,7 @@ struct BackwardSpace {
         const int64_t W_size = layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I);
         const bool packed = !call.direct;
         V_rows = arena.take<S>(packed ? V_size : 0);
-        W_rows = arena.take<S>(packed && call.grad_input ? W_size : 0);
+        W_rows = W_strips = arena.take<S>(packed && call.grad_input ? W_size : 0);
         if (packed) {
             grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
             grad_W = GradPanels<S>(arena, layer, call.grad_weight_ih, layer.I);
@@ -67,15 +72,20 @@ struct BackwardSpace {
         Arena early = arena;
         const bool pack_gates = recompute && !(call.direct_gates && call.direct_input);
         if (pack_gates) rows = Lists<S>(early, count, widest);
+        const bool wide = packed && call.grad_input && !narrow_input(layer);
+        Arena late = arena;
+        if (wide && layer.before) reset_rows = Lists<S>(late, count, layer.H);
         if (packed) columns = Lists<S>(arena, widest, count);
         arena.cover(early);
+        arena.cover(late);
         const int64_t groups = divide_up(layer.B, rows_max);
-        const int64_t wide_H = layer.blocks * block, wide_I = layer.tiles_I * tile;
-        const int64_t positions = call.grad_input && wide_I > groups * wide_H ? wide_I : groups * wide_H;
+        const int64_t wide_H = layer.blocks * block, narrow_I = tile;
+        const int64_t positions = narrow_I > groups * wide_H ? narrow_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
             needed[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
             h[i] = arena.take<S>(recompute ? layer.weight_gates * count * block : 0);
             panels[i] = arena.take<S>(packed || pack_gates ? layer.weight_gates * layer.panel_size(tiles_widest) : 0);
+            strips[i] = arena.take<S>(wide ? strips_max * count * block : 0);
             if (!packed) continue;
             requests[i] = arena.take<Requests>(groups);
             masks[i] = arena.take<uint16_t>(positions);

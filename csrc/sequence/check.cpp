@@ -124,11 +124,20 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
     if (!lean) call.gates = make.bytes(forward.gates_size(call) * std::int64_t(sizeof(S)));
     const std::int64_t padded = (H + 31) / 32 * 32;
     if (call.compare_output) call.cells = make.bytes(padded * T * B * std::int64_t(sizeof(S)));
-    call.workspace = make.bytes(forward.workspace(call));
-    forward.begin(call);
-    for (call.first = 0; call.first < T; call.first = call.last) {
-        call.last = call.first + call.chunk < T ? call.first + call.chunk : T;
-        forward.chunk(call);
+    const auto run_forward = [&forward, &make](TrainCall& call) {
+        call.workspace = make.bytes(forward.workspace(call));
+        forward.begin(call);
+        for (call.first = 0; call.first < call.T; call.first = call.last) {
+            call.last = call.first + call.chunk < call.T ? call.first + call.chunk : call.T;
+            forward.chunk(call);
+        }
+    };
+    run_forward(call);
+    if (!call.lstm) {  // without a backward pass: states of one step
+        TrainCall last = call;
+        last.last_c = true, last.gates = 0;
+        last.y = make.output(all), last.c = last.c_last = make.output(state), last.y_last = make.output(state);
+        run_forward(last);
     }
 
     call.grad_y = make.random(all, 1), call.grad_y_t = state, call.grad_y_b = H;

@@ -88,15 +88,47 @@ inline void dots(const S* weight, const S* d, unsigned mask, int panels, S* out)
     add_sums<S, N>(total, mask, out);
 }
 
+// Memory that the next step reads. Dot products leave time to fetch it: their operands come from nearer caches.
+class Upcoming {
+public:
+    // `rows` runs of `bytes` bytes that start `stride` bytes apart.
+    void add(const void* base, int64_t stride, int64_t bytes, int rows) {
+        areas_[count_++] = {static_cast<const char*>(base), stride, divide_up(bytes, line), rows};
+    }
+    void fetch(int lines) {
+        for (; lines && area_ < count_; --lines) {
+            const Area& area = areas_[area_];
+            __builtin_prefetch(area.base + row_ * area.stride + at_ * line, 0, 2);
+            if (++at_ < area.lines) continue;
+            at_ = 0;
+            if (++row_ < area.rows) continue;
+            row_ = 0;
+            ++area_;
+        }
+    }
+
+private:
+    static constexpr int line = 64;
+    struct Area {
+        const char* base;
+        int64_t stride, lines, rows;
+    };
+    Area areas_[3];
+    int count_ = 0, area_ = 0;
+    int64_t row_ = 0, at_ = 0;
+};
+constexpr int upcoming_lines = 4;  // per dot product of a weight row
+
 // All weight rows that N rows of d need. Prefetches `lines` cache lines of the next weight row.
 template <class S, int N>
-void dots_of(const S* weight, const S* d, int panels, const Requests& requests, int lines, S* out) {
+void dots_of(const S* weight, const S* d, int panels, const Requests& requests, int lines, Upcoming& upcoming, S* out) {
     for (uint32_t i = requests.start[N]; i < requests.start[N + 1]; ++i) {
         const int64_t n = requests.order[i];
         const S* row = weight + n * panels * block;
         unsigned mask = requests.mask[n];
         const S* next = weight + (int64_t)requests.order[i + 1 < requests.start[N + 1] ? i + 1 : i] * panels * block;
         for (int k = 0; k < lines; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
+        upcoming.fetch(upcoming_lines);
         if constexpr (N <= dots_max) {
             dots<S, N>(row, d, mask, panels, out + n * rows_max);
         } else {
@@ -111,14 +143,15 @@ void dots_of(const S* weight, const S* d, int panels, const Requests& requests, 
 // out[n * 16 + row] += weight row n . d[row], for up to 16 packed rows of d, where requested. Weight row n is
 // weight[n][panels * 32]. `fresh` weights are not expected in the second-level cache.
 template <class S, int... N>
-void dots_each(const S* weight, const S* d, int panels, const Requests& requests, int lines, S* out,
+void dots_each(const S* weight, const S* d, int panels, const Requests& requests, int lines, Upcoming& upcoming, S* out,
                std::integer_sequence<int, N...>) {
-    (dots_of<S, N + 1>(weight, d, panels, requests, lines, out), ...);
+    (dots_of<S, N + 1>(weight, d, panels, requests, lines, upcoming, out), ...);
 }
 template <class S>
-void dots_all(const S* weight, const S* d, int panels, const Requests& requests, bool fresh, S* out) {
+void dots_all(const S* weight, const S* d, int panels, const Requests& requests, bool fresh, Upcoming& upcoming,
+              S* out) {
     const int lines = fresh ? panels * block * (int)sizeof(S) / 64 : 6;
-    dots_each<S>(weight, d, panels, requests, lines, out, std::make_integer_sequence<int, rows_max>{});
+    dots_each<S>(weight, d, panels, requests, lines, upcoming, out, std::make_integer_sequence<int, rows_max>{});
 }
 
 // out[row][32] += the transpose of from[32][16], for the first `rows` rows.

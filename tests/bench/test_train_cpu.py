@@ -45,3 +45,28 @@ def test_results_go_to_the_working_directory(monkeypatch, tmp_path):
     (path,) = tmp_path.glob("train_cpu-*.json")
     rows = json.loads(path.read_text())["rows"]
     assert [(row["hidden"], row["activity"]) for row in rows] == [(24, 0.2), (24, 1.0)]
+
+
+def test_default_rows_include_the_gradient_of_the_input(monkeypatch):
+    measured = []
+
+    def measure(setting, *_):
+        measured.append(setting)
+        return {"milliseconds": {"gru": 2.0, "egru": 1.0}, "reached": {"activity": 0.2, "open": 0.5}} | {
+            "ratio": 2.0,
+            "best_ratio": 2.0,
+        }
+
+    monkeypatch.setattr(train_cpu, "measure", measure)
+    threads = torch.get_num_threads()
+    try:
+        train_cpu.main([])
+        rows = [(s.hidden, s.batch, s.gate, s.activity) for s in measured if s.input_gradient]
+        assert rows == [(590, 64, "before", 0.2), (1350, 64, "before", 0.2)]
+        assert len(measured) == 26
+        measured.clear()
+        train_cpu.main(["--input-gradient", "--batch", "16", "--out", "second.json"])
+        assert len(measured) == 8
+        assert all(setting.input_gradient for setting in measured)
+    finally:
+        torch.set_num_threads(threads)
