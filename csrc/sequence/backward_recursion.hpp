@@ -177,13 +177,13 @@ inline void Backward<S>::list_requests() {
     }
 }
 
-// What `cell` reads at step t - 1, for the units of this thread. Nothing if the second-level cache would not keep it.
+// What `cell` reads at step t - 1, for the units of this thread.
 template <class S>
 inline Upcoming Backward<S>::upcoming(int t) const {
     Upcoming result;
     const int unit = first_block * block;
     const int64_t bytes = (int64_t)unit_count * sizeof(S);
-    if (t < 1 || bytes * B * (layer.gate_count + 2) > upcoming_max) return result;
+    if (t < 1) return result;
     if (call.gates) result.add(gates_at(t - 1, first_block, 0), 0, bytes * layer.gate_count * B, 1);
     if (grad_y.base) result.add(grad_y.at(t - 1, 0) + unit, grad_y.row * (int64_t)sizeof(S), bytes, B);
     if (t > 1) result.add(c_row(t - 2, 0) + unit, (int64_t)H * sizeof(S), bytes, B);

@@ -9,7 +9,6 @@ namespace egru::EGRU_LEVEL {
 namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
-constexpr int upcoming_max = 800 << 10;  // bytes of the next step that dot products prefetch
 constexpr int ahead = 8;           // rows between a prefetch in `cell` and its use
 constexpr int sums_kept = 5;       // per unit: bias gradients (r, u, z, r * z, or four gates), and the threshold's
 
