@@ -12,6 +12,8 @@ CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -c 'import egru._core' 2> /dev/null || echo "Warning: the C++ core was not built, so layers run in plain \
+	torch. To see why: $(BIN)/python -m pip install -v --no-deps --no-cache-dir --editable ." >&2
 	@touch $@
 
 demo: $(STAMP)
