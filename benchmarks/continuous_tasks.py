@@ -6,11 +6,10 @@
 
 Every entry is one run of examples/continuous.py in a process with one thread. Its result is written to FOLDER as soon
 as it is known, and a run whose result is there is not repeated. benchmarks/results/continuous_tasks holds the runs that
-are finished so far. For variants in SEARCH, each candidate is first trained
-once, with seed 100, and the one with the highest validation accuracy is used for all seeds. The test set is used once
-per run, with the final settings. "frozen" trains only the output units on a random recurrent layer, with the settings
-of the trained network. The baselines are logistic regressions on the number of events per channel and on the event
-times.
+are finished so far. For variants in SEARCH, each candidate is first trained once, with seed 100, and the one with the
+highest validation accuracy is used for all seeds. The test set is used once per run, with the final settings. "frozen"
+trains only the output units on a random recurrent layer, with the settings of the trained network. The baselines are
+logistic regressions on the number of events per channel and on the event times.
 """
 
 import argparse
@@ -55,6 +54,7 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
         {"samples": 20_000, "epochs": 15, "learning_rate": 1e-2},
         {"samples": 20_000, "epochs": 15, "trainable_tau": True},
         {"samples": 100_000, "epochs": 3},
+        {"samples": 100_000, "epochs": 5},
     ],
     "match-membrane": [
         {"hidden": hidden, "tau_m": tau_m, "learning_rate": rate, "trainable_tau": True}
