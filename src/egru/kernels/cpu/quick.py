@@ -29,7 +29,7 @@ Options = tuple[ResetGate, Events, Reset, Surrogate]
 def run_quick(
     tensors: tuple[Tensor | None, ...], reset_scale: Tensor, options: Options, single: bool
 ) -> tuple[Tensor, ...] | None:
-    """Run a sequence or a step of a GRU; differentiable.
+    """Run a sequence or a single step of a GRU. Differentiable.
 
     The caller has excluded tracing, transforms, autocast and tensor subclasses for the input.
 
