@@ -2,6 +2,7 @@
 
     python benchmarks/prune.py RUN                      # the folder of a run or of an export (`egru export`)
     python benchmarks/prune.py smnist --out benchmarks/results/prune_smnist.json   # the pretrained model
+    python benchmarks/prune.py smnist --units 384 --write small   # keep 384 units, for `egru train --start-from small`
     python benchmarks/prune.py --table                  # print the stored results as Markdown
     python benchmarks/prune.py --figure RECORD IMAGE    # plot a record
 
@@ -25,13 +26,19 @@ import torch
 
 import egru
 from egru import experiments, runs
+from egru.activity import ActivitySummary
 from egru.compress import prune
 from egru.data import Split, Text
+from egru.experiments.config import config_record
+from egru.files import new_folder
 from egru.format import count, percent
 from egru.models import LanguageModel
 from egru.report import LIGHT
-from egru.runs.load import find_run
+from egru.runs.load import find_run, read_run_config
+from egru.runtime.shards import save_shards
+from egru.training import Run, checkpoint
 from egru.training.loop import score
+from egru.training.run import CONFIG
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 FRACTIONS: tuple[Any, ...] = (0.0, None, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -67,14 +74,32 @@ def step_times(models: list[Any], data: Any, turns: int) -> list[float]:
     return [1e6 * statistics.median(times) for times in seconds]
 
 
-def measure(name: str, ranked_on: int | None, turns: int) -> dict[str, Any]:
-    """Prune the network of a run by all fractions and return the record."""
-    folder, _ = find_run(pathlib.Path(name), "cpu")
-    trained = runs.load(folder, device="cpu")
-    model: Any = trained.model.float()
+def rank(name: str, ranked_on: int | None) -> tuple[Any, ActivitySummary, int]:
+    """Return a run, the activity of its network on training data, and the number of sequences or words."""
+    trained = runs.load(find_run(pathlib.Path(name), "cpu")[0], device="cpu")
     ranked_on = ranked_on or (50_000 if isinstance(trained.data, Text) else 5000)
     _, task = experiments.build(trained.config, training_as_validation(trained.data, ranked_on))
-    _, activity = score(model, task, "validation")
+    return trained, score(trained.model.float(), task, "validation")[1], ranked_on
+
+
+def write(name: str, ranked_on: int | None, units: int, out: pathlib.Path) -> None:
+    """Keep the most active units of a classifier with one layer. Write config and weights, for ``--start-from``."""
+    trained, activity, _ = rank(name, ranked_on)
+    if len(activity.layers) != 1 or not 1 <= units <= trained.config.hidden:
+        raise SystemExit(f"prune: --units {units} requires one layer with more units, got {trained.config.label}")
+    smaller = prune(trained.model, activity, 1 - units / trained.config.hidden)
+    recipe, _ = read_run_config(Run.open(find_run(pathlib.Path(name), "cpu")[0]))
+    config = dataclasses.replace(trained.config, hidden=units, start_from=None)
+    with new_folder(out, last=CONFIG) as temporary:
+        Run.create(temporary, config_record(recipe, config, trained.data), print)
+        save_shards(checkpoint.get_weights(smaller), temporary, "float32")
+    print(f"written: {out}, {units} units")
+
+
+def measure(name: str, ranked_on: int | None, turns: int) -> dict[str, Any]:
+    """Prune the network of a run by all fractions and return the record."""
+    trained, activity, ranked_on = rank(name, ranked_on)
+    model: Any = trained.model
     fractions = FRACTIONS + (BY_LAYER if len(activity.layers) == 3 else ())
     models = [prune(model, activity, fraction) for fraction in fractions]
     rows = []
@@ -95,7 +120,7 @@ def measure(name: str, ranked_on: int | None, turns: int) -> dict[str, Any]:
         print(table_row(rows[-1], rows[0]), flush=True)
     for row, microseconds in zip(rows, step_times(models, trained.data, turns), strict=True):
         row["microseconds"] = microseconds
-    recipe = json.loads((folder / "config.json").read_text())["recipe"]
+    recipe, _ = read_run_config(Run.open(find_run(pathlib.Path(name), "cpu")[0]))
     machine = {"torch": torch.__version__, "machine": platform.machine(), "date": datetime.date.today().isoformat()}
     return {"recipe": recipe, "ranked_on": ranked_on, "rows": rows, **machine}
 
@@ -160,6 +185,8 @@ def main(arguments: list[str] | None = None) -> None:
         "--turns", type=int, default=16, help=f"turns of {TURN} steps in the engine; default: %(default)s"
     )
     parser.add_argument("--out", type=pathlib.Path, help="write the record to this JSON file")
+    parser.add_argument("--units", type=int, help="number of units to keep in the network that --write writes")
+    parser.add_argument("--write", type=pathlib.Path, metavar="FOLDER", help="write the smaller network")
     parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
     parser.add_argument(
         "--figure", nargs=2, type=pathlib.Path, metavar=("RECORD", "IMAGE"), help="plot a record and measure nothing"
@@ -176,6 +203,11 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if options.run is None:
         parser.error("RUN must be the folder of a run or an export, or smnist")
+    if (options.units is None) != (options.write is None):
+        parser.error("--units and --write belong together")
+    if options.write:
+        write(options.run, options.ranked_on, options.units, options.write)
+        return
     record = measure(options.run, options.ranked_on, options.turns)
     print(table(record))
     if options.out:

@@ -33,6 +33,22 @@ def test_pruning_a_run_writes_a_record(tmp_path, capsys):
     assert f"| 50 % | 10 | {count(rows[0.5]['parameters'])} |" in printed
 
 
+def test_training_starts_from_a_network_with_fewer_units(tmp_path):
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    torch.set_default_dtype(torch.float32)
+    config = replace(experiments.find("digits").make(), epochs=1, limit=60, hidden=20, batch=30)
+    runs.train("digits", config, tmp_path / "run", page=False)
+    prune.main([str(tmp_path / "run"), "--ranked-on", "30", "--units", "16", "--write", str(tmp_path / "small")])
+    small = runs.load(tmp_path / "small").model
+    assert small.get_submodule("layer0").hidden_size == 16
+    start = replace(config, hidden=16, start_from=str(tmp_path / "small"), learning_rate=0.0)
+    runs.train("digits", start, tmp_path / "continued", page=False)
+    continued = runs.load(tmp_path / "continued").model.state_dict()
+    assert all(torch.equal(continued[name], value) for name, value in small.named_parameters())
+    with pytest.raises(SystemExit):
+        prune.main([str(tmp_path / "run"), "--units", "16"])
+
+
 def test_documentation_contains_the_stored_tables():
     page = (ROOT / "docs" / "guides" / "pruning.md").read_text()
     stored = sorted((ROOT / "benchmarks" / "results").glob("prune_*.json"))
