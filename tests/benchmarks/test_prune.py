@@ -41,7 +41,7 @@ def test_training_starts_from_a_network_with_fewer_units(tmp_path):
     prune.main([str(tmp_path / "run"), "--ranked-on", "30", "--units", "16", "--write", str(tmp_path / "small")])
     small = runs.load(tmp_path / "small").model
     assert small.get_submodule("layer0").hidden_size == 16
-    start = replace(config, hidden=16, start_from=str(tmp_path / "small"), learning_rate=0.0)
+    start = replace(config, hidden=16, start_from=str(tmp_path / "small"), learning_rate=1e-30)
     runs.train("digits", start, tmp_path / "continued", page=False)
     continued = runs.load(tmp_path / "continued").model.state_dict()
     assert all(torch.equal(continued[name], value) for name, value in small.named_parameters())
