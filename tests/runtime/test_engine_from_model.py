@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import egru
 from egru import EGRU, EventEngine, Threshold, exponential_trace
@@ -263,3 +264,61 @@ def test_sparse_converted_model_runs_in_the_engine(layer_class, events):
         model(x)
     assert engine.activity.events == tuple(sum(layer.active) for layer in monitor.summary().layers)
     assert 0.1 < sum(engine.activity.events) / (2 * 15 * 48) < 0.95
+
+
+class Tagger(nn.Module):
+    """A model of packed sequences, with names of torch used in two ways."""
+
+    def __init__(self, cell: type[nn.Module], batch_first: bool, last: bool) -> None:
+        super().__init__()
+        self.embedding, self.readout = nn.Embedding(9, 4), nn.Linear(24, 5)
+        self.rnn = cell(4, 24, num_layers=2, batch_first=batch_first)
+        self.batch_first, self.last = batch_first, last
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        embedded = self.embedding(x)
+        if self.last:
+            packed = pack_padded_sequence(embedded, lengths.cpu(), self.batch_first, enforce_sorted=False)
+            state = self.rnn(packed)[1]
+            return self.readout((state[0] if isinstance(self.rnn, egru.ELSTM) else state)[-1])
+        packed = nn.utils.rnn.pack_padded_sequence(embedded, lengths, self.batch_first)
+        padded, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=self.batch_first)
+        return self.readout(padded)
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_models_of_packed_sequences_are_supported(cell, batch_first, last):
+    torch.manual_seed(0)
+    model = egru.convert(Tagger(cell, batch_first, last)).eval()
+    engine = EventEngine.from_model(model)
+    tokens = torch.randint(9, (12,))
+    with torch.no_grad():
+        expected = model(tokens[None] if batch_first else tokens[:, None], torch.tensor([12])).squeeze()
+    outputs = torch.stack([engine.step(int(token)) for token in tokens])
+    torch.testing.assert_close(outputs[-1] if last else outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_packing_of_the_wrong_dimension_is_refused():
+    class Mean(Tagger):
+        def forward(self, x, lengths):
+            packed = pack_padded_sequence(self.embedding(x), lengths, batch_first=True)
+            padded, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=False)
+            return self.readout(padded.mean(1))  # the mean of the batch
+
+    with pytest.raises(TypeError, match="only outputs of the layers can be reduced, over time"):
+        EventEngine.from_model(egru.convert(Mean(nn.GRU, True, True)))
+
+
+def test_a_second_argument_that_is_not_a_length_is_refused():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = EGRU(3, 16, threshold=Threshold.constant(0.1))
+
+        def forward(self, x, scale):
+            return self.rnn(x)[0] * scale
+
+    with pytest.raises(TypeError, match="mul behind the layers is not supported"):
+        EventEngine.from_model(Scaled())

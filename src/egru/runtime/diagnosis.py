@@ -1,5 +1,6 @@
 """Compare the outputs of a module and an engine, and describe in words how they differ."""
 
+import inspect
 import math
 from typing import Any
 
@@ -17,15 +18,22 @@ from egru.trace import PAPER_DECAY
 
 @torch.no_grad()
 @torch.autocast("cpu", enabled=False)
-def call_module(module: Any, x: Tensor) -> Any:
-    """Return the output of a module for a sequence, without its state."""
+def call_module(module: Any, x: Tensor, layout: str) -> Any:
+    """Return the output of a module for sequences ``(T, B, ...)``, arranged as ``layout``, without its state.
+
+    Further arguments without a default are passed the lengths of the sequences, for modules that pack them.
+    """
+    lengths = torch.full((x.shape[1],), x.shape[0], device="cpu")
+    x = arrange(x, layout)
     if isinstance(module, EGRUCell):
         state, outputs = None, []
         for row in x:
             state = module(row, state)
             outputs.append(state.y)
         return torch.stack(outputs)
-    return _first(module(x))
+    parameters = list(inspect.signature(module.forward).parameters.values())[1:]
+    required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return _first(module(x, *[lengths] * len(required)))
 
 
 def agrees(result: Any, expected: Tensor, tolerance: float) -> bool:
@@ -54,7 +62,7 @@ def describe_difference(module: nn.Module, network: Network, x: Tensor, layout: 
     if not isinstance(result, Tensor):
         return f"forward returns {type(result).__name__} instead of a tensor"
     summary = _describe_summary(module, network, x, layout, scale)
-    return summary or _describe_chain(module, arrange(x, layout), result)
+    return summary or _describe_chain(module, x, layout, result)
 
 
 def arrange(x: Tensor, layout: str) -> Tensor:
@@ -76,7 +84,7 @@ def _describe_summary(module: nn.Module, network: Network, x: Tensor, layout: st
     tolerance = 1e-4 * scale
     # After two steps, a trace is gain * (y_2 + decay * y_1).
     try:
-        short = call_module(module, arrange(x[:2], layout))
+        short = call_module(module, x[:2], layout)
     except Exception:  # forward is arbitrary code
         return ""
     if not isinstance(short, Tensor) or not short.is_floating_point():
@@ -87,7 +95,7 @@ def _describe_summary(module: nn.Module, network: Network, x: Tensor, layout: st
     basis = torch.stack([y[1].flatten(), y[0].flatten()], 1).double()
     gain, product = torch.linalg.lstsq(basis, (target - bias).double().flatten()[:, None]).solution[:, 0].tolist()
     decay = product / gain if abs(gain) > 1e-3 else math.nan
-    full = call_module(module, arrange(x, layout))
+    full = call_module(module, x, layout)
     mean = y.cumsum(0) / torch.arange(1, len(y) + 1).reshape(-1, 1, 1)
     trace = [gain * y[0]]
     for row in y[1:]:
@@ -107,7 +115,7 @@ def _describe_summary(module: nn.Module, network: Network, x: Tensor, layout: st
     return ""
 
 
-def _describe_chain(module: nn.Module, x: Tensor, result: Tensor) -> str:
+def _describe_chain(module: nn.Module, x: Tensor, layout: str, result: Tensor) -> str:
     """Name the first child of ``module`` that does not read the output of the child before it."""
     children = {name: child for name, child in module.named_children() if not isinstance(child, NO_OPS)}
     calls: list[tuple[str, Any, Any]] = []
@@ -117,12 +125,12 @@ def _describe_chain(module: nn.Module, x: Tensor, result: Tensor) -> str:
         )
         for name, child in children.items()
     ]
-    call_module(module, x)
+    call_module(module, x, layout)
     for hook in hooks:
         hook.remove()
     names = [name for name, _, _ in calls]
     if names == list(children):
-        source, value = "the input", x
+        source, value = "the input", arrange(x, layout)
         for name, received, output in calls:
             if not _same(received, value):
                 return f"the input of {name} is not {source}"

@@ -121,7 +121,8 @@ class EventEngine(GapEngine):
         ``streaming`` describes its parts itself. The engine is compared with ``forward``, as in the constructor.
 
         Args:
-            model: A model with event layers. Arguments of ``forward`` after the sequence must have default values.
+            model: A model with event layers. Arguments of ``forward`` after the sequence must have default values or be
+                the lengths for ``pack_padded_sequence``: packed sequences are supported.
             weights, threads, streams, token_table, packing: As in the constructor.
 
         Raises:

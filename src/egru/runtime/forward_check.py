@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.layers import EGRU, ELSTM, EGRUCell
-from egru.runtime.diagnosis import agrees, arrange, call_module, describe_difference
+from egru.runtime.diagnosis import agrees, call_module, describe_difference
 from egru.runtime.network import NO_OPS, EventModule, Network, Trace, extract_network
 from egru.runtime.reference import ReferenceRunner
 from egru.runtime.tracing import find_parts
@@ -121,7 +121,7 @@ def _compare(module: nn.Module, extract: Callable[[nn.Module], Network]) -> None
                 break  # the module reads batches and computes something else from them
             target = expected[:, 0] if layout == "unbatched" else expected
             try:
-                result = call_module(probe, arrange(x, layout))
+                result = call_module(probe, x, layout)
             except Exception as raised:  # forward is arbitrary code
                 error = raised if error is None else error
                 continue

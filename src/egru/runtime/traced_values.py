@@ -52,6 +52,13 @@ class State:
     layers: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """A packed sequence."""
+
+    sequence: Value
+
+
 class Zeros:
     """A tensor of zeros."""
 
@@ -73,6 +80,8 @@ def describe(value: Any) -> str:
             return f"the {value.summary} output of the layers"
         case State():
             return "the state of a layer"
+        case Packed():
+            return "a packed sequence"
         case Zeros():
             return "zeros"
         case None:
@@ -137,6 +146,21 @@ def _exponential_trace(value: Value, *args: Any, **kwargs: Any) -> Value:
     return dataclasses.replace(value, dims=dims, summary=float(options["decay"]))
 
 
+def _pack(value: Value, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Packed:
+    expected = "BTF" if batch_first else "TBF"
+    if not isinstance(value, Value) or value.dims != expected:
+        raise UnsupportedModelError(f"batch_first={batch_first} requires a sequence with the dimensions {expected}")
+    return Packed(value)
+
+
+def _pad(
+    value: Packed, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> tuple[Value, Opaque]:
+    if not isinstance(value, Packed):
+        raise UnsupportedModelError("expected a packed sequence")
+    return dataclasses.replace(value.sequence, dims="BTF" if batch_first else "TBF"), Opaque("lengths")
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "transpose": _transpose,
     "swapaxes": _transpose,
@@ -145,4 +169,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "mean": _mean,
     "sum": _sum,
     "exponential_trace": _exponential_trace,
+    "pack_padded_sequence": _pack,
+    "pad_packed_sequence": _pad,
 }

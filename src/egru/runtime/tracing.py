@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
 from egru.layers import EGRUCell, EventRNN
@@ -22,6 +23,7 @@ from egru.runtime.network import EventModule
 from egru.runtime.traced_values import (
     FUNCTIONS,
     Opaque,
+    Packed,
     State,
     UnsupportedModelError,
     Value,
@@ -79,11 +81,12 @@ _COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt,
 
 
 class _Tracer(fx.Tracer):
-    """Keeps event layers and the modules of torch as nodes, and :func:`egru.exponential_trace` as a function."""
+    """Keeps event layers, modules of torch, :func:`egru.exponential_trace` and packing of sequences as nodes."""
 
     def __init__(self, reads_tokens: bool) -> None:
-        modules: Any = (math, egru)  # typed as a tuple of one module
-        super().__init__(modules, (exponential_trace,))
+        super().__init__((math,), (exponential_trace, pack_padded_sequence, pad_packed_sequence))
+        # Find them as attributes of their modules, too. Wrapping the modules would also wrap their classes.
+        self._autowrap_search += [egru, nn.utils.rnn]
         self._answers = {"dim": 2 if reads_tokens else 3, "is_floating_point": not reads_tokens}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -197,13 +200,16 @@ class _Interpreter:
     def _call_layer(self, label: str, layer: EventRNN, value: Any, state: Any) -> Any:
         if isinstance(layer, EGRUCell) or not hasattr(layer, "batch_first"):
             raise self._refuse(f"{label} is called step by step; replace the loop by a layer, or pass the cell itself")
+        expected = "BTF" if layer.batch_first else "TBF"
+        if isinstance(value, Packed):
+            output, *rest = self._call_layer(label, layer, dataclasses.replace(value.sequence, dims=expected), state)
+            return (Packed(output), *rest)
         if not isinstance(value, Value) or value.summary != "all" or "T" not in value.dims:
             raise self._refuse(f"{label} reads {describe(value)}, not a sequence")
         if not (state is None or isinstance(state, Zeros)):
             raise self._refuse(f"{label} starts from {describe(state)}; the engine starts from zeros")
         if value.source == "input" and self.layers:
             raise self._refuse(f"{label} reads the input of the model, and so does the layer before it")
-        expected = "BTF" if layer.batch_first else "TBF"
         if value.dims != expected:
             raise self._refuse(
                 f"{label} has batch_first={layer.batch_first} and reads dimensions {value.dims}, expected {expected}"
@@ -241,7 +247,7 @@ class _Interpreter:
             return Zeros()
         if isinstance(value, Zeros):
             return value
-        if name in ("getattr", "size", "dim", "is_floating_point") or isinstance(value, Opaque | int | float):
+        if name in ("getattr", "size", "dim", "is_floating_point") or isinstance(value, Opaque | int | float | None):
             if name == "getattr" and isinstance(value, State) and arguments[1] == "y":
                 return value
             return Opaque(name)
@@ -250,7 +256,7 @@ class _Interpreter:
         if name in _NO_OPS:
             return value
         function: Callable[..., Any] | None = FUNCTIONS.get(name)
-        if function is None or not isinstance(value, Value | State):
+        if function is None or not isinstance(value, Value | State | Packed):
             raise self._refuse(f"{name} {self._position(value)} is not supported; {_ADVICE}")
         try:
             return function(value, *arguments[1:], **options)
