@@ -101,7 +101,21 @@ def test_unsupported_models_are_refused_and_nothing_is_written(tmp_path: Path) -
         export_onnx(EGRU(2, 3).eval(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
     with pytest.raises(ValueError, match=r"^export_onnx: zoneout that changes with time is not supported"):
         export_onnx(TrainingLayer(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
+    with pytest.raises(ValueError, match=r"^export_onnx: Packed.forward must have one input, but requires lengths too"):
+        export_onnx(Packed().eval(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
     assert list(tmp_path.iterdir()) == []
+
+
+class Packed(nn.Module):
+    """A model that packs its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = EGRU(2, 3)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0])[0]
 
 
 class TrainingLayer(nn.Module):

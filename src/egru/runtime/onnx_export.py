@@ -1,5 +1,6 @@
 """Export a model as an ONNX graph that computes every unit at every step: portable, not fast."""
 
+import inspect
 import os
 import warnings
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Tensor)
         raise ImportError("export_onnx requires onnx and onnxscript: pip install 'egru[onnx]'") from error
     if model.training:
         raise ValueError("export_onnx: the model is in training mode; call model.eval() first")
+    _check_arguments(model)
     dynamic = torch.export.Dim.AUTO
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch.onnx uses deprecated functions of torch
@@ -72,6 +74,17 @@ def export_onnx(model: nn.Module, path: str | os.PathLike[str], example: Tensor)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, program.model_proto.SerializeToString())
     return path
+
+
+def _check_arguments(model: nn.Module) -> None:
+    """Refuse models whose ``forward`` requires more than the input, such as the lengths of packed sequences."""
+    parameters = list(inspect.signature(model.forward).parameters.values())[1:]
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if required:
+        raise ValueError(
+            f"export_onnx: {type(model).__name__}.forward must have one input, but requires {', '.join(required)} too; "
+            "export a module that calls the layers without it"
+        )
 
 
 class _FirstOutput(nn.Module):
