@@ -90,6 +90,42 @@ def test_layers_equal_the_general_route(
     assert all(counted)
 
 
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[-2], {"dropout": 0.5, "batch_first": True}], ids=str)
+@pytest.mark.parametrize(("steps", "batch"), [(1, 1), (6, 3)])
+def test_stacks_equal_the_general_route(options: dict[str, Any], steps: int, batch: int, counted: list[bool]) -> None:
+    torch.manual_seed(0)
+    layer = egru.EGRU(5, 37, num_layers=3, **options).eval()
+    x = torch.randn(*((batch, steps) if layer.batch_first else (steps, batch)), 5)
+    for hx in (None, state_like(layer, batch)):
+        for ours, expected in zip(results(layer, x, hx), results(general(layer), x, hx), strict=True):
+            assert torch.equal(ours, expected)
+        with torch.no_grad():
+            for ours, expected in zip(layer(x, hx)[1], general(layer)(x, hx)[1], strict=True):
+                assert torch.equal(ours, expected)
+    assert counted == [True] * 12
+
+
+def test_stacks_that_the_general_route_runs(counted: list[bool]) -> None:
+    torch.manual_seed(0)
+    layer, x = egru.EGRU(5, 37, num_layers=2, dropout=0.5), torch.randn(4, 3, 5)
+    layer(x)  # dropout is active
+    egru.EGRU(5, 37, num_layers=2, bidirectional=True)(x)
+    layer.eval()
+    state = state_like(layer, 3)
+    for wrong in (EventState(state.c[:1], state.y[:1]), EventState(state.c[0], state.y[0])):
+        with pytest.raises(ValueError, match=r"state.c has shape .* expected \(2, 3, 37\)"):
+            layer(x, wrong)
+    assert counted == []
+    with torch.no_grad():
+        layer.get_parameter("weight_hh_l1")[0, 0] = float("nan")
+    messages = []
+    for variant in (layer, general(layer)):
+        with pytest.raises(ValueError, match="contains nan") as error:
+            variant(x)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_cells_equal_the_general_route(options: dict[str, Any], counted: list[bool]) -> None:
     torch.manual_seed(0)
@@ -174,7 +210,6 @@ def test_general_route_runs_what_is_not_common(counted: list[bool]) -> None:
     assert counted == [True]
     counted.clear()
     uncommon: list[dict[str, Any]] = [
-        {"num_layers": 2},
         {"bidirectional": True},
         {"zoneout": 0.1},
         {"dropconnect": 0.1},

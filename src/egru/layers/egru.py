@@ -40,18 +40,21 @@ class _EventGRU(KernelEventRNN):
         return begin_sequence(x, ih, hh, self.reset_gate, autocast_precision(x), self.backend)
 
     def _quick(self, x: Any, hx: Any, single: bool) -> tuple[Tensor, ...] | None:
-        """Run one layer on the CPU with little overhead, or return None if the general route has to run it.
+        """Run all layers on the CPU with little overhead, or return None if the general route has to run them.
 
         Args:
             x: Input, ``(T, B, I)``, or ``(B, I)`` for a single step.
             hx: Initial state, or None for zeros.
             single: Whether this is one step of a cell.
+
+        Returns:
+            ``(y, c_last, y_last)``, or ``(c_last, y_last)`` for a single step.
         """
         if not (is_plain(x) and x.is_cpu) or torch.is_autocast_enabled("cpu"):
             return None
         if self._observers or self.zoneout or self.lean or self.recurrent_clip or (self.dropconnect and self.training):
             return None
-        if self.num_layers > 1 or self.bidirectional or self.backend not in ("auto", "cpu"):
+        if self.bidirectional or self.backend not in ("auto", "cpu"):
             return None
         if type(self).run_direction is not KernelEventRNN.run_direction:
             return None  # a subclass runs its own equations
@@ -61,10 +64,30 @@ class _EventGRU(KernelEventRNN):
             c, y = hx
         else:
             return None
-        suffix = self._directions[0].suffix
         scale = self._buffer("reset_scale")
         if scale.requires_grad:
             return None
+        if self.num_layers == 1:
+            return self._quick_layer(self._directions[0].suffix, x, c, y, scale, single)
+        if self.dropout and self.training:
+            return None
+        states = [(c, y)] * self.num_layers
+        if hx is not None:
+            if not (is_plain(c) and is_plain(y) and c.dim() == y.dim() == 3 and len(c) == len(y) == self.num_layers):
+                return None
+            states = list(zip(c.unbind(), y.unbind(), strict=True))
+        ends: list[tuple[Tensor, ...]] = []
+        for direction, start in zip(self._directions, states, strict=True):
+            result = self._quick_layer(direction.suffix, x, *start, scale, single)
+            if result is None:
+                return None
+            x = result[0]
+            ends.append(result[1:])
+        return (x, *(torch.cat(half) for half in zip(*ends, strict=True)))
+
+    def _quick_layer(
+        self, suffix: str, x: Tensor, c: Tensor, y: Tensor, scale: Tensor, single: bool
+    ) -> tuple[Tensor, ...] | None:
         tensors = (
             x,
             c,
