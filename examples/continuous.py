@@ -17,6 +17,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from egru.continuous import (
     InputEvents,
     first_time_loss,
     membrane_loss,
+    rate_penalty,
     silence_penalty,
 )
 from egru.data import EventSamples, event_order, interval_comparison, interval_match, yin_yang
@@ -71,6 +73,7 @@ class Config:
         learning_rate: The peak learning rate of the recurrent layer; that of the output units is twice as large.
         clip: The maximum norm of the gradient.
         silence: The weight of the penalty on output units without events.
+        max_rate: Events per unit and time constant above which the recurrent layer is penalised.
         recurrent: A factor on the initial recurrent weights.
         tau_m: The time constant of the states of the recurrent layer.
         trainable_tau: Train the time constants of both layers.
@@ -86,6 +89,7 @@ class Config:
     learning_rate: float = 5e-3
     clip: float = 1.0
     silence: float = 20.0
+    max_rate: float = math.inf
     recurrent: float = 0.3
     tau_m: float = 1.0
     trainable_tau: bool = False
@@ -133,10 +137,12 @@ class Classifier(nn.Module):
         first, last = self.stack(events, self.horizon, [0.75 * self.horizon])
         return first, last
 
-    def loss(self, output: ContinuousOutput, labels: Tensor) -> Tensor:
+    def loss(self, layer: ContinuousOutput, output: ContinuousOutput, labels: Tensor) -> Tensor:
+        penalty = 10 * rate_penalty(layer, high=self.config.max_rate)
         if self.config.output == "membrane":
-            return membrane_loss(output, labels)
-        return first_time_loss(output, labels) + self.config.silence * silence_penalty(output, self.output.thresholds())
+            return membrane_loss(output, labels) + penalty
+        penalty = penalty + self.config.silence * silence_penalty(output, self.output.thresholds())
+        return first_time_loss(output, labels) + penalty
 
     def predict(self, output: ContinuousOutput) -> Tensor:
         return output.state.c.argmax(1) if self.config.output == "membrane" else output.first_times().argmin(1)
@@ -175,7 +181,7 @@ def train(
         total = 0.0
         for rows in torch.randperm(len(data.labels)).split(config.batch):
             batch = data.select(rows)
-            loss = model.loss(model(batch)[1], batch.labels)
+            loss = model.loss(*model(batch), batch.labels)
             optimizer.zero_grad()
             loss.backward()  # exact, through the event times of both layers
             # The gradient of an event grows without bound as its unit barely reaches the threshold: always clip.
