@@ -42,7 +42,7 @@ from egru.data import EventSamples, event_order, interval_comparison, interval_m
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its data, its duration, and how large the network and the training are."""
+    """A task: its data, its duration, and defaults of the settings in :class:`Config`."""
 
     draw: Callable[[int, int], EventSamples]
     classes: tuple[str, ...]
@@ -51,29 +51,33 @@ class Task:
     hidden: int
     samples: int
     epochs: int
+    learning_rate: float = 1e-2
+    tau_m: float = 2.0
+    max_rate: float = 0.5
 
 
 TASKS = {
-    "yinyang": Task(yin_yang, ("yin", "yang", "dot"), 5, 4.0, hidden=60, samples=5000, epochs=30),
-    "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, hidden=12, samples=1000, epochs=20),
-    "intervals": Task(interval_comparison, ("shorter", "longer"), 3, 6.5, hidden=32, samples=5000, epochs=30),
-    "match": Task(interval_match, ("different", "same"), 3, 6.5, hidden=32, samples=5000, epochs=30),
+    "yinyang": Task(yin_yang, ("yin", "yang", "dot"), 5, 4.0, 60, 5000, 30, 5e-3, 1.0, math.inf),
+    "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, 12, 5000, 10, max_rate=1.0),
+    "intervals": Task(interval_comparison, ("shorter", "longer"), 3, 6.5, hidden=60, samples=20_000, epochs=20),
+    "match": Task(interval_match, ("different", "same"), 3, 6.5, hidden=60, samples=20_000, epochs=20),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of a run. Every field is a command-line option.
+    """Settings of a run. Every field is a command-line option. Of numbers that are None, the task has the default.
 
     Attributes:
         output: What the output units are judged by: their first event ("first") or their final state ("membrane").
-        hidden: The number of hidden units. If 0, that of the task.
-        samples: The number of training samples. If 0, that of the task.
-        epochs: The number of epochs. If 0, that of the task.
+        hidden: The number of hidden units.
+        samples: The number of training samples.
+        epochs: The number of epochs.
         learning_rate: The peak learning rate of the recurrent layer; that of the output units is twice as large.
         clip: The maximum norm of the gradient.
         silence: The weight of the penalty on output units without events.
-        max_rate: Events per unit and time constant above which the recurrent layer is penalised.
+        max_rate: Events per unit and time above which the recurrent layer is penalised. Without a limit, the number
+            of events can grow until an epoch takes minutes.
         recurrent: A factor on the initial recurrent weights.
         tau_m: The time constant of the states of the recurrent layer.
         trainable_tau: Train the time constants of both layers.
@@ -82,20 +86,25 @@ class Config:
     """
 
     output: str = "first"
-    hidden: int = 0
-    samples: int = 0
-    epochs: int = 0
+    hidden: int | None = None
+    samples: int | None = None
+    epochs: int | None = None
     batch: int = 50
-    learning_rate: float = 5e-3
+    learning_rate: float | None = None
     clip: float = 1.0
     silence: float = 20.0
-    max_rate: float = math.inf
+    max_rate: float | None = None
     recurrent: float = 0.3
-    tau_m: float = 1.0
+    tau_m: float | None = None
     trainable_tau: bool = False
     seed: int = 0
     freeze: bool = False
     folder: str = "report/continuous"
+
+    def resolve(self, task: Task) -> Any:
+        """Return the settings with the defaults of ``task`` where they are None."""
+        names = ("hidden", "samples", "epochs", "learning_rate", "max_rate", "tau_m")
+        return dataclasses.replace(self, **{n: getattr(task, n) for n in names if getattr(self, n) is None})
 
 
 class Classifier(nn.Module):
@@ -108,12 +117,12 @@ class Classifier(nn.Module):
 
     def __init__(self, task: Task, config: Config) -> None:
         super().__init__()
-        self.horizon, self.config = task.horizon, config
-        classes, hidden = len(task.classes), config.hidden or task.hidden
+        self.horizon, self.config = task.horizon, config.resolve(task)
+        classes, hidden = len(task.classes), self.config.hidden
         self.layer = ContinuousEGRU(
             task.channels,
             hidden,
-            tau_m=config.tau_m,
+            tau_m=self.config.tau_m,
             trainable_tau=config.trainable_tau,
             threshold=Threshold(mean=-1.0, std=0.25),
         )
@@ -181,7 +190,8 @@ def train(
         total = 0.0
         for rows in torch.randperm(len(data.labels)).split(config.batch):
             batch = data.select(rows)
-            loss = model.loss(*model(batch), batch.labels)
+            layer, output = model(batch)
+            loss = model.loss(layer, output, batch.labels)
             optimizer.zero_grad()
             loss.backward()  # exact, through the event times of both layers
             # The gradient of an event grows without bound as its unit barely reaches the threshold: always clip.
@@ -231,19 +241,20 @@ def fit(
 ) -> tuple[Classifier, dict[str, Any]]:
     """Train and, unless ``test`` is False, test on one task; return the network and the results."""
     task = TASKS[name]
-    data = task.draw(config.samples or task.samples, 1000 + config.seed)
+    settings = config.resolve(task)
+    data = task.draw(settings.samples, 1000 + config.seed)
     validation = task.draw(2000, 2000 + config.seed)
     torch.manual_seed(config.seed)
-    model = Classifier(task, config)
+    model = Classifier(task, settings)
     start = time.process_time()
-    history = train(model, data, validation, config.epochs or task.epochs, report)
+    history = train(model, data, validation, settings.epochs, report)
     seconds = time.process_time() - start
     result = {
         "task": name,
         "validation": max(line["validation"] for line in history),
         "chance": 1 / len(task.classes),
         "processor_seconds": round(seconds, 1),
-        "config": dataclasses.asdict(config),
+        "config": dataclasses.asdict(settings),
         "history": history,
     }
     if test:
@@ -270,7 +281,7 @@ def run(name: str, config: Config) -> dict[str, object]:
     )
     console = Console()
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("training", total=config.epochs or TASKS[name].epochs, accuracy="")
+        bar = progress.add_task("training", total=config.resolve(TASKS[name]).epochs, accuracy="")
         model, result = fit(name, config, lambda x: progress.update(bar, advance=1, accuracy=f"{100 * x:.1f} %"))
     folder = Path(config.folder)
     plot_raster(model, TASKS[name], test_set(name, config.seed).select(slice(1)), folder / f"{name}.png")
@@ -293,9 +304,9 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         elif field.name == "output":
             parser.add_argument(option, choices=("first", "membrane"), default=field.default)
         else:
-            parser.add_argument(
-                option, type=type(field.default), default=field.default, help=f"default {field.default}"
-            )
+            kind = int if "int" in str(field.type) else float if "float" in str(field.type) else str
+            default = "that of the task" if field.default is None else field.default
+            parser.add_argument(option, type=kind, default=field.default, help=f"default: {default}")
     options = vars(parser.parse_args(arguments))
     task = options.pop("task")
     torch.set_num_threads(1)  # the tensors are too small for a second thread to help

@@ -38,8 +38,19 @@ def test_frozen_layer_does_not_change(example):
     model = example["Classifier"](task, example["Config"](freeze=True))
     assert not any(p.requires_grad for p in model.layer.parameters())
     samples = task.draw(8, 0)
-    model.loss(model(samples)[1], samples.labels).backward()
+    model.loss(*model(samples), samples.labels).backward()
     assert model.output.U.grad.abs().max() > 0
+
+
+def test_high_event_rates_are_penalised(example):
+    task = dataclasses.replace(example["TASKS"]["match"], hidden=6)
+    samples = task.draw(8, 0)
+    losses = []
+    for max_rate in (100.0, 0.01):
+        torch.manual_seed(0)
+        model = example["Classifier"](task, example["Config"](output="membrane", max_rate=max_rate))
+        losses.append(model.loss(*model(samples), samples.labels).item())
+    assert losses[1] > losses[0] + 0.01
 
 
 def run_script(monkeypatch, script: dict[str, Any], *arguments: str) -> None:
@@ -91,6 +102,7 @@ def test_search_selects_settings_by_validation_for_the_trained_and_the_frozen_ne
 
     config = script["example"]()["Config"]
     monkeypatch.setitem(script, "example", lambda: {"Config": config, "fit": fit, "TASKS": {}})
+    monkeypatch.setitem(script, "FIXED", {})
     monkeypatch.setitem(script, "SEARCH", {"match-membrane": [{"learning_rate": rate} for rate in (1e-3, 9e-3, 2e-3)]})
     variants = ("match-membrane-frozen", "match-membrane")
     run_script(monkeypatch, script, str(tmp_path), "--only", *variants, "--seeds", "0", "1")
