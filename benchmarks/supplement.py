@@ -5,7 +5,8 @@
     python benchmarks/supplement.py figures              # draw the stored records again
 
 A RUN is the folder of a run or an export, or the name of a pretrained model. ``tolerance`` reads the validation split;
-``thresholds`` reads no data. Each writes ``benchmarks/results/supplement_NAME.json`` and a figure under docs/images.
+``thresholds`` reads no data. Each writes ``benchmarks/results/supplement_NAME.json`` and a figure under
+docs/results/images.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from egru.training.loop import score
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+IMAGES = ROOT / "docs" / "results" / "images"
 TOLERANCES = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 BINS = 60
 
@@ -171,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN")
     parser.add_argument("--device", default="cpu", help="device to score on (cpu)")
     parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder of the records (benchmarks/results)")
-    parser.add_argument("--images", type=pathlib.Path, default=ROOT / "docs" / "images", help="folder of the figures")
+    parser.add_argument("--images", type=pathlib.Path, default=IMAGES, help="folder of the figures")
     options = parser.parse_args(arguments)
     if options.action == "figures":
         for name in DRAW:

@@ -58,7 +58,7 @@ class Task:
 
 TASKS = {
     "yinyang": Task(yin_yang, ("yin", "yang", "dot"), 5, 4.0, 60, 5000, 30, 5e-3, 1.0, math.inf),
-    "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, 12, 5000, 10, max_rate=1.0),
+    "order": Task(event_order, ("ABC", "ACB", "BAC", "BCA", "CAB", "CBA"), 3, 5.0, 24, 5000, 10, max_rate=1.0),
     "intervals": Task(interval_comparison, ("shorter", "longer"), 3, 6.5, hidden=60, samples=20_000, epochs=20),
     "match": Task(interval_match, ("different", "same"), 3, 6.5, hidden=60, samples=20_000, epochs=20),
 }
