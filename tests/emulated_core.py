@@ -207,13 +207,17 @@ class EngineCore:
         self._finish(result[0])
         return result[1], result[2]
 
-    def step_at(self, t: int, index: Any, value: Any, out: int, row_steps: int, rows: int, capacity: int) -> int:
-        if not isinstance(index, np.ndarray) or not isinstance(value, np.ndarray):
-            return -1  # the caller then converts the arguments
+    def set_gap(self, type: type, no_events: Any, row_steps: int, rows: int, capacity: int) -> None:
+        self._rows = row_steps, rows, capacity
+
+    def step_at(self, *arguments: Any) -> int:
+        return -1  # the caller then converts the arguments
+
+    def step_at_address(self, t: int, index: Any, value: Any, out: int) -> int:
         start, count = self.time, 0
         if t > start:
-            _, count = self.skip(0, t - start, out, row_steps, rows, capacity)
-            steps = (ctypes.c_int64 * count).from_address(row_steps)
+            _, count = self.skip(0, t - start, out, *self._rows)
+            steps = (ctypes.c_int64 * count).from_address(self._rows[0])
             steps[:] = [step + start for step in steps]
             if self.time != t:
                 return -2 - count

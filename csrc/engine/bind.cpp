@@ -199,10 +199,32 @@ public:
         return {gap.steps, gap.count};
     }
 
+    // What step_at() returns: an object of `type`, a named tuple of the output and `no_events`, three tensors, if the
+    // skipped steps have no events of the last layer. Otherwise their steps and outputs go to memory of the caller, for
+    // `capacity` rows.
+    void set_gap(nb::handle type, nb::handle no_events, uintptr_t row_steps, uintptr_t rows, int capacity) {
+        if (!PyType_Check(type.ptr()) || !PyTuple_Check(no_events.ptr()) || PyTuple_GET_SIZE(no_events.ptr()) != 3)
+            throw std::invalid_argument("EngineCore.set_gap: expected a type and a tuple of three tensors");
+        gap_type_ = nb::borrow(type);
+        no_events_ = nb::borrow(no_events);
+        row_steps_ = output<int64_t>(row_steps);
+        rows_ = output<float>(rows);
+        row_capacity_ = capacity;
+    }
+
+    nb::object new_gap(nb::handle out) const {
+        PyTypeObject* type = reinterpret_cast<PyTypeObject*>(gap_type_.ptr());
+        PyObject* gap = type->tp_alloc(type, 4);  // a named tuple has the layout of a tuple
+        if (gap == nullptr) throw nb::python_error();
+        PyTuple_SET_ITEM(gap, 0, nb::borrow(out).release().ptr());
+        for (int i = 0; i < 3; ++i)
+            PyTuple_SET_ITEM(gap, i + 1, nb::borrow(PyTuple_GET_ITEM(no_events_.ptr(), i)).release().ptr());
+        return nb::steal(gap);
+    }
+
     // Advance to step `t`, which has an input, as skip() does. Returns the number of rows; -2 minus this number if step
     // `t` is not done yet; or -1 if the arguments do not fit, for Python to convert them or to report the error.
-    int step_at(nb::handle step, nb::handle indices, nb::handle values, uintptr_t out, uintptr_t row_steps,
-                uintptr_t rows, int capacity) {
+    int step_at(nb::handle step, nb::handle indices, nb::handle values, float* out) {
         const Use use(busy_);
         if (!PyLong_CheckExact(step.ptr()) || engine_.streams() != 1 || engine_.tokens() != 0) return -1;
         int overflow = 0;
@@ -211,12 +233,12 @@ public:
         if (!sparse_.read(indices, values, engine_.inputs())) return -1;
         check_finite(sparse_.value(), static_cast<size_t>(sparse_.count()), "step_at", "values");
         const int64_t start = engine_.time();
-        engine::Gap gap{output<int64_t>(row_steps), output<float>(rows), capacity};
+        engine::Gap gap{row_steps_, rows_, row_capacity_};
         const bool done = [&] {
             nb::gil_scoped_release release;
-            if (t > start) engine_.skip(0, t - start, output<float>(out), gap);
+            if (t > start) engine_.skip(0, t - start, out, gap);
             if (engine_.time() != t || !gap.finite) return false;
-            gap.finite = engine_.step_sparse(sparse_.index(), sparse_.value(), sparse_.count(), output<float>(out));
+            gap.finite = engine_.step_sparse(sparse_.index(), sparse_.value(), sparse_.count(), out);
             return true;
         }();
         finish(gap.finite);
@@ -318,7 +340,10 @@ private:
     Engine engine_;
     std::atomic<bool> busy_{false};
     SparseReader sparse_;
-    nb::object checked_;
+    nb::object checked_, gap_type_, no_events_;
+    int64_t* row_steps_ = nullptr;
+    float* rows_ = nullptr;
+    int row_capacity_ = 0;
 };
 
 // Return the memory of `out`, or null if step() cannot write to it. Tensors that the engine created (`is_new`) fit.
@@ -388,9 +413,24 @@ void bind_engine(nb::module_& m) {
         .def("skip", &EngineCore::skip,
              nb::sig("def skip(self, stream: int, steps: int, out: int, row_steps: int, rows: int, capacity: int, /) "
                      "-> tuple[int, int]"))
-        .def("step_at", &EngineCore::step_at,
-             nb::sig("def step_at(self, t: object, indices: object, values: object, out: int, row_steps: int, "
-                     "rows: int, capacity: int, /) -> int"))
+        .def("set_gap", &EngineCore::set_gap,
+             nb::sig("def set_gap(self, type: type, no_events: tuple[object, object, object], row_steps: int, "
+                     "rows: int, capacity: int, /) -> None"))
+        .def("step_at",
+             [](EngineCore& core, nb::handle t, nb::handle indices, nb::handle values, nb::handle out,
+                bool is_new) -> nb::object {
+                 float* to = output_tensor(core, out, is_new);
+                 const int count = to == nullptr ? -1 : core.step_at(t, indices, values, to);
+                 return count == 0 ? core.new_gap(out) : nb::int_(count);
+             },
+             nb::sig("def step_at(self, t: object, indices: object, values: object, out: object, is_new: bool, /) "
+                     "-> object"))
+        // The same with the address of the output; returns the number of rows also if it is zero.
+        .def("step_at_address",
+             [](EngineCore& core, nb::handle t, nb::handle indices, nb::handle values, uintptr_t out) {
+                 return core.step_at(t, indices, values, output<float>(out));
+             },
+             nb::sig("def step_at_address(self, t: object, indices: object, values: object, out: int, /) -> int"))
         .def_prop_rw("time", [](EngineCore& core) { return core.use([](Engine& e) { return e.time(); }); },
                      [](EngineCore& core, int64_t time) { core.use([&](Engine& e) { e.set_time(time); }); })
         .def("step_token",

@@ -21,36 +21,43 @@ typedef float HalfFloats __attribute__((vector_size(simd::width * 2)));
 constexpr int half_width = simd::width / 2;
 
 // base^n for 0 <= base <= 1 by repeated squaring. Values below 1e-150 become zero: subnormal numbers are slow.
-inline Doubles power(Doubles base, int64_t n) {
+// Several vectors at once, because each multiplication waits for the previous one.
+template <int N>
+inline void power(Doubles (&base)[N], int64_t n, Doubles (&result)[N]) {
     const Doubles zero{}, tiny = zero + 1e-150;
-    Doubles result = zero + 1.0;
+    for (int i = 0; i < N; ++i) result[i] = zero + 1.0;
     for (;; n >>= 1) {
-        if (n & 1) {
-            result = result * base;
-            result = result < tiny ? zero : result;
+        if (n & 1)
+#pragma GCC unroll 8
+            for (int i = 0; i < N; ++i) {
+                result[i] = result[i] * base[i];
+                result[i] = result[i] < tiny ? zero : result[i];
+            }
+        if (n <= 1) return;
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) {
+            base[i] = base[i] * base[i];
+            base[i] = base[i] < tiny ? zero : base[i];
         }
-        if (n <= 1) return result;
-        base = base * base;
-        base = base < tiny ? zero : base;
     }
 }
 
-// The states of units [j, j + width) after `steps` steps.
-inline simd::Floats relaxed(const Relaxation& relaxation, int j, int64_t steps, simd::Floats c) {
-    simd::Floats result;
-    for (int half = 0; half < 2; ++half) {
-        const int at = j + half * half_width;
-        HalfFloats part;
-        std::memcpy(&part, reinterpret_cast<const char*>(&c) + half * sizeof part, sizeof part);
+// Write the states of units [j, j + vectors * width) after `steps` steps to next[j].
+template <int vectors>
+inline void relax_units(const Relaxation& relaxation, int j, int64_t steps, const float* c, float* next) {
+    Doubles decay[2 * vectors], power_of[2 * vectors];
+    for (int i = 0; i < 2 * vectors; ++i) decay[i] = simd::load<Doubles>(relaxation.decay + j + i * half_width);
+    power(decay, steps, power_of);
+    for (int i = 0; i < 2 * vectors; ++i) {
+        const int at = j + i * half_width;
         const Doubles target = simd::load<Doubles>(relaxation.target + at);
-        const Doubles distance = __builtin_convertvector(part, Doubles) - target;
-        const Doubles decay = power(simd::load<Doubles>(relaxation.decay + at), steps);
+        const Doubles distance = __builtin_convertvector(simd::load<HalfFloats>(c + at), Doubles) - target;
         const Doubles drift = static_cast<double>(steps) * simd::load<Doubles>(relaxation.slope + at);
-        part = __builtin_convertvector(target + decay * distance + drift, HalfFloats);
-        std::memcpy(reinterpret_cast<char*>(&result) + half * sizeof part, &part, sizeof part);
+        simd::store(next + at, __builtin_convertvector(target + power_of[i] * distance + drift, HalfFloats));
     }
-    return result;
 }
+
+constexpr int vectors_at_once = 2;
 
 // The output of units [j, j + width) at an event, from their states.
 inline simd::Floats output_of(const Cell& cell, const Relaxation& relaxation, int j, simd::Floats c) {
@@ -82,30 +89,48 @@ void settle(const Cell& cell, int units, const float* sum, const Relaxation& rel
     }
 }
 
+// The same as first_event for units [j, j + width), whose states after `limit` steps are in next[j].
+template <Events events>
+int64_t first_event_at(const Cell& cell, int j, const Relaxation& relaxation, const float* c, const float* y,
+                       int64_t limit, float* next) {
+    const simd::Floats held = simd::loadf(y + j), theta = simd::loadf(cell.theta + j);
+    const auto exceeds = [&](const float* states) {
+        const simd::Floats state = simd::loadf(states + j);
+        const simd::Floats compared = cell.compare_output ? output_of(cell, relaxation, j, state) : state;
+        return simd::bits(is_event<events>(compared, held, theta)) != 0;
+    };
+    const auto fires = [&](int64_t step) {
+        relax_units<1>(relaxation, j, step, c, next);
+        return exceeds(next);
+    };
+    // States are monotone in time. If neither the current nor the last one exceeds the threshold, none does. If the
+    // last one does and that of the first step does not, there is a single first step in between.
+    const bool last = exceeds(next);
+    if (!last && !exceeds(c)) return limit + 1;
+    if (fires(1)) return 1;
+    if (!last) {
+        relax_units<1>(relaxation, j, limit, c, next);
+        return limit + 1;
+    }
+    int64_t before = 1, at = limit;
+    while (at - before > 1) {
+        const int64_t middle = before + (at - before) / 2;
+        (fires(middle) ? at : before) = middle;
+    }
+    return at;
+}
+
 template <Events events>
 int64_t first_event_of(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
                        int64_t limit, float* next) {
-    for (int j = 0; j < units && limit > 0; j += simd::width) {
-        const simd::Floats state = simd::loadf(c + j), held = simd::loadf(y + j), theta = simd::loadf(cell.theta + j);
-        const auto exceeds = [&](simd::Floats states) {
-            const simd::Floats compared = cell.compare_output ? output_of(cell, relaxation, j, states) : states;
-            return simd::bits(is_event<events>(compared, held, theta)) != 0;
-        };
-        const auto fires = [&](int64_t step) { return exceeds(relaxed(relaxation, j, step, state)); };
-        // States are monotone in time. If neither the current nor the last one exceeds the threshold, none does. If the
-        // last one does and that of the first step does not, there is a single first step in between.
-        const simd::Floats end = relaxed(relaxation, j, limit, state);
-        simd::store(next + j, end);
-        const bool last = exceeds(end);
-        if (!last && !exceeds(state)) continue;
-        if (fires(1)) return 1;
-        if (!last) continue;
-        int64_t before = 1, at = limit;
-        while (at - before > 1) {
-            const int64_t middle = before + (at - before) / 2;
-            (fires(middle) ? at : before) = middle;
+    for (int j = 0; j < units && limit > 0;) {
+        const int vectors = units - j < vectors_at_once * simd::width ? 1 : vectors_at_once;
+        const int64_t steps = limit;
+        (vectors == 1 ? relax_units<1> : relax_units<vectors_at_once>)(relaxation, j, steps, c, next);
+        for (int i = 0; i < vectors && limit > 0; ++i, j += simd::width) {
+            if (limit < steps) relax_units<1>(relaxation, j, limit, c, next);
+            limit = first_event_at<events>(cell, j, relaxation, c, y, limit, next) - 1;
         }
-        limit = at - 1;
     }
     return limit + 1;
 }
@@ -121,8 +146,10 @@ int64_t first_event(const Cell& cell, int units, const Relaxation& relaxation, c
 }
 
 void relax(int units, const Relaxation& relaxation, int64_t steps, float* c) {
-    for (int j = 0; j < units; j += simd::width)
-        simd::store(c + j, relaxed(relaxation, j, steps, simd::loadf(c + j)));
+    int j = 0;
+    for (; j + vectors_at_once * simd::width <= units; j += vectors_at_once * simd::width)
+        relax_units<vectors_at_once>(relaxation, j, steps, c, c);
+    for (; j < units; j += simd::width) relax_units<1>(relaxation, j, steps, c, c);
 }
 
 template <Events events, Reset reset>

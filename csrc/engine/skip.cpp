@@ -154,12 +154,14 @@ void Engine::decay_trace(int stream, int64_t steps) {
     if (!options_.has_trace || steps == 0) return;
     const Layer& layer = layers_.back();
     const size_t s = static_cast<size_t>(stream), width = trace_.size() / static_cast<size_t>(options_.streams);
-    const double a = options_.trace, n = static_cast<double>(steps);
-    const double kept = std::pow(a, n), total = a == 1.0 ? n : -std::expm1(n * std::log(a)) / (1.0 - a);
+    const double a = options_.trace, n = static_cast<double>(steps), kept = std::pow(a, n);
     double* trace = trace_.data() + s * width;
-    const float* held = !layer.delta() ? nullptr : readout_.outputs != 0 ? readout_sum_.data() + s * width
-                                                                         : layer.y[layer.current].data() + s * width;
-    for (int j = 0; j < outputs(); ++j) trace[j] = kept * trace[j] + (held == nullptr ? 0.0 : total * held[j]);
+    for (int j = 0; j < outputs(); ++j) trace[j] *= kept;
+    if (!layer.delta()) return;
+    const float* held = readout_.outputs != 0 ? readout_sum_.data() + s * width
+                                              : layer.y[layer.current].data() + s * width;
+    const double total = a == 1.0 ? n : -std::expm1(n * std::log(a)) / (1.0 - a);
+    for (int j = 0; j < outputs(); ++j) trace[j] += total * held[j];
 }
 
 }  // namespace egru::engine

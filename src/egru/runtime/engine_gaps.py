@@ -3,12 +3,16 @@
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from egru.runtime import inputs
 from egru.runtime.engine_state import StatefulEngine
 from egru.runtime.gap import Gap
 from egru.runtime.inputs import Indices, Values
+from egru.runtime.runners import CompiledRunner
 
+_empty_like = torch.empty_like  # a global is faster than an attribute of a module
 MAX_STEPS = 2**53
 """Powers of the decay are computed for at most this many steps."""
 
@@ -66,21 +70,23 @@ class GapEngine(StatefulEngine):
         self._require_values("skip")
         return self._runner.skip(_integer("n", n, 1))
 
-    def step_at(self, t: int, indices: Indices, values: Values) -> Gap:
+    def step_at(self, t: int, indices: Indices, values: Values, out: Tensor | None = None) -> Gap:
         """Skip to step ``t`` and compute it with an input. Steps in between have no input.
 
         Args:
             t: Index of the step, not less than :attr:`time`. The first step after a reset has index 0.
             indices: Indices of the active entries of the input: a tensor, an array or a list.
             values: Their values.
+            out: Where to write the output of step ``t``: a contiguous float32 CPU tensor ``(O,)``. If None, the output
+                is a new tensor.
 
         Returns:
             The output of step ``t``, and those at the skipped steps at which the last layer sent events.
 
         Raises:
-            TypeError: If the engine has an embedding, or the input has the wrong type.
-            ValueError: If step ``t`` has been computed already, the engine has several streams, the input does not fit,
-                or the state overflows.
+            TypeError: If the engine has an embedding, or the input or ``out`` has the wrong type.
+            ValueError: If step ``t`` has been computed already, the engine has several streams, the input or ``out``
+                does not fit, or the state overflows.
             RuntimeError: If another thread uses the engine.
 
         Example:
@@ -90,10 +96,15 @@ class GapEngine(StatefulEngine):
             >>> engine.time
             50001
         """
-        if self._core is not None:  # the common cases, with as few Python operations as possible
-            gap = self._runner.step_at(t, indices, values)
-            if gap is not None:
+        core = self._core
+        if core is not None:  # the common cases, with as few Python operations as possible
+            result = _empty_like(self._out_like) if out is None else out
+            gap = core.step_at(t, indices, values, result, out is None)
+            if gap.__class__ is Gap:
                 return gap
+            if gap != -1:
+                assert isinstance(self._runner, CompiledRunner)
+                return self._runner.finish_step_at(gap, t, indices, values, result)
         caller = "EventEngine.step_at"
         self._require_values("step_at")
         if self.streams != 1:
@@ -101,9 +112,14 @@ class GapEngine(StatefulEngine):
         now = self._runner.time
         if _integer("t", t, 0) < now:
             raise ValueError(f"{caller}: t must not be less than the next step, {now}, got {t}; see EventEngine.time")
-        gap = self._runner.step_at(int(t), *inputs.sparse_vector(caller, (indices, values), self.input_size))
-        assert gap is not None
-        return gap
+        if out is None:
+            out = torch.empty_like(self._out_like)
+        elif not isinstance(out, Tensor):
+            raise TypeError(f"{caller}: out must be a tensor, got {type(out).__name__}")
+        else:
+            inputs.output_buffer(caller, out, self._out_shape)
+        index, value = inputs.sparse_vector(caller, (indices, values), self.input_size)
+        return self._runner.step_at(int(t), index, value, out)
 
     def _require_values(self, method: str) -> None:
         if self._network.embedding is not None:

@@ -192,11 +192,10 @@ class ReferenceRunner:
                 rows.append((torch.tensor([step]), stream, torch.from_numpy(out[:, stream].copy())))
         return join_rows(torch.from_numpy(out[0, 0] if streams == 1 else out[0]), rows)
 
-    def step_at(self, t: int, index: Array, value: Array) -> Gap:
-        rows = self.skip(t - self.time)[1:] if t > self.time else join_rows(torch.empty(self._network.outputs), [])[1:]
-        out = np.empty((1, self._network.outputs), np.float32)
-        self.step_sparse(index, value, out)
-        return Gap(torch.from_numpy(out[0]), *rows)
+    def step_at(self, t: int, index: Array, value: Array, out: Tensor) -> Gap:
+        rows = self.skip(t - self.time)[1:] if t > self.time else join_rows(out, [])[1:]
+        self.step_sparse(index, value, out.numpy()[None])
+        return Gap(out, *rows)
 
     def step_sparse(self, index: Array, value: Array, out: Array) -> None:
         x = np.zeros((1, 1, self._network.inputs), np.float32)

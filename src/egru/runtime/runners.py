@@ -37,8 +37,8 @@ class Runner(Protocol):
         """Compute steps without input."""
         ...
 
-    def step_at(self, t: int, index: Any, value: Any) -> Gap | None:
-        """Skip to step ``t`` of one stream and compute it. None if the arguments are not those that the core reads."""
+    def step_at(self, t: int, index: Array, value: Array, out: Tensor) -> Gap:
+        """Skip to step ``t`` of one stream and compute it; ``out`` becomes the output of the result."""
         ...
 
     def step_sparse(self, index: Array, value: Array, out: Array) -> None: ...
@@ -112,6 +112,7 @@ class CompiledRunner:
         if network.readout is not None:
             outputs, inputs = network.readout.shape
             self.core.set_readout(address(network.readout), address(network.readout_bias), inputs, outputs)
+        self.core.set_gap(Gap, self._no_events, *self._row_addresses, _ROWS)
 
     def run(self, x: Array | None, ids: Array | None, last: bool, out: Array) -> None:
         steps = len(x) if x is not None else len(ids) if ids is not None else 0
@@ -140,17 +141,16 @@ class CompiledRunner:
                 done += taken
         return join_rows(out, rows) if rows else Gap(out, *self._no_events)
 
-    def step_at(self, t: int, index: Any, value: Any) -> Gap | None:
-        out = torch.empty_like(self._out_like)
-        arguments = t, index, value, out.data_ptr(), *self._row_addresses, _ROWS
-        count = self.core.step_at(*arguments)
+    def step_at(self, t: int, index: Array, value: Array, out: Tensor) -> Gap:
+        return self.finish_step_at(self.core.step_at_address(t, index, value, out.data_ptr()), t, index, value, out)
+
+    def finish_step_at(self, count: Any, t: int, index: Any, value: Any, out: Tensor) -> Gap:
+        """Return the result of ``core.step_at``, which returned ``count``, after further calls if necessary."""
         if count == 0:
             return Gap(out, *self._no_events)
-        if count == -1:
-            return None
         parts = [self._take_rows(count)]
         while count < 0:
-            count = self.core.step_at(*arguments)
+            count = self.core.step_at_address(t, index, value, out.data_ptr())
             parts.append(self._take_rows(count))
         return join_rows(out, parts)
 
