@@ -6,9 +6,9 @@
 A layer, or a stack of two, reads 16 channels. At one step in a hundred, one or two random channels have an event. The
 readout is a decaying trace with four outputs.
 
-Three ways to compute the same outputs take turns in one process, on one thread: ``step`` for every step, with a buffer
-for the result; ``run`` for the whole stream at once, which is not streaming; ``step_at`` for the steps with an event.
-Times are medians over rounds. Outputs are compared first.
+Four ways to compute the same outputs take turns in one process, on one thread: ``step`` for every step; ``run`` for the
+whole stream at once, which is not streaming; ``step_at`` for the steps with an event; ``step_at, new`` for the same
+without a buffer. ``step`` and ``step_at`` write to a buffer. Times are medians over rounds. Outputs are compared first.
 """
 
 import argparse
@@ -68,13 +68,24 @@ def measure(units: int, layers: int, steps: int, rounds: int) -> dict[str, Any]:
 
     def step_at() -> Tensor:
         engine.reset()
+        for t, channels, values in events:
+            engine.step_at(t, channels, values, out)
+        return out
+
+    def step_at_new() -> Tensor:
+        engine.reset()
         gap = None
         for t, channels, values in events:
             gap = engine.step_at(t, channels, values)
         assert gap is not None
         return gap.output
 
-    ways: dict[str, Callable[[], Tensor]] = {"step": step, "run": run, "step_at": step_at}
+    ways: dict[str, Callable[[], Tensor]] = {
+        "step": step,
+        "run": run,
+        "step_at": step_at,
+        "step_at, new": step_at_new,
+    }
     counts: dict[str, Any] = {}
     expected = step().clone()
     for name, way in ways.items():
@@ -90,14 +101,19 @@ def measure(units: int, layers: int, steps: int, rounds: int) -> dict[str, Any]:
             way()
             seconds[name].append(time.perf_counter() - begin)
     per_step = {name: statistics.median(times) / steps * 1e6 for name, times in seconds.items()}
+
+    def ratio(slow: str, fast: str) -> float:
+        return statistics.median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
+
     return {
         "units": units,
         "layers": layers,
         "inputs": len(events),
         "microseconds_per_step": per_step,
         "microseconds_per_input": per_step["step_at"] * steps / len(events),
-        "step / step_at": statistics.median(a / b for a, b in zip(seconds["step"], seconds["step_at"], strict=True)),
-        "run / step_at": statistics.median(a / b for a, b in zip(seconds["run"], seconds["step_at"], strict=True)),
+        "step / step_at": ratio("step", "step_at"),
+        "step / step_at, new": ratio("step", "step_at, new"),
+        "run / step_at": ratio("run", "step_at"),
         "counts": counts,
     }
 
@@ -118,12 +134,16 @@ def main(arguments: list[str] | None = None) -> int:
         "rounds": options.rounds,
         "sizes": [measure(units, layers, options.steps, options.rounds) for units, layers in SIZES],
     }
-    print("units  layers  µs per step: step    run  step_at   µs per input   step / step_at   run / step_at")
+    print(
+        "units  layers  µs per step: step    run  step_at   µs per input   step / step_at   without buffer   "
+        "run / step_at"
+    )
     for row in results["sizes"]:
         times = row["microseconds_per_step"]
         print(
             f"{row['units']:5d}  {row['layers']:6d}  {times['step']:17.2f} {times['run']:6.2f} {times['step_at']:8.3f}"
-            f"  {row['microseconds_per_input']:13.2f}  {row['step / step_at']:14.1f}x {row['run / step_at']:14.1f}x"
+            f"  {row['microseconds_per_input']:13.2f}  {row['step / step_at']:14.1f}x"
+            f"  {row['step / step_at, new']:14.1f}x {row['run / step_at']:14.1f}x"
         )
     if options.out is not None:
         options.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,5 +1,6 @@
 // Test program of the streaming engine, built with sanitizers: every dispatch level, weight format and reset, odd
-// sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided.
+// sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided, and that
+// skipped steps have the outputs of ordinary ones.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -71,6 +72,71 @@ void prune(Random& random, std::vector<float>& weights, int inputs, float zeros)
             if (0.5f + 0.5f * random.next() >= zeros && k % 7 != 3) continue;
             for (int i = row; i < std::min(rows, row + 16); ++i) weights[static_cast<size_t>(i * inputs + k)] = -0.0f;
         }
+}
+
+// One stream after a few steps with input: the outputs of steps without input, computed one by one or skipped. Skipped
+// steps are computed in calls of up to `part` steps, and with room for `capacity` rows.
+std::vector<float> compute_silent(const Problem& problem, WeightFormat weights, Packing packing, int part,
+                                  int capacity) {
+    constexpr int silent = 40;
+    Random random;
+    Parameters p = draw(random, problem.inputs, problem.hidden, problem.rows());
+    for (float& bias : p.b_w) bias *= 5.0f;
+    for (float& theta : p.theta) theta = 0.3f + 3.0f * std::fabs(theta);
+    const LayerSource layer{problem.inputs, problem.hidden, p.w.data(), p.v.data(), p.b_w.data(), p.b_v.data(),
+                            p.theta.data(), p.rho.data(), problem.events, problem.reset, problem.after && !problem.lstm,
+                            0.1f, problem.lstm, problem.lstm && problem.compare_output};
+    EngineOptions options;
+    options.weights = weights;
+    options.packing = packing;
+    options.has_trace = problem.after;
+    options.trace = 0.9;
+    options.refresh = 7;
+    Engine engine({layer}, options);
+    const auto readout = random.take(static_cast<size_t>(outputs * problem.hidden), 0.5f);
+    engine.set_readout({problem.hidden, outputs, readout.data(), nullptr});
+    const size_t width = static_cast<size_t>(outputs), last = (silent - 1) * width;
+    std::vector<float> out(silent * width), rows(static_cast<size_t>(capacity) * width);
+    const auto x = random.take(static_cast<size_t>(3 * problem.inputs), 1.0f);
+    engine.run(x.data(), nullptr, 3, true, out.data());
+    std::fill(out.begin(), out.end(), 0.0f);
+    if (part == 0) {
+        const std::vector<float> zeros(static_cast<size_t>(silent * problem.inputs));
+        int64_t events = engine.counters().events[0];
+        for (size_t t = 0; t < silent; ++t) {  // outputs of steps with events, and of the last one
+            engine.run(zeros.data(), nullptr, 1, false, out.data() + t * width);
+            const bool sends = engine.counters().events[0] != events;
+            events = engine.counters().events[0];
+            if (!sends && t + 1 < silent) std::fill_n(out.data() + t * width, width, 0.0f);
+        }
+        return out;
+    }
+    std::vector<int64_t> steps_of(static_cast<size_t>(capacity));
+    for (int64_t done = 0; done < silent;) {
+        Gap gap{steps_of.data(), rows.data(), capacity};
+        engine.skip(0, std::min<int64_t>(part, silent - done), out.data() + last, gap);
+        for (int i = 0; i < gap.count; ++i)
+            std::copy_n(rows.data() + static_cast<size_t>(i) * width, width,
+                        out.data() + static_cast<size_t>(done + gap.step[i]) * width);
+        done += gap.steps;
+    }
+    return out;
+}
+
+// Skipped steps have the outputs of ordinary steps, up to rounding.
+int check_skip(Level level, const Problem& problem, WeightFormat weights) {
+    int failures = 0;
+    const auto stepped = compute_silent(problem, weights, Packing::dense, 0, 1);
+    for (const auto& [part, capacity] : {std::pair{40, 64}, std::pair{40, 2}, std::pair{7, 3}}) {
+        const auto skipped = compute_silent(problem, weights, Packing::sparse, part, capacity);
+        float difference = 0;
+        for (size_t i = 0; i < stepped.size(); ++i) difference = std::max(difference, std::fabs(stepped[i] - skipped[i]));
+        if (difference < 1e-4f) continue;
+        ++failures;
+        std::printf("level %s, weights %d, %d units: skipped steps differ by %g\n", level_name(level),
+                    static_cast<int>(weights), problem.hidden, static_cast<double>(difference));
+    }
+    return failures;
 }
 
 std::vector<float> compute(const Problem& problem, WeightFormat weights, Packing packing, float zeros, int threads,
@@ -219,6 +285,7 @@ int main() {
                                            Problem{33, 65, Reset::hard, false, false, false, Events::two_sided},
                                            Problem{33, 65, Reset::none, true, false, false, Events::delta},
                                            Problem{5, 130, Reset::none, true, true, true, Events::delta}}) {
+                failures += check_skip(level, problem, weights);
                 for (const float zeros : {0.0f, 0.8f}) {
                     const auto plain = compute(problem, weights, Packing::dense, zeros, 1, 1, false);
                     for (const float value : plain) failures += !std::isfinite(value);

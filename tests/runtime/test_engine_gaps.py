@@ -236,6 +236,47 @@ def test_step_at_matches_a_dense_sequence(runner: str) -> None:
     assert engine.activity.steps == 60
 
 
+def test_step_at_writes_to_the_given_tensor(runner: str) -> None:
+    first, second, out = EventEngine(network()), EventEngine(network()), torch.empty(OUTPUTS)
+    for t in (0, 9, 300):
+        gap, expected = first.step_at(t, [3], [2.0], out), second.step_at(t, [3], [2.0])
+        assert type(gap) is type(expected) is Gap
+        assert gap.output is out
+        assert expected.output is not out
+        assert all(torch.equal(a, b) for a, b in zip(gap, expected, strict=True))
+    assert len(gap.steps)
+
+
+def test_step_at_returns_the_rows_of_a_long_gap_with_events_at_every_step(runner: str) -> None:
+    layer = EGRU(INPUTS, 8, reset="none", threshold=Threshold.constant(0.0)).eval()
+    with torch.no_grad():
+        layer.get_parameter("bias_ih_l0").fill_(1.0)
+    engine, stepped = EventEngine(layer), EventEngine(layer)
+    gap = engine.step_at(200, [1], [0.5])  # several calls of the core
+    y = stepped.run(torch.zeros(200, INPUTS))
+    assert torch.equal(gap.steps, torch.arange(200))
+    assert_close(gap.outputs, torch.as_tensor(y))
+    assert_close(gap.output, stepped.step((torch.tensor([1]), torch.tensor([0.5]))))
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        (torch.empty(OUTPUTS + 1), ValueError, "out must be float32 of shape"),
+        (torch.empty(OUTPUTS, dtype=torch.float64), TypeError, "out must be float32 on the CPU"),
+        (torch.empty(OUTPUTS, requires_grad=True), ValueError, "out must not require grad"),
+        (torch.empty(2 * OUTPUTS)[::2], ValueError, "out must be contiguous"),
+        (np.empty(OUTPUTS, np.float32), TypeError, "out must be a tensor, got ndarray"),
+        (4096, TypeError, "out must be a tensor, got int"),
+    ],
+)
+def test_step_at_refuses_unsuitable_outputs(runner: str, out: Any, error: Any, message: str) -> None:
+    engine = EventEngine(network())
+    with pytest.raises(error, match=message):
+        engine.step_at(3, [0], [1.0], out)
+    assert engine.time == 0
+
+
 def test_time_follows_steps_copies_and_resets(runner: str) -> None:
     engine = EventEngine(network(), streams=2)
     engine.run(torch.randn(4, 2, INPUTS))

@@ -100,7 +100,7 @@ class GapEngine(StatefulEngine):
         if core is not None:  # the common cases, with as few Python operations as possible
             result = _empty_like(self._out_like) if out is None else out
             gap = core.step_at(t, indices, values, result, out is None)
-            if gap.__class__ is Gap:
+            if type(gap) is Gap:
                 return gap
             if gap != -1:
                 assert isinstance(self._runner, CompiledRunner)
