@@ -85,9 +85,9 @@ def int8_arrays(name: str, q: npt.NDArray[np.int8]) -> tuple[Kind, str]:
         values = rows[rows != 0] if rows.any() else np.zeros(1, np.int8)  # C has no empty arrays
         text = array("int8_t", name, values) + array("uint32_t", f"{name}_start", start)
         return "sparse", text + array("uint8_t", f"{name}_mask", mask)
-    # Groups of four columns, and three groups after the last row, because blocks of sixteen columns are read.
+    # Groups of four columns, and four groups after the last row: blocks of sixteen columns and one more are read.
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 4))).reshape(-1, 4)
-    groups = ["W({},{},{},{})".format(*group) for group in [*padded.tolist(), *3 * [[0, 0, 0, 0]]]]
+    groups = ["W({},{},{},{})".format(*group) for group in [*padded.tolist(), *4 * [[0, 0, 0, 0]]]]
     return "int8", f"static const weight {name}[] = {{\n{lines(groups)}\n}};\n"
 
 

@@ -30,8 +30,8 @@
 #if DENSE
 
 /* int8 weights are stored in groups of four columns. MODEL_ROWS selects how, and which loop adds them:
- * 3: bytes, every second one plus 128, for blocks of 64 columns in the registers of NEON;
- * 2: the same bytes, for pairs of rows in SSE2;
+ * 3: bytes plus 128, for blocks of 64 columns in the registers of NEON;
+ * 2: bytes, every second one plus 128, for pairs of rows in SSE2;
  * 1: words, for the 64-bit multiply-add of Thumb-2 processors without vectors;
  * 0: bytes, for a loop that compilers vectorise. */
 #ifndef MODEL_ROWS
@@ -45,7 +45,11 @@
 #define MODEL_ROWS 0
 #endif
 #endif
-#if MODEL_ROWS >= 2
+#if MODEL_ROWS == 3
+typedef uint8_t weight;
+enum { weights_per_group = 4 };
+#define W(a, b, c, d) (a) + 128, (b) + 128, (c) + 128, (d) + 128
+#elif MODEL_ROWS == 2
 typedef uint8_t weight;
 enum { weights_per_group = 4 };
 #define W(a, b, c, d) (a) + 128, (b)&255, (c) + 128, (d)&255
