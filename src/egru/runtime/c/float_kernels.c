@@ -120,7 +120,16 @@ static void clear(float *to, int count)
 static int are_finite(const float *values, int count)
 {
     int i;
-#if defined(__SSE2__) || defined(__ARM_NEON)
+#if MODEL_NEON
+    const float32x4_t none = vdupq_n_f32(0.0f);
+    float32x4_t zero = none; /* remains zero unless a value is infinite or NaN */
+    float tail = 0.0f;
+    UNROLLED for (i = 0; i + 4 <= count; i += 4)
+        zero = vfmaq_f32(zero, vld1q_f32(values + i), none);
+    for (; i < count; ++i)
+        tail += values[i] - values[i];
+    return vaddvq_f32(zero) + tail == 0.0f;
+#elif defined(__SSE2__) || defined(__ARM_NEON)
     uint32_t special = 0;
     for (i = 0; i < count; ++i) {
         float_bits v;
@@ -144,7 +153,7 @@ static void apply_reset_gate(float *restrict gated, const float *r, const uint16
 {
     const float limit = LARGEST_ARGUMENT;
     int k;
-    for (k = 0; k < count; ++k)
+    UNROLLED for (k = 0; k < count; ++k)
         gated[k] = r[active[k]];
     for (k = 0; k < count; ++k)
         gated[k] = sigmoid(gated[k], limit) * value[k];

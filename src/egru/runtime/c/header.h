@@ -64,7 +64,7 @@ MODEL_STATE_FIELDS
 #endif
     struct {
         OUT_TYPE sum[MODEL_SUM_SIZE];
-        unsigned long fired[(MODEL_UNITS_MAX + sizeof(unsigned long) - 1) / sizeof(unsigned long)];
+        unsigned long fired[(MODEL_UNITS_MAX + 15) / 16 * (16 / sizeof(unsigned long))];
 #if BEFORE
         VALUE_TYPE gated[MODEL_UNITS_MAX];
 #endif

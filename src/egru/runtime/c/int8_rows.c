@@ -305,14 +305,21 @@ static inline uint16x8_t lower_bits(uint32x4_t low, uint32x4_t high)
 static inline column_sums separate(uint32x4_t low, uint32x4_t high, uint16x8_t later, uint16x8_t next)
 {
     const int32x4_t both[2] = {vreinterpretq_s32_u32(low), vreinterpretq_s32_u32(high)};
-    const uint16x8_t second = vsubq_u16(later, vshlq_n_u16(vextq_u16(lower_bits(low, high), next, 1), 8));
     const uint16x8_t upper = vshrn_high_n_u32(vshrn_n_u32(low, 8), high, 8);
-    const int16x8_t carry = vreinterpretq_s16_u16(vsubq_u16(upper, second));
+    const uint16x8_t following = vextq_u16(lower_bits(low, high), next, 1);
+    int32x4_t factor = vdupq_n_s32(256);
+    uint16x8_t short_factor = vdupq_n_u16(256);
+    int16x8_t carry;
     column_sums s;
+#ifdef __GNUC__
+    __asm__("" : "+w"(factor), "+w"(short_factor)); /* compilers would use shifts */
+#endif
+    /* The upper bits of `both` minus the lower bits of the second columns, modulo 2^16. */
+    carry = vreinterpretq_s16_u16(vmlaq_u16(vsubq_u16(upper, later), following, short_factor));
     s.second[0] = vsubw_s16(vshrq_n_s32(both[0], 8), vget_low_s16(carry));
     s.second[1] = vsubw_high_s16(vshrq_n_s32(both[1], 8), carry);
-    s.first[0] = vsubq_s32(both[0], vshlq_n_s32(s.second[0], 8));
-    s.first[1] = vsubq_s32(both[1], vshlq_n_s32(s.second[1], 8));
+    s.first[0] = vmlsq_s32(both[0], s.second[0], factor);
+    s.first[1] = vmlsq_s32(both[1], s.second[1], factor);
     return s;
 }
 

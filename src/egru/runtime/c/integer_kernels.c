@@ -147,7 +147,7 @@ static void apply_reset_gate(int16_t *restrict gated, const int32_t *r, const ui
         const int n = count - k < batch ? count - k : batch;
         int32_t x[batch];
         int16_t gate[batch];
-        for (j = 0; j < n; ++j)
+        UNROLLED for (j = 0; j < n; ++j)
             x[j] = r[active[k + j]];
         look_up(gate, sigmoid_table, x, n);
         for (j = 0; j < n; ++j)
