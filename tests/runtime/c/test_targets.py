@@ -17,7 +17,7 @@ core = pytest.importorskip("egru._core", reason="the compiled core is not built"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[str]]:
-    """The sources of a program that runs six networks, and the lines that it must print.
+    """The sources of a program that runs eight networks, and the lines that it must print.
 
     The integer form has no engine: its outputs must be those of the library compiled for this machine.
     """
@@ -29,7 +29,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[
     formats: dict[int, WeightFormat] = {0: "float32", 7: "int8"}
     engines = {f"net{seed}": EventEngine(**without_embedding(seed), weights=w) for seed, w in formats.items()}
     integer = {f"integer{seed}": EventEngine(**without_embedding(seed, plain=True)) for seed in (1, 4)}
-    engines["wide"], integer["integer_wide"] = EventEngine(wide_layer(), weights="int8"), EventEngine(wide_layer())
+    for key, layer in {"wide": wide_layer(), "wide_blocks": wide_layer(150, 3, 3)}.items():
+        engines[key], integer[f"integer_{key}"] = EventEngine(layer, weights="int8"), EventEngine(layer)
     runs = {
         key: (engine, random_input(engine, 1, 8 if "wide" in key else STEPS))
         for key, engine in (engines | integer).items()
@@ -49,12 +50,19 @@ def without_embedding(seed: int, plain: bool = False) -> dict[str, Any]:
     return random_parts(seed, plain=plain) | {"embedding": None}
 
 
-def wide_layer() -> EGRU:
-    """Return a layer with more active units and more columns than any loop over rows of int8 weights takes at once."""
+def wide_layer(hidden: int = 301, active: int = 2, silent: int = 301) -> EGRU:
+    """Return a layer with more active units and more columns than any loop over rows of int8 weights takes at once.
+
+    Args:
+        hidden: Number of units. With 150, blocks of 128, 64 and 16 columns occur.
+        active: One unit in this many always has an event. Values have both signs.
+        silent: One unit in this many never has an event.
+    """
     torch.manual_seed(0)
-    layer = EGRU(3, 301, reset="none", threshold=Threshold("identity", mean=-0.02, std=0.05)).eval()
+    layer = EGRU(3, hidden, reset="none", threshold=Threshold("identity", mean=-0.02, std=0.05)).eval()
     with torch.no_grad():
-        layer.get_parameter("threshold_l0")[::2] = -2.0
+        layer.get_parameter("threshold_l0")[::active] = -2.0
+        layer.get_parameter("threshold_l0")[1::silent] = 2.0
     return layer
 
 

@@ -295,6 +295,21 @@ typedef struct {
     int32x4_t first[2], second[2];
 } column_sums;
 
+/* The number 256, as a vector. */
+typedef struct {
+    int32x4_t factor;
+    uint16x8_t short_factor;
+} factors;
+
+static inline factors make_factors(void)
+{
+    factors f = {vdupq_n_s32(256), vdupq_n_u16(256)};
+#ifdef __GNUC__
+    __asm__("" : "+w"(f.factor), "+w"(f.short_factor)); /* compilers would replace products by shifts */
+#endif
+    return f;
+}
+
 /* The lower bits of the sums of the first columns of all words. */
 static inline uint16x8_t lower_bits(uint32x4_t low, uint32x4_t high)
 {
@@ -302,24 +317,19 @@ static inline uint16x8_t lower_bits(uint32x4_t low, uint32x4_t high)
 }
 
 /* Separate the columns of words. `next` has the lower bits of the words that follow. */
-static inline column_sums separate(uint32x4_t low, uint32x4_t high, uint16x8_t later, uint16x8_t next)
+static inline column_sums separate(uint32x4_t low, uint32x4_t high, uint16x8_t later, uint16x8_t next, factors f)
 {
     const int32x4_t both[2] = {vreinterpretq_s32_u32(low), vreinterpretq_s32_u32(high)};
     const uint16x8_t upper = vshrn_high_n_u32(vshrn_n_u32(low, 8), high, 8);
     const uint16x8_t following = vextq_u16(lower_bits(low, high), next, 1);
-    int32x4_t factor = vdupq_n_s32(256);
-    uint16x8_t short_factor = vdupq_n_u16(256);
     int16x8_t carry;
     column_sums s;
-#ifdef __GNUC__
-    __asm__("" : "+w"(factor), "+w"(short_factor)); /* compilers would use shifts */
-#endif
     /* The upper bits of `both` minus the lower bits of the second columns, modulo 2^16. */
-    carry = vreinterpretq_s16_u16(vmlaq_u16(vsubq_u16(upper, later), following, short_factor));
+    carry = vreinterpretq_s16_u16(vmlaq_u16(vsubq_u16(upper, later), following, f.short_factor));
     s.second[0] = vsubw_s16(vshrq_n_s32(both[0], 8), vget_low_s16(carry));
     s.second[1] = vsubw_high_s16(vshrq_n_s32(both[1], 8), carry);
-    s.first[0] = vmlsq_s32(both[0], s.second[0], factor);
-    s.first[1] = vmlsq_s32(both[1], s.second[1], factor);
+    s.first[0] = vmlsq_s32(both[0], s.second[0], f.factor);
+    s.first[1] = vmlsq_s32(both[1], s.second[1], f.factor);
     return s;
 }
 
@@ -329,22 +339,54 @@ static inline void add_columns(OUT_TYPE **sum, int32x4_t first, int32x4_t second
 {
 #if INTEGER
     const int32x4_t bits = vdupq_n_s32(unit.bits);
+#else
+    const float32x4_t factor = vdupq_n_f32(unit);
+#endif
+#if defined(__GNUC__) && !defined(__clang__)
+    /* Compilers would compute an address for every access, and copy registers. */
+    __asm__ volatile("ld2 {v28.4s, v29.4s}, [%[scale]], #32\n"
+                     "ld2 {v30.4s, v31.4s}, [%[sum]]\n"
+#if INTEGER
+                     "sshl %[first].4s, %[first].4s, %[bits].4s\n"
+                     "sshl %[second].4s, %[second].4s, %[bits].4s\n"
+                     "sqdmulh %[first].4s, %[first].4s, v28.4s\n"
+                     "sqdmulh %[second].4s, %[second].4s, v29.4s\n"
+                     "ssra v30.4s, %[first].4s, #1\n"
+                     "ssra v31.4s, %[second].4s, #1\n"
+#else
+                     "fmul v28.4s, v28.4s, %[factor].4s\n"
+                     "fmul v29.4s, v29.4s, %[factor].4s\n"
+                     "scvtf %[first].4s, %[first].4s\n"
+                     "scvtf %[second].4s, %[second].4s\n"
+                     "fmul v28.4s, %[first].4s, v28.4s\n"
+                     "fmul v29.4s, %[second].4s, v29.4s\n"
+                     "fadd v30.4s, v28.4s, v30.4s\n"
+                     "fadd v31.4s, v29.4s, v31.4s\n"
+#endif
+                     "st2 {v30.4s, v31.4s}, [%[sum]], #32"
+                     : [sum] "+&r"(*sum), [scale] "+&r"(*scale), [first] "+&w"(first), [second] "+&w"(second)
+#if INTEGER
+                     : [bits] "w"(bits)
+#else
+                     : [factor] "w"(factor)
+#endif
+                     : "memory", "v28", "v29", "v30", "v31");
+#else
+#if INTEGER
     const int32x4x2_t factor = vld2q_s32(*scale);
     int32x4x2_t to = vld2q_s32(*sum);
     to.val[0] = vsraq_n_s32(to.val[0], vqdmulhq_s32(vshlq_s32(first, bits), factor.val[0]), 1);
     to.val[1] = vsraq_n_s32(to.val[1], vqdmulhq_s32(vshlq_s32(second, bits), factor.val[1]), 1);
     vst2q_s32(*sum, to);
 #else
-    const float32x4x2_t factor = vld2q_f32(*scale);
+    const float32x4x2_t scales = vld2q_f32(*scale);
     float32x4x2_t to = vld2q_f32(*sum);
-    to.val[0] = vaddq_f32(vmulq_f32(vcvtq_f32_s32(first), vmulq_n_f32(factor.val[0], unit)), to.val[0]);
-    to.val[1] = vaddq_f32(vmulq_f32(vcvtq_f32_s32(second), vmulq_n_f32(factor.val[1], unit)), to.val[1]);
+    to.val[0] = vaddq_f32(vmulq_f32(vcvtq_f32_s32(first), vmulq_f32(scales.val[0], factor)), to.val[0]);
+    to.val[1] = vaddq_f32(vmulq_f32(vcvtq_f32_s32(second), vmulq_f32(scales.val[1], factor)), to.val[1]);
     vst2q_f32(*sum, to);
 #endif
     *scale += 8;
     *sum += 8;
-#if defined(__GNUC__) && !defined(__clang__)
-    __asm__("" : "+r"(*scale), "+r"(*sum)); /* compilers would compute an address for every access */
 #endif
 }
 
@@ -360,7 +402,8 @@ static inline void write_columns(int32_t *total, const column_sums *s)
 }
 
 /* Scale the sums of 64 columns and add them to `sum`. Returns the lower bits of the first words. */
-static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE *scale, UNIT_TYPE unit, uint16x8_t next)
+static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE *scale, UNIT_TYPE unit, uint16x8_t next,
+                                  factors f)
 {
     uint16x8_t bits[5];
     int i;
@@ -368,7 +411,7 @@ static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE
     UNROLLED for (i = 0; i < 4; ++i)
         bits[i] = lower_bits(s->both[2 * i], s->both[2 * i + 1]);
     UNROLLED for (i = 0; i < 4; ++i) {
-        const column_sums c = separate(s->both[2 * i], s->both[2 * i + 1], s->later[i], bits[i + 1]);
+        const column_sums c = separate(s->both[2 * i], s->both[2 * i + 1], s->later[i], bits[i + 1], f);
         add_columns(&sum, c.first[0], c.second[0], &scale, unit);
         add_columns(&sum, c.first[1], c.second[1], &scale, unit);
     }
@@ -379,11 +422,12 @@ static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE
 static void add_listed_rows(OUT_TYPE *restrict sum, int columns, const row_list *list, const SCALE_TYPE *scale,
                             UNIT_TYPE unit)
 {
+    const factors f = make_factors();
     uint16x8_t next = vdupq_n_u16(list->next);
     int j = (columns + 15) & ~15;
     while (j > columns / 64 * 64) {
         const sums s = add_block(list, (size_t)(j -= 16), 0);
-        const column_sums c = separate(s.both[0], s.both[1], s.later[0], next);
+        const column_sums c = separate(s.both[0], s.both[1], s.later[0], next, f);
         int32_t total[16];
         write_columns(total, &c);
         add_scaled(sum + j, total, columns - j < 16 ? columns - j : 16, scale + j, unit);
@@ -391,19 +435,20 @@ static void add_listed_rows(OUT_TYPE *restrict sum, int columns, const row_list 
     }
     if (j % 128 != 0) {
         const sums s = add_block(list, (size_t)(j -= 64), 1);
-        next = add_sums(sum + j, &s, scale + j, unit, next);
+        next = add_sums(sum + j, &s, scale + j, unit, next, f);
     }
     while (j > 0) {
         sums s[2];
         add_two_blocks(s, list, (size_t)(j -= 128));
-        next = add_sums(sum + j + 64, &s[1], scale + j + 64, unit, next);
-        next = add_sums(sum + j, &s[0], scale + j, unit, next);
+        next = add_sums(sum + j + 64, &s[1], scale + j + 64, unit, next, f);
+        next = add_sums(sum + j, &s[0], scale + j, unit, next, f);
     }
 }
 
 static void accumulate(int32_t *restrict total, int columns, const weight *rows, size_t stride, const uint16_t *index,
                        const int16_t *q, int count)
 {
+    const factors f = make_factors();
     const int n = (columns + 15) & ~15;
     row_list list;
     int j, k;
@@ -415,7 +460,7 @@ static void accumulate(int32_t *restrict total, int columns, const weight *rows,
         next = vdupq_n_u16(list.next);
         for (j = n - 16; j >= 0; j -= 16) {
             const sums s = add_block(&list, (size_t)j, 0);
-            const column_sums c = separate(s.both[0], s.both[1], s.later[0], next);
+            const column_sums c = separate(s.both[0], s.both[1], s.later[0], next, f);
             int32_t part[16];
             write_columns(part, &c);
             for (k = 0; k < 16; ++k)
