@@ -121,6 +121,21 @@ def test_most_examples_have_events_in_the_gap() -> None:
     assert any(events == 0 for events in checked)
 
 
+@pytest.mark.parametrize("trace", [0.9, 1.0, "mean"])
+@pytest.mark.parametrize("has_readout", [False, True])
+def test_trace_adds_outputs_that_delta_events_hold(trace: Any, has_readout: bool) -> None:
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"events": "delta", "reset": "none", "reset_gate": "after"}
+    layer = EGRU(INPUTS, 7, threshold=Threshold.constant(0.2), **options).eval()
+    readout = nn.Linear(7, OUTPUTS) if has_readout else None
+    parts = extract_network(layer, readout=readout, trace=trace)
+    assert check(parts, "float32", torch.randn(3, INPUTS), [40, 3]) >= 0
+    engine = build(parts)
+    engine.run(torch.randn(3, INPUTS))
+    assert engine.state["y"].any()  # outputs are held during the gap
+
+
 def unit(rate: float, target: float, theta: float = 2.0, events: Any = "positive") -> EventEngine:
     """Return an engine with one unit, whose state approaches ``target`` by about ``rate`` per step."""
     layer = EGRU(1, 1, events=events, reset_gate="after", threshold=Threshold.constant(theta), reset="none")
