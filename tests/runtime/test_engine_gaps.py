@@ -183,6 +183,16 @@ def test_states_differ_from_ordinary_steps_by_accumulated_rounding_only(rate: fl
         assert abs(skipped.state["c"].item() - c) <= min(n, 1 / rate) * half + half
 
 
+def test_assigned_state_above_the_threshold_relaxes_without_event() -> None:
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    skipped, stepped = unit(0.5, 0.0, theta=0.3), unit(0.5, 0.0, theta=0.3)
+    for engine in (skipped, stepped):
+        engine.state = {**engine.state, "c": torch.full_like(engine.state["c"], 0.4)}
+    assert not len(skipped.skip(10).steps)
+    stepped.run(torch.zeros(10, 1))
+    torch.testing.assert_close(skipped.state["c"], stepped.state["c"], rtol=1e-6, atol=0)
+
+
 def network(**options: Any) -> nn.Module:
     torch.manual_seed(0)
     options = {"threshold": Threshold("identity", mean=0.3, std=0.05), **options}
@@ -213,6 +223,29 @@ def test_a_long_gap_without_events_costs_one_update() -> None:
     c = engine.state["0.c"]
     engine.step(torch.zeros(INPUTS))
     torch.testing.assert_close(engine.state["0.c"], c, rtol=0, atol=1e-7)  # the fixed point
+
+
+def test_order_of_units_does_not_change_the_number_of_jumps() -> None:
+    """Units that cross their thresholds at different steps: the first crossing ends the jump for all of them."""
+    pytest.importorskip("egru._core", reason="the compiled core is not built")
+    rate, target = torch.full((32,), 0.1), torch.zeros(32)
+    rate[[4, 8, 16]] = 0.05  # in other vectors than unit 0, however wide these are
+    target[[0, 4, 8, 16]] = 0.5
+    macs, steps = [], []
+    for order in (torch.arange(32), torch.arange(31, -1, -1)):
+        layer = EGRU(1, 32, reset_gate="after", reset="hard", threshold=Threshold.constant(0.3)).eval()
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if name.startswith(("weight", "bias")):
+                    parameter.zero_()
+            layer.get_parameter("bias_ih_l0")[32:64] = -torch.logit(rate[order])
+            layer.get_parameter("bias_ih_l0")[64:] = torch.atanh(target[order])
+        engine = EventEngine(layer)
+        steps.append(engine.skip(40).steps.tolist())
+        macs.append(engine.activity.macs)
+    assert steps[0] == steps[1]
+    assert len(steps[0]) > 2
+    assert macs[0] == macs[1]
 
 
 def test_streams_do_not_change_results() -> None:

@@ -224,3 +224,9 @@ def _fields(layer: Layer, index: int, kind: str) -> str:
     return (
         f"    {kind} c_{index}[{H}]{y}, value_{index}[{H}];\n    uint16_t index_{index}[{H}];\n    int count_{index};"
     )
+
+
+def int8_rows(flags: Mapping[str, bool], names: Mapping[str, str]) -> str:
+    """Return the functions that add rows of int8 weights, with a loop for every kind of processor."""
+    loops = {"NEON_ROWS": "int8_rows_neon.c", "THUMB_ROWS": "int8_rows_thumb.c"}
+    return render("int8_rows.c", flags, {**names, **{key: render(f, flags, names).strip() for key, f in loops.items()}})

@@ -2,7 +2,16 @@
 
 import numpy as np
 
-from egru.runtime.c.common import accumulated, assemble, biases, layer_flags, layer_lines, network_flags, step_calls
+from egru.runtime.c.common import (
+    accumulated,
+    assemble,
+    biases,
+    int8_rows,
+    layer_flags,
+    layer_lines,
+    network_flags,
+    step_calls,
+)
 from egru.runtime.c.matrix import Floats, Matrix, flags, int8_arrays, layer_products, layer_weights, quantise
 from egru.runtime.c.template import array, decimal, render
 from egru.runtime.network import Layer, Network
@@ -54,7 +63,7 @@ def float_source(network: Network, weights: CWeightFormat, name: str) -> dict[st
     int8_names = TYPES | {"SCALE_TYPE": "float", "UNIT_TYPE": "float", "QUANTISE": "quantise(value, count, q)"}
     code = [
         render("float_kernels.c", conditions, {"FIRED_FUNCTION": render("fired.c", {}, {}).strip()}),
-        render("int8_rows.c", conditions, int8_names),
+        int8_rows(conditions, int8_names),
         *(_layer_source(network, i, matrices) for i in range(len(network.layers))),
         step,
     ]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from egru.runtime.c.common import assemble, biases, layer_flags, layer_lines, network_flags, step_calls
+from egru.runtime.c.common import assemble, biases, int8_rows, layer_flags, layer_lines, network_flags, step_calls
 from egru.runtime.c.matrix import Floats, Matrix, flags, int8_arrays, layer_products, layer_weights, quantise
 from egru.runtime.c.template import array, render
 from egru.runtime.network import Layer, Network
@@ -69,7 +69,7 @@ def integer_source(network: Network, name: str) -> dict[str, str]:
     names = {"PRE": str(PRE_FRACTION), "FIRED_FUNCTION": render("fired.c", {}, {}).strip()}
     code = [
         render("integer_kernels.c", conditions, names),
-        render("int8_rows.c", conditions, int8_names),
+        int8_rows(conditions, int8_names),
         *(_layer_source(layer, i, fractions[i], matrices) for i, layer in enumerate(network.layers)),
         render(
             "integer_step.c",
