@@ -131,6 +131,8 @@ Gradients::Gradients(const Network& network) : theta(static_cast<size_t>(network
     tau_s.resize(network.model().shared_tau ? 1 : theta.size());
     tau_m.resize(tau_s.size());
     tau_o.resize(theta.size());
+    beta.resize(network.model().adaptive ? theta.size() : 0);
+    tau_a.resize(beta.size());
 }
 
 void Gradients::add(const Gradients& other) {
@@ -144,6 +146,8 @@ void Gradients::add(const Gradients& other) {
     add_to(tau_s, other.tau_s);
     add_to(tau_m, other.tau_m);
     add_to(tau_o, other.tau_o);
+    add_to(beta, other.beta);
+    add_to(tau_a, other.tau_a);
 }
 
 void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
@@ -180,6 +184,8 @@ void backward(const ContinuousCall& call, const Tape& tape, Poll poll) {
     std::copy(all.delays.begin(), all.delays.end(), at<double>(call.grad_delays));
     std::copy(all.tau_s.begin(), all.tau_s.end(), at<double>(call.grad_tau_s));
     std::copy(all.tau_m.begin(), all.tau_m.end(), at<double>(call.grad_tau_m));
+    std::copy(all.beta.begin(), all.beta.end(), at<double>(call.grad_beta));
+    std::copy(all.tau_a.begin(), all.tau_a.end(), at<double>(call.grad_tau_a));
     if (network.model().shared_tau)
         *at<double>(call.grad_tau_o) = std::accumulate(all.tau_o.begin(), all.tau_o.end(), 0.0);
     else

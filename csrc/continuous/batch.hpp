@@ -76,6 +76,7 @@ void repeat_part(const ContinuousCall& call, const Network& network, int sample,
 struct Gradients {
     explicit Gradients(const Network& network);
     std::vector<double> V[3], U[3], b[3], theta, delays;
+    std::vector<double> beta, tau_a;          // by unit, or empty without adaptation
     std::vector<double> tau_s, tau_m, tau_o;  // by unit; the first two are one number if the time constants are shared
     void add(const Gradients& other);
 };

@@ -16,6 +16,7 @@ struct ContinuousCall {
     double tie = 0;            // events closer than this are simultaneous
     double grazing_floor = 0;  // smallest z - theta that the backward pass divides by
     bool linear = false;  // u = r = 1 and z = a_z
+    uintptr_t beta = 0, tau_a = 0;  // adaptation of linear units: (H) twice
     bool self_connections = false;
     bool receiver_reset = false;  // the reset gate is that of the receiver, not of the emitter
     bool unit_amplitude = false;  // events carry 1, not theta
@@ -47,6 +48,7 @@ struct ContinuousCall {
     // time constants are (H) if these differ between units, else one number.
     uintptr_t grad_V = 0, grad_U = 0, grad_b = 0, grad_theta = 0, grad_tau_s = 0, grad_tau_m = 0, grad_tau_o = 0;
     uintptr_t grad_a0 = 0, grad_c0 = 0, grad_delays = 0, grad_input_times = 0, grad_input_values = 0;
+    uintptr_t grad_beta = 0, grad_tau_a = 0;  // (H) twice, with adaptation
     uintptr_t floored = 0;  // the number of events per sample to which grazing_floor applied (B)
 };
 

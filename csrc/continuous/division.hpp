@@ -16,10 +16,8 @@ namespace continuous {
 
 // How fast the gates change, in units of 1 / tau_s, at a distance max |a_x - b_x| from rest. The longest panel is
 // inversely proportional to it. Far from rest the activations may pass zero, where the gates bend, at full speed.
-// The gates of linear units do not bend.
 template <class T>
-inline T gate_speed(const Model& m, T distance) {
-    if (m.linear) return 1.0 + distance * 0.0;
+inline T gate_speed(T distance) {
     const T beyond = distance - 10.0;
     return 1.0 + 0.5 * distance + (beyond > 0.0 ? beyond : beyond * 0.0);
 }
@@ -31,8 +29,7 @@ constexpr int max_equal_panels = 1000;
 // At |a| above this, sigmoid and tanh are constant to rounding.
 constexpr double saturation = 38;
 
-inline double gate_u(const Model& m, double a) { return m.linear ? 1 : 1 / (1 + exp(-a)); }
-inline double gate_z(const Model& m, double a) { return m.linear ? a : tanh(a); }
+inline double gate_u(double a) { return 1 / (1 + exp(-a)); }
 
 inline double larger(double a, double b) { return a > b ? a : b; }
 inline double smaller(double a, double b) { return a < b ? a : b; }
@@ -46,8 +43,8 @@ inline double time_to_rest(double tau_s, double d_u, double d_z) {
 }
 
 // How long a gate with activation `a` and bias `b` stays saturated; 0 if it is not.
-inline double time_saturated(const Model& m, double tau_s, double a, double b) {
-    if (m.linear || !(magnitude(a) > saturation)) return 0;
+inline double time_saturated(double tau_s, double a, double b) {
+    if (!(magnitude(a) > saturation)) return 0;
     const double edge = a > 0 ? saturation : -saturation;
     if (a > 0 ? b >= edge : b <= edge) return __builtin_inf();
     return tau_s * log((a - b) / (edge - b));
@@ -64,7 +61,7 @@ struct Division {
         : d_u(d_u), b_u(b_u), d_z(d_z), b_z(b_z), span(span), tau_s(tau_s), tau_m(tau_m),
           rate_s(m.shared_tau ? m.rate_s : 1.0 / tau_s), rate_m(m.shared_tau ? m.rate_m : 1.0 / tau_m) {
         const double distance = larger(magnitude(d_u), magnitude(d_z));
-        const double load = span * (gate_speed(m, distance) * rate_s + rate_m) / m.panel;
+        const double load = span * (gate_speed(distance) * rate_s + rate_m) / m.panel;
         const int32_t whole = load <= max_equal_panels ? (int32_t)load : 0;
         count = load <= max_equal_panels ? whole + (load > whole || whole == 0) : 0;
         h = count > 0 ? span / count : 0;
@@ -74,11 +71,11 @@ struct Division {
     double length(const Model& m, double from) const {
         if (count > 0) return h;
         const double past = exp(-from / tau_s), far_u = d_u * past, far_z = d_z * past;
-        const double held_u = time_saturated(m, tau_s, b_u + far_u, b_u);
-        const double held_z = time_saturated(m, tau_s, b_z + far_z, b_z);
+        const double held_u = time_saturated(tau_s, b_u + far_u, b_u);
+        const double held_z = time_saturated(tau_s, b_z + far_z, b_z);
         const double distance = larger(held_u > 0 ? 0 : magnitude(far_u), held_z > 0 ? 0 : magnitude(far_z));
         const bool constant = held_u > 0 && held_z > 0;
-        double longest = m.panel / ((constant ? 0 : gate_speed(m, distance) / tau_s) + 1.0 / tau_m);
+        double longest = m.panel / ((constant ? 0 : gate_speed(distance) / tau_s) + 1.0 / tau_m);
         if (held_u > 0) longest = smaller(longest, held_u);
         if (held_z > 0) longest = smaller(longest, held_z);
         return smaller(larger(longest, 0x1p-48 * (tau_s + from)), span - from);
@@ -163,7 +160,7 @@ inline void fill(const Model& m, Scratch* scratch, int result_rows, const Divisi
 inline void flow_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
         for (int i = 0; i < p.count; i += width) {
-            const Affine map = flow<n.nodes, n.linear>(m, p.panel(i));
+            const Affine map = flow<n.nodes>(m, p.panel(i));
             put(p.results + i, map.scale);
             put(p.results + row_stride + i, map.shift);
         }
@@ -177,7 +174,7 @@ inline bool single_panels(const Model& m, const Constants& tau, const double* d_
     Longs several{};
     for (int k = 0; k < count; k += width) {
         const Doubles distance = max_of(abs_of(get(d_u + k)), abs_of(get(d_z + k)));
-        several |= get(span + k) * (gate_speed(m, distance) * tau.rate_s(m, k) + tau.rate_m(m, k)) * by_panel > 1.0;
+        several |= get(span + k) * (gate_speed(distance) * tau.rate_s(m, k) + tau.rate_m(m, k)) * by_panel > 1.0;
     }
     return !any(several);
 }

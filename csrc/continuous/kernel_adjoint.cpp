@@ -65,7 +65,7 @@ inline void pull_back_single(const Model& m, Units& s) {
             const Panel panel{get(s.d_u + k), get(s.b_u + k),    get(s.d_z + k),
                               get(s.b_z + k), get(s.active + k), s.tau.rate_s(m, k), s.tau.rate_m(m, k),
                               decays};
-            const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
+            const Bilinear b = bilinear<n.nodes>(m, panel);
             const Slice<Doubles> slice{b.scale, b.q, {b.x[0], b.x[1], b.x[2]}, {b.y[0], b.y[1], b.y[2]},
                                        {b.v[0], b.v[1], b.v[2]}, b.rate, b.lag, panel.d_u, panel.d_z, panel.h,
                                        get(s.c + k)};
@@ -84,9 +84,9 @@ inline void pull_back_single(const Model& m, Units& s) {
 }
 
 // Pulls back over the time `at_rest`, in which u and z are constant, in closed form. `c` is the state at its start.
-inline void pull_back_rest(const Model& m, double tau_s, double tau_m, double at_rest, double b_u, double b_z, double c,
+inline void pull_back_rest(double tau_s, double tau_m, double at_rest, double b_u, double b_z, double c,
                            Accumulated<double>* a) {
-    const double u = gate_u(m, b_u), z = gate_z(m, b_z), dz = m.linear ? 1 : 1 - z * z, k = u / tau_m, s = 1 / tau_s;
+    const double u = gate_u(b_u), z = tanh(b_z), dz = 1 - z * z, k = u / tau_m, s = 1 / tau_s;
     const double kept = exp(-k * at_rest), q = exp(-s * at_rest);
     const double held = (z - c) * kept * a->p_c;  // (z - c) p_c is constant
     const double u_rate = u * (1 - u) / tau_m * held, z_rate = k * dz * a->p_c;
@@ -123,7 +123,7 @@ inline void slice_portion(const Model& m, const Portion& p) {
     with_nodes(m, [&](auto n) {
         for (int i = 0; i < p.count; i += width) {
             const Panel panel = p.panel(i);
-            const Bilinear b = bilinear<n.nodes, n.linear>(m, panel);
+            const Bilinear b = bilinear<n.nodes>(m, panel);
             // In the order of SliceRow.
             const Doubles outputs[slice_rows] = {b.scale, b.q,    b.x[0], b.x[1], b.x[2], b.y[0],    b.y[1],    b.y[2],
                                                  b.v[0],  b.v[1], b.v[2], b.rate, b.lag,  panel.d_u, panel.d_z, b.shift,
@@ -148,7 +148,7 @@ inline void pull_back_portion(const Model& m, const Units& s, const Portion& p, 
     for (int i = p.count - 1; i >= 0; --i) {
         const int k = p.unit[i];
         if (p.last[i] && s.span[k] > s.active[k])
-            pull_back_rest(m, s.tau.one_s(m, k), s.tau.one_m(m, k), s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
+            pull_back_rest(s.tau.one_s(m, k), s.tau.one_m(m, k), s.span[k] - s.active[k], s.b_u[k], s.b_z[k], c_end[k], &sums[k]);
         const auto at = [&](int row) { return p.results[row * row_stride + i]; };
         pull_back_panel(Slice<double>{at(row_scale), at(row_q),
                                       {at(row_x), at(row_x + 1), at(row_x + 2)},
@@ -255,8 +255,8 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, Uni
         add(t.grad_r, t.scale * p_r);
         add(t.grad_z, carried);
         const Doubles a_u = get(s.b_u + k) + get(s.d_u + k), a_z = get(s.b_z + k) + get(s.d_z + k), c = get(s.c + k);
-        const Gates after = gates_of(m, a_u, a_z);
-        const Gates before = gates_of(m, get(s.b_u + k) + get(s.before_u + k), get(s.b_z + k) + get(s.before_z + k));
+        const Gates after = gates(a_u, a_z);
+        const Gates before = gates(get(s.b_u + k) + get(s.before_u + k), get(s.b_z + k) + get(s.before_z + k));
         if (has_emitter && emitter >= k && emitter < k + width) {
             sums->emitter_u = after.u[emitter - k];
             sums->emitter_z = after.z[emitter - k];
@@ -387,6 +387,7 @@ egru::continuous::ReceiverSums continuous_pull_back(const egru::continuous::Mode
                                                     egru::continuous::Adjoint* adjoint,
                                                     const egru::continuous::TouchAdjoint& touch,
                                                     egru::continuous::Scratch* scratch) {
+    if (m.linear) return continuous_pull_back_linear(m, adjoint, touch);
     egru::continuous::ReceiverSums sums{};
     for (int first = 0; first < touch.count; first += egru::continuous::block)
         continuous::pull_back_block(m, adjoint, touch, first, scratch, &sums);

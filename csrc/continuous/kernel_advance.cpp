@@ -22,7 +22,7 @@ inline void flow_panels(const Model& m, Units& s, const double* span, Scratch* s
         const double* decays = common_decays(m, span, s.count, memory);
         with_nodes(m, [&](auto n) {
             for (int k = 0; k < s.count; k += width) {
-                const Affine map = flow<n.nodes, n.linear>(
+                const Affine map = flow<n.nodes>(
                     m, {get(s.d_u + k), get(s.b_u + k), get(s.d_z + k), get(s.b_z + k), get(span + k), s.tau.rate_s(m, k),
                         s.tau.rate_m(m, k), decays});
                 put(s.c + k, map.scale * get(s.c + k) + map.shift);
@@ -58,7 +58,7 @@ inline void flow_all(const Model& m, Units& s, Scratch* scratch) {
     flow_panels(m, s, span, scratch);
     if (!any(may_rest)) return;
     for (int k = 0; k < s.count; k += width) {
-        const Gates g = gates_of(m, get(s.b_u + k), get(s.b_z + k));
+        const Gates g = gates(get(s.b_u + k), get(s.b_z + k));
         const Doubles at_rest = get(s.span + k) - get(span + k), pace = at_rest * g.u * s.tau.rate_m(m, k);
         const Doubles c = get(s.c + k);
         put(s.c + k, at_rest > 0.0 ? g.z + (c - g.z) * exponential(max_of(-pace, splat(-700.0))) : c);
@@ -78,7 +78,7 @@ inline void lower_bounds(const Model& m, Units& s, double time) {
             continue;
         }
         const Doubles b_u = get(s.b_u + k), c = get(s.c + k), theta = get(s.theta + k);
-        const Gates g = gates_of(m, max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
+        const Gates g = gates(max_of(b_u + get(s.d_u + k), b_u), max_of(a_z, b_z));
         const Doubles ratio = d_z / (onset - b_z);
         const Longs turns = (now ^ later) & (ratio < 1e300) & (ratio > 1.0);
         const Doubles turn = s.tau.s(m, k) * logarithm(turns ? ratio : splat(1.0));
@@ -168,6 +168,7 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
 }
 
 void advance(const Model& m, const State& state, const Touch& t, Scratch* scratch) {
+    if (m.linear) return continuous_advance_linear(m, state, t);
     for (int first = 0; first < t.count; first += block) advance_block(m, state, t, first, scratch);
 }
 
@@ -176,6 +177,14 @@ double longest_panel(const Model& m, const State& state, double time) {
     double longest = m.panel * m.tau_m;  // of the fastest unit
     for (int i = 0; i < m.units; ++i) {
         const double decay = exp((state.last[i] - time) / m.tau_s_of[i]);
+        if (m.linear) {
+            const double decay_u = m.adaptive ? exp((state.last[i] - time) / m.tau_a_of[i]) : 0;
+            const bool rests_u = magnitude(state.a_u[i] - m.b_u[i]) * decay_u < 1e-13;
+            const bool rests_z = magnitude(state.a_z[i] - m.b_z[i]) * decay < 1e-13;
+            const double rate = larger(rests_u ? 0 : 1 / m.tau_a_of[i], rests_z ? 0 : 1 / m.tau_s_of[i]);
+            longest = smaller(longest, m.panel / (rate + 1 / m.tau_m_of[i]));
+            continue;
+        }
         Division d;
         d.d_u = (state.a_u[i] - m.b_u[i]) * decay;
         d.d_z = (state.a_z[i] - m.b_z[i]) * decay;

@@ -4,6 +4,7 @@
 // inside the window and at most once. So c at the end of the window decides whether there is a crossing.
 #include "continuous/kernel_entries.hpp"
 #include "continuous/division.hpp"
+#include "continuous/refine.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
@@ -16,17 +17,13 @@ struct Start {
     double d_u, b_u, d_z, b_z, c, z, tau_s, tau_m;
 };
 
-struct Value {
-    double c, slope, curvature;
-};
-
 // Computes c and its derivatives at time `t` after the start by one panel, vectorised over its nodes and its end.
 Value evaluate(const Model& m, const Start& s, double t) {
     alignas(64) double u[max_points], z[max_points], du[max_points], dz[max_points], q[max_points];
     const double decay = -t / s.tau_s, pace = t / s.tau_m;
     for (int i = 0; i < m.stride; i += width) {
         const Doubles qi = exponential(decay * get(m.points + i));
-        const Gates g = gates_of(m, s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
+        const Gates g = gates(s.b_u + s.d_u * qi, s.b_z + s.d_z * qi);
         put(u + i, g.u);
         put(z + i, g.z);
         put(du + i, g.du);
@@ -56,50 +53,15 @@ Value evaluate(const Model& m, const Start& s, double t) {
     return v;
 }
 
-// Solves c(t) = theta in (low, high], where c(high) >= theta, by Newton steps safeguarded by bisection.
-double refine(const Model& m, const Start& s, double theta, double low, double high, const Value& at_high,
-              int* evaluations) {
+// Solves c(t) = theta in (low, high], given the state at `high`.
+double solve(const Model& m, const Start& s, double theta, double low, double high, const Value& at_high,
+             int* evaluations) {
     // Initial guess: the root of the cubic interpolant if the interval starts at 0, else a Newton step from its end.
     double t = high - (at_high.c - theta) / at_high.slope;
-    if (low == 0) {
-        const double u = gate_u(m, s.b_u + s.d_u);
-        const double h = high, from = s.c - theta, to = at_high.c - theta;
-        const double m0 = h * u * (s.z - s.c) / s.tau_m, m1 = h * at_high.slope;
-        const double k2 = 3 * (to - from) - 2 * m0 - m1, k3 = 2 * (from - to) + m0 + m1;
-        double x = from < to ? -from / (to - from) : 0.5;
-        for (int i = 0; i < 4; ++i) {
-            const double slope = m0 + x * (2 * k2 + 3 * x * k3);
-            if (!(slope > 0)) break;
-            x -= (from + x * (m0 + x * (k2 + x * k3))) / slope;
-        }
-        if (x > 0 && x < 1) t = x * h;
-    }
-    if (!(t > low && t < high)) t = 0.5 * (low + high);
-    double last = __builtin_inf();
-    int stalled = 0;
-    for (int i = 0; i < 200; ++i) {
-        const Value v = evaluate(m, s, t);
-        ++*evaluations;
-        const double miss = v.c - theta, size = miss < 0 ? -miss : miss;
-        if (size <= 8e-16) return t;
-        (miss < 0 ? low : high) = t;
-        if (high - low <= 4.5e-16 * high) return high;
-        stalled = size > 0.5 * last ? stalled + 1 : 0;
-        last = size;
-        if (stalled >= 2 && size <= 1e-12) return t;
-        const double step = -miss / v.slope, length = step < 0 ? -step : step;
-        double next = t + step;
-        if (!(next > low && next < high) || stalled >= 2) {
-            next = 0.5 * (low + high);
-            stalled = 0;
-        } else {
-            const double bend = v.curvature < 0 ? -v.curvature : v.curvature;
-            // After the step the error is half of curvature / slope times the square of its length.
-            if (length <= 2e-15 * s.tau_m || bend * length * length <= 2e-17 * v.slope * s.tau_m) return next;
-        }
-        t = next;
-    }
-    return t;
+    if (low == 0)
+        t = cubic_root(s.c - theta, gate_u(s.b_u + s.d_u) * (s.z - s.c) / s.tau_m, at_high.c - theta, at_high.slope,
+                       high, t);
+    return refine([&](double time) { return evaluate(m, s, time); }, theta, s.tau_m, low, high, t, evaluations);
 }
 
 constexpr int panels_at_once = 8;       // computed before it is checked whether c has crossed
@@ -128,7 +90,7 @@ Reached first_above(const Model& m, const Division& d, double limit, double c, S
             const Panel panel{d.d_u * past, splat(d.b_u), d.d_z * past, splat(d.b_z), get(h + i), splat(d.rate_s),
                               splat(d.rate_m), nullptr};
             with_nodes(m, [&](auto n) {
-                const Affine map = flow<n.nodes, n.linear>(m, panel);
+                const Affine map = flow<n.nodes>(m, panel);
                 put(scale + i, map.scale);
                 put(shift + i, map.shift);
             });
@@ -172,18 +134,18 @@ Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double 
     const Reached r = single ? Reached{true, 0, end, c} : first_above(m, interval, theta, c, scratch);
     const Crossing missed{closes <= span ? Outcome::never : Outcome::none_yet, 0, 1};
     if (!r.found && end < span && end < closes) {  // at rest: u and z are constant
-        const double u = gate_u(m, b_u), z = gate_z(m, b_z);
+        const double u = gate_u(b_u), z = tanh(b_z);
         const double time = end + tau_m / u * log((z - r.c) / (z - theta));
         return {time <= span ? Outcome::found : Outcome::none_yet, time, 1};
     }
     if (!r.found) return missed;
     const double past = exp(-r.from / tau_s);
-    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, gate_z(m, b_z + d_z * past), tau_s, tau_m};
+    const Start start{d_u * past, b_u, d_z * past, b_z, r.c, tanh(b_z + d_z * past), tau_s, tau_m};
     const Value last = evaluate(m, start, r.h);
     const double low = opens > r.from ? opens - r.from : 0;
     Crossing result{Outcome::found, r.from + r.h, 1};
     if (last.c < theta) return single ? missed : result;  // at the end of the panel, up to rounding
-    if (low < r.h) result.time = r.from + refine(m, start, theta, low, r.h, last, &result.evaluations);
+    if (low < r.h) result.time = r.from + solve(m, start, theta, low, r.h, last, &result.evaluations);
     return result;
 }
 
@@ -192,6 +154,7 @@ Crossing find_crossing(const Model& m, int unit, double a_u, double a_z, double 
 
 egru::continuous::Crossing continuous_find_crossing(const egru::continuous::Model& m, int unit, double a_u, double a_z,
                                                     double c, double span, egru::continuous::Scratch* scratch) {
+    if (m.linear) return continuous_find_linear_crossing(m, unit, a_u, a_z, c, span);
     return continuous::find_crossing(m, unit, a_u, a_z, c, span, scratch);
 }
 

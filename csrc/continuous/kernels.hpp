@@ -18,11 +18,13 @@ constexpr int block = 64;                  // units that are processed together
 // Parameters of one run.
 struct Model {
     int units;
-    bool linear;  // u = r = 1 and z = a_z: leaky integrate-and-fire units
+    bool linear;    // u = r = 1 and z = a_z: leaky integrate-and-fire units
+    bool adaptive;  // linear, and z = a_z - a_u, where a_u has tau_a and increases by beta at every event of the unit
     bool shared_tau;      // all units have the same time constants
     double tau_s, tau_m;  // these, or the smallest ones
     double rate_s, rate_m;  // 1 / tau_s and 1 / tau_m
-    const double *tau_s_of, *tau_m_of, *tau_o_of;  // by unit
+    const double *tau_s_of, *tau_m_of, *tau_o_of, *tau_a_of;  // by unit; tau_a is tau_s unless adaptive
+    const double* beta;
     const double *b_u, *b_r, *b_z, *theta;
     const double* onset;  // z > theta if a_z > onset: artanh(theta), infinite for theta >= 1; theta if linear
     bool receiver_reset;  // the reset gate is that of the receiver, not of the emitter
@@ -80,6 +82,7 @@ struct Adjoint {
     double *p_c, *p_u, *p_r, *p_z, *time;
     double *grad_b_u, *grad_b_r, *grad_b_z;
     double *grad_tau_s, *grad_tau_m;  // by unit; one number if the time constants are shared
+    double* grad_tau_a;               // by unit
 };
 
 // The adjoint of a touch; see Touch for the fields of the same name.
@@ -99,7 +102,7 @@ struct TouchAdjoint {
 // Sums over the receivers. `slope` is that of p_c times the jump of dc/dt (before minus after), without the emitter.
 struct ReceiverSums {
     double u, r, z;  // w_x p_x; z: times the gate if it is that of the receiver
-    double rate;     // w_u p_u + w_r p_r, divided by tau_s of the receiver
+    double rate;     // w_u p_u + w_r p_r, divided by tau_s of the receiver; gate u of adaptive units: by tau_a
     double rate_z;   // as z, divided by tau_s of the receiver
     double z_rate;   // w_z p_z times the time derivative of the gate
     double slope;

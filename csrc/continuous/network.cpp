@@ -146,6 +146,11 @@ Network::Network(const ContinuousCall& call)
         taus_.assign(at<double>(call.taus), at<double>(call.taus) + 3 * H);
     else
         for (const double tau : {call.tau_s, call.tau_m, call.tau_o}) taus_.insert(taus_.end(), H, tau);
+    const bool adaptive = call.beta != 0;
+    if (adaptive) {
+        beta_.assign(at<double>(call.beta), at<double>(call.beta) + H);
+        tau_a_.assign(at<double>(call.tau_a), at<double>(call.tau_a) + H);
+    }
     const double *tau_s = taus_.data(), *tau_m = tau_s + H;
     const double *x = at<double>(call.rule_x), *w = at<double>(call.rule_w), *A = at<double>(call.rule_A);
     rule_.resize(n * (n + 2));
@@ -164,8 +169,10 @@ Network::Network(const ContinuousCall& call)
         column[n] = w[j];
     }
     const double min_tau_s = *std::min_element(tau_s, tau_s + H), min_tau_m = *std::min_element(tau_m, tau_m + H);
-    model_ = Model{call.units, call.linear, call.taus == 0, min_tau_s, min_tau_m, 1 / min_tau_s, 1 / min_tau_m, tau_s, tau_m, tau_m + H, b_.data(), b_.data() + H,
-                   b_.data() + 2 * H, theta_.data(), onset_.data(), call.receiver_reset, call.nodes, call.panel, rule_.data(),
+    model_ = Model{call.units, call.linear, adaptive, call.taus == 0, min_tau_s, min_tau_m, 1 / min_tau_s,
+                   1 / min_tau_m, tau_s, tau_m, tau_m + H, adaptive ? tau_a_.data() : tau_s, beta_.data(), b_.data(),
+                   b_.data() + H, b_.data() + 2 * H, theta_.data(), onset_.data(),
+                   call.receiver_reset && !call.linear, call.nodes, call.panel, rule_.data(),
                    rule_.data() + n, rule_.data() + 2 * n, static_cast<int>(stride), padded_rule_.data(),
                    padded_rule_.data() + stride,
                    padded_rule_.data() + 2 * stride};

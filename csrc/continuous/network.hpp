@@ -53,7 +53,7 @@ private:
     bool unit_amplitude_;
     int lines_;
     int64_t max_events_;
-    std::vector<double> b_, theta_, onset_, taus_, rule_, padded_rule_;
+    std::vector<double> b_, theta_, onset_, taus_, tau_a_, beta_, rule_, padded_rule_;
 };
 
 }  // namespace egru::continuous

@@ -44,10 +44,6 @@ struct Constants {
     double one_m(const Model& m, int k) const { return m.shared_tau ? m.tau_m : tau_m[k]; }
 };
 
-inline Gates gates_of(const Model& m, Doubles a_u, Doubles a_z) {
-    return m.linear ? gates<true>(a_u, a_z) : gates(a_u, a_z);
-}
-
 // exp(-t / tau_s) at node i, or at the end of the panel for i = nodes.
 inline Doubles decay_at(const Model& m, const Panel& p, Doubles rate, int i) {
     return p.decays != nullptr ? splat(p.decays[i]) : exponential(rate * m.points[i]);
@@ -67,7 +63,7 @@ struct Affine {
     Doubles scale, shift;
 };
 
-template <int N, bool Linear>
+template <int N>
 inline Affine flow(const Model& m, const Panel& p) {
     const int n = N != 0 ? N : m.nodes;
     constexpr int room = N != 0 ? N : max_nodes;
@@ -76,7 +72,7 @@ inline Affine flow(const Model& m, const Panel& p) {
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
         const Doubles q = decay_at(m, p, decay, i), far = p.d_z * q;
-        const Gates g = gates<Linear>(p.b_u + p.d_u * q, p.b_z + far);
+        const Gates g = gates(p.b_u + p.d_u * q, p.b_z + far);
         u[i] = g.u;
         f[i] = g.dz * far;
     }
@@ -89,7 +85,7 @@ inline Affine flow(const Model& m, const Panel& p) {
         end += m.w[i] * u[i];
     }
     Doubles z_start, z_end;
-    proposals<Linear>(p.b_z + p.d_z, p.b_z + p.d_z * decay_at(m, p, decay, n), &z_start, &z_end);
+    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * decay_at(m, p, decay, n), &z_start, &z_end);
     const Doubles scale = exponential(-pace * end);
     return {scale, z_end - scale * (z_start + decay * sum)};
 }
@@ -104,7 +100,7 @@ struct Bilinear {
     Doubles rate, lag;
 };
 
-template <int N, bool Linear>
+template <int N>
 inline Bilinear bilinear(const Model& m, const Panel& p) {
     const int n = N != 0 ? N : m.nodes;
     constexpr int room = N != 0 ? N : max_nodes;
@@ -114,7 +110,7 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     for (int i = 0; i < n; ++i) {
         q[i] = decay_at(m, p, decay, i);
         const Doubles far = p.d_z * q[i];
-        const Gates g = gates<Linear>(p.b_u + p.d_u * q[i], p.b_z + far);
+        const Gates g = gates(p.b_u + p.d_u * q[i], p.b_z + far);
         u[i] = g.u;
         f[i] = g.dz * far;
         mu[i] = m.w[i] * g.du;
@@ -135,7 +131,7 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     }
     r.q = decay_at(m, p, decay, n);
     Doubles z_start, z_end, sum{}, end{}, lag{};
-    proposals<Linear>(p.b_z + p.d_z, p.b_z + p.d_z * r.q, &z_start, &z_end);
+    tanh_of(p.b_z + p.d_z, p.b_z + p.d_z * r.q, &z_start, &z_end);
 #pragma GCC unroll 2
     for (int i = 0; i < n; ++i) {
         Doubles k = m.A[i * n] * f[0];
@@ -165,19 +161,17 @@ inline Bilinear bilinear(const Model& m, const Panel& p) {
     return r;
 }
 
-template <int N, bool Linear>
+template <int N>
 struct Kind {
     static constexpr int nodes = N;
-    static constexpr bool linear = Linear;
 };
 
-// Calls `work` with the number of nodes, or 0 if there is no special version, and the gates as compile-time constants.
+// Calls `work` with the number of nodes as a compile-time constant, or 0 if there is no special version.
 template <class Work>
 [[gnu::always_inline]] inline void with_nodes(const Model& m, Work work) {
-    if (m.linear) return m.nodes == 6 ? work(Kind<6, true>{}) : work(Kind<0, true>{});
-    if (m.nodes == 6) return work(Kind<6, false>{});
-    if (m.nodes == 4) return work(Kind<4, false>{});
-    work(Kind<0, false>{});
+    if (m.nodes == 6) return work(Kind<6>{});
+    if (m.nodes == 4) return work(Kind<4>{});
+    work(Kind<0>{});
 }
 
 }  // namespace continuous

@@ -22,7 +22,7 @@ public:
         double* at = memory_.data();
         adjoint_ = Adjoint{at, at + H_, at + 2 * H_, at + 3 * H_, at + 4 * H_, gradients_.b[0].data(),
                            gradients_.b[1].data(), gradients_.b[2].data(), gradients_.tau_s.data(),
-                           gradients_.tau_m.data()};
+                           gradients_.tau_m.data(), gradients_.tau_a.data()};
         p_o_ = at + 5 * H_;
         o_time_ = at + 6 * H_;
         pending_p_r_ = at + 7 * H_;
@@ -107,13 +107,18 @@ private:
     void reset(const Step& step, double slope_after, double by_jumps, double sum) {
         const int n = step.source;
         const int64_t event = first_event_ + step.index;
+        double by_own_jump = 0;  // of the adaptation current
+        if (model_.adaptive) {
+            by_own_jump = model_.beta[n] / model_.tau_a_of[n] * adjoint_.p_u[n];
+            gradients_.beta[static_cast<size_t>(n)] += adjoint_.p_u[n];
+        }
         const double by_event_time = -adjoint_.p_c[n] * slope_after + by_jumps +
                                      network_.amplitude(n) / model_.tau_o_of[n] * p_o_[n] +
-                                     at<double>(call_.cotangent_times)[event];
+                                     at<double>(call_.cotangent_times)[event] + by_own_jump;
         double p_c_before = 0;
         double& theta = gradients_.theta[static_cast<size_t>(n)];
         if (step.kind == StepKind::internal) {
-            const double rise = (model_.linear ? step.a_z : std::tanh(step.a_z)) - model_.theta[n];
+            const double rise = z_before(step) - model_.theta[n];
             const double u = model_.linear ? 1 : sigmoid(step.a_u);
             floored_ += rise < call_.grazing_floor;
             p_c_before = -by_event_time * model_.tau_m_of[n] / (u * std::max(rise, call_.grazing_floor));
@@ -131,14 +136,14 @@ private:
         table_.pull_back(model_, &adjoint_, touch, &scratch_);
         pull_back_trace(n, step.time, step.o);
         const Delivered& sent = delivered_[static_cast<size_t>(step.index)];
-        const double u = model_.linear ? 1 : sigmoid(step.a_u), z = model_.linear ? step.a_z : std::tanh(step.a_z);
+        const double u = model_.linear ? 1 : sigmoid(step.a_u), jump = model_.adaptive ? model_.beta[n] : 0;
         double by_jumps = sent.by_time;
         if (!model_.receiver_reset && !model_.linear) {  // the reset gate is that of the time of the event
             const double r = sigmoid(step.a_r), through_gate = network_.amplitude(n) * r * (1 - r) * sent.z;
             by_jumps += through_gate * (model_.b_r[n] - step.a_r) / model_.tau_s_of[n];
             adjoint_.p_r[n] += through_gate;
         }
-        reset(step, u * z / model_.tau_m_of[n], by_jumps, sent.sum);
+        reset(step, u * (z_before(step) - jump) / model_.tau_m_of[n], by_jumps, sent.sum);
     }
 
     void delivery(const Step& step) {
@@ -190,6 +195,11 @@ private:
         table_.pull_back(model_, &adjoint_, touch_all(step), &scratch_);
         std::copy_n(adjoint_.p_u, 3 * H_, at<double>(call_.grad_a0) + 3 * H_ * sample_);
         std::copy_n(adjoint_.p_c, H_, at<double>(call_.grad_c0) + H_ * sample_);
+    }
+
+    // z of the emitter before the event.
+    double z_before(const Step& step) const {
+        return model_.adaptive ? step.a_z - step.a_u : model_.linear ? step.a_z : std::tanh(step.a_z);
     }
 
     // Pulls the adjoint of the trace of unit n back to `time`, when the trace was `o`.

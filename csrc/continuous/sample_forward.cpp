@@ -22,7 +22,7 @@ public:
                   bool may_poll)
         : call_(call), network_(network), model_(network.model()), table_(EGRU_PICK(continuous_table)), tape_(*tape),
           sample_(sample), horizon_(at<double>(call.horizons)[sample]), H_(static_cast<size_t>(call.units)), memory_(9 * H_), exact_(H_),
-          gate_(call.receiver_reset ? H_ : 0),
+          gate_(model_.receiver_reset ? H_ : 0),
           queue_(memory_.data() + 5 * H_, call.units,
                  call.units > linear_search_units && network.recurrent().mean_count() < call.units / 16.0,
                  table_.argmin),
@@ -110,7 +110,7 @@ private:
         apply(touch, Step{StepKind::start, true, false, -1, 0, 0, 0, 0, 0, 0, nullptr}, 0);
         group_.clear();
         for (size_t n = 0; n < H_; ++n)
-            if (state_.c[n] >= model_.theta[n] && z_of(state_.a_z[n]) > model_.theta[n])
+            if (state_.c[n] >= model_.theta[n] && z_of(state_.a_u[n], state_.a_z[n]) > model_.theta[n])
                 group_.push_back(static_cast<int32_t>(n));
         if (!group_.empty()) emit(StepKind::forced);
     }
@@ -204,8 +204,8 @@ private:
         for (size_t k = 0; k < size; ++k) {
             const int n = group_[k];
             const double q = std::exp((state_.last[n] - position_.now) / model_.tau_s_of[n]);
-            before_[k] = {relaxed(model_.b_u, state_.a_u, n, q), relaxed(model_.b_r, state_.a_r, n, q),
-                          relaxed(model_.b_z, state_.a_z, n, q)};
+            before_[k] = {relaxed(model_.b_u, state_.a_u, n, decay_u(n, position_.now, q)),
+                          relaxed(model_.b_r, state_.a_r, n, q), relaxed(model_.b_z, state_.a_z, n, q)};
         }
         if (model_.receiver_reset && size > 1)
             for (int m = 0; m < model_.units; ++m)
@@ -227,7 +227,7 @@ private:
             }
             const auto [a_u, a_r, a_z] = before_[k];
             if (kind == StepKind::internal)
-                tape_.min_slope = std::min(tape_.min_slope, z_of(a_z) - model_.theta[n]);
+                tape_.min_slope = std::min(tape_.min_slope, z_of(a_u, a_z) - model_.theta[n]);
             const double y = network_.amplitude(n);
             o_[n] = o_[n] * std::exp((o_last_[n] - position_.now) / model_.tau_o_of[n]) + y;
             o_last_[n] = position_.now;
@@ -295,7 +295,7 @@ private:
         double* to = at<double>(call_.a_last) + 3 * H_ * static_cast<size_t>(sample_);
         for (int n = 0; n < model_.units; ++n) {
             const double q = std::exp((state_.last[n] - horizon_) / model_.tau_s_of[n]);
-            to[n] = relaxed(model_.b_u, state_.a_u, n, q);
+            to[n] = relaxed(model_.b_u, state_.a_u, n, decay_u(n, horizon_, q));
             to[n + model_.units] = relaxed(model_.b_r, state_.a_r, n, q);
             to[n + 2 * model_.units] = relaxed(model_.b_z, state_.a_z, n, q);
         }
@@ -305,7 +305,13 @@ private:
         at<double>(call_.min_slope)[sample_] = tape_.min_slope;
     }
 
-    double z_of(double a) const { return model_.linear ? a : std::tanh(a); }
+    double z_of(double a_u, double a_z) const {
+        return model_.adaptive ? a_z - a_u : model_.linear ? a_z : std::tanh(a_z);
+    }
+    // The decay of a_u of unit n until `time`; `otherwise` is that of the other activations.
+    double decay_u(int n, double time, double otherwise) const {
+        return model_.adaptive ? std::exp((state_.last[n] - time) / model_.tau_a_of[n]) : otherwise;
+    }
     int64_t rows() const { return model_.receiver_reset ? record_rows_receiver_reset : record_rows; }
 
     Touch touch_all() const {

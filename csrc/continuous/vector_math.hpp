@@ -97,10 +97,7 @@ struct Gates {
 
 inline Doubles gate_exponential(Doubles x) { return exponential(min_of(max_of(x, splat(-300.0)), splat(300.0))); }
 
-// Linear units have u = 1 and z = a_z.
-template <bool Linear = false>
 inline Gates gates(Doubles a_u, Doubles a_z) {
-    if constexpr (Linear) return {splat(1.0), a_z, Doubles{}, splat(1.0)};
     const Doubles e = gate_exponential(-a_u), f = gate_exponential(-2.0 * a_z);
     const Doubles e1 = 1.0 + e, f1 = 1.0 + f, d = 1.0 / (e1 * f1), e1d = e1 * d;
     const Doubles u = f1 * d;
@@ -115,17 +112,6 @@ inline void tanh_of(Doubles a, Doubles b, Doubles* tanh_a, Doubles* tanh_b) {
     const Doubles e1 = 1.0 + e, f1 = 1.0 + f, d = 1.0 / (e1 * f1);
     *tanh_a = (1.0 - e) * f1 * d;
     *tanh_b = (1.0 - f) * e1 * d;
-}
-
-// z of two activations, with one division.
-template <bool Linear>
-inline void proposals(Doubles a, Doubles b, Doubles* z_a, Doubles* z_b) {
-    if constexpr (Linear) {
-        *z_a = a;
-        *z_b = b;
-        return;
-    }
-    tanh_of(a, b, z_a, z_b);
 }
 
 }  // namespace continuous

@@ -42,16 +42,22 @@ class _Run:
         self.o = torch.zeros_like(self.c)
         self.integral = torch.zeros(())
         self.sent: list[tuple[Tensor, Tensor, Tensor]] = []
-        self.linear = self.p.options.cell == "lif"
+        self.linear, self.adaptive = self.p.options.cell in ("lif", "alif"), self.p.options.cell == "alif"
+        tau_s, tau_a = self.leaves["tau_s"], self.leaves["tau_a"]
+        self.gate_tau = tau_s.expand_as(self.c)[None]
+        if self.adaptive:
+            self.gate_tau = torch.stack([tau.expand_as(self.c) for tau in (tau_a, tau_s, tau_s)])
 
     def gates(self, a_u: Tensor, a_z: Tensor) -> tuple[Tensor, Tensor]:
-        return (torch.ones_like(a_u), a_z) if self.linear else (torch.sigmoid(a_u), torch.tanh(a_z))
+        if self.linear:
+            return torch.ones_like(a_u), a_z - a_u if self.adaptive else a_z
+        return torch.sigmoid(a_u), torch.tanh(a_z)
 
     def flow(self, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return ``a, c, o`` at ``time`` and the integral of the running loss; c = e^-E (c0 + integral of e^E u z)."""
         x, w, A = self.rule
         L, dt = self.leaves, time - self.t
-        tau_s, tau_m, b = L["tau_s"], L["tau_m"], L["b"]
+        tau_s, tau_m, b = self.gate_tau, L["tau_m"], L["b"]
         reach = (self.a - b).abs().max() / 2
         count = max(1, int(torch.ceil(dt * ((1 + reach) / tau_s + 1 / tau_m) / 0.7).max()))
         h, a, c, total = dt / count, self.a, self.c, torch.zeros(())
@@ -94,6 +100,8 @@ class _Run:
         if self.p.line_offsets is None:
             jump = L["V"][:, :, n] * torch.stack([one, one, r * one]) * y
             self.a = self.a + (jump if options.self_connections else jump * (1 - is_emitter))
+        if self.adaptive:
+            self.a = self.a + torch.eye(3)[0][:, None] * is_emitter * L["beta"]
         self.sent.append((self.t, y, r))
         self.c, self.o = self.c * (1 - is_emitter), self.o + is_emitter * y
         return y
@@ -102,7 +110,7 @@ class _Run:
         """Let the given event of the sample arrive at the receivers of a line."""
         time, y, r = self.sent[event]
         self.advance(time + self.leaves["delays"][line])
-        if self.p.options.reset_side == "post":
+        if self.p.options.reset_side == "post" and not self.linear:
             r = torch.sigmoid(self.a[1])
         one = torch.ones(len(self.c))
         self.a = self.a + self.leaves["V"][:, :, line] * torch.stack([one, one, r * one]) * y

@@ -41,6 +41,27 @@ def time_constant(owner: str, name: str, value: Any, units: int) -> Tensor:
     return value
 
 
+def adaptation_strength(owner: str, value: Any, units: int) -> Tensor:
+    """Return the strength of the adaptation as a float64 tensor, 0-dimensional or one per unit, or raise."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Tensor):
+        raise TypeError(f"{owner}: adaptation must be a number or a tensor, got {type(value).__name__} {value!r}")
+    result = torch.as_tensor(value, device=None if isinstance(value, Tensor) else "cpu").detach().cpu()
+    if isinstance(value, Tensor) and (not value.is_floating_point() or tuple(value.shape) not in ((), (units,))):
+        raise ValueError(
+            f"{owner}: adaptation must be a number or a floating-point tensor of shape ({units},), got {value.dtype} "
+            f"of shape {tuple(value.shape)}"
+        )
+    _raise_if(
+        owner,
+        ~torch.isfinite(result).reshape(-1),
+        lambda n: (
+            f"adaptation must be finite, got {result.reshape(-1)[n].item():g}"
+            + (f" for unit {n}" if result.dim() else "")
+        ),
+    )
+    return result.double()
+
+
 def _check_time_constant(owner: str, name: str, value: Tensor) -> None:
     if value.dim() == 0:
         positive_number(owner, name, float(value))
@@ -247,8 +268,11 @@ def check_problem(owner: str, problem: Problem) -> None:
     """
     if problem.c0.dtype not in TIE:
         raise TypeError(f"{owner}: the dtype must be float64 or float32, got {problem.c0.dtype}")
-    for name in ("V", "U", "b", "theta", "a0", "c0", "input_values"):
-        value = getattr(problem, name)
+    fields = {name: name for name in ("V", "U", "b", "theta", "a0", "c0", "input_values")}
+    if problem.options.adaptive:
+        fields["adaptation"] = "beta"
+    for name, field in fields.items():
+        value = getattr(problem, field)
         magnitude = _magnitude(value)
         if not math.isfinite(magnitude):
             value = value.detach()
@@ -259,16 +283,19 @@ def check_problem(owner: str, problem: Problem) -> None:
             raise ValueError(
                 f"{owner}: {name} must be at most {largest:g} in magnitude in {value.dtype}, got {magnitude:g}"
             )
-    for name in ("tau_s", "tau_m", "tau_o"):
+    for name in ("tau_s", "tau_m", "tau_o", "tau_a")[: 4 if problem.options.adaptive else 3]:
         _check_time_constant(owner, name, getattr(problem, name).detach())
     panels = panel_bound(problem)
     if panels > MAX_PANELS:
         worst = int(panel_counts(problem).argmax())
-        tau_s, tau_m = (float(tau.detach().flatten()[worst % tau.numel()]) for tau in (problem.tau_s, problem.tau_m))
+        names = ["tau_m", "tau_s", "tau_a"][: 3 if problem.options.adaptive else 2]
+        taus = {name: float((tau := getattr(problem, name).detach().flatten())[worst % len(tau)]) for name in names}
+        fastest = "tau_m" if not problem.options.adaptive else min(names, key=lambda name: taus[name])
+        others = ", ".join(f"{name}={taus[name]:g}" for name in names if name != fastest)
         raise ValueError(
-            f"{owner}: tau_m={tau_m:g} is too small for tau_s={tau_s:g} and the horizon {problem.longest_horizon:g}: "
-            f"a unit may need {panels:.1e} panels between two events, more than {MAX_PANELS:.0e}; raise tau_m or "
-            "shorten the horizon"
+            f"{owner}: {fastest}={taus[fastest]:g} is too small for {others} and the horizon "
+            f"{problem.longest_horizon:g}: a unit may need {panels:.1e} panels between two events, more than "
+            f"{MAX_PANELS:.0e}; raise {fastest} or shorten the horizon"
         )
     theta, c0 = problem.theta.detach(), problem.c0.detach()
     core, single = compiled.core, c0.dtype == torch.float32

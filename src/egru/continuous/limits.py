@@ -33,7 +33,7 @@ def event_bound(theta: Tensor, tau_m: float | Tensor, horizon: float) -> float:
 def event_limit(problem: Problem) -> int:
     """Return the number of events per sample above which a run raises :class:`EventLimitError`."""
     max_events = problem.options.max_events
-    if problem.options.cell == "lif":
+    if problem.options.linear:
         return MAX_LIF_EVENTS if max_events is None else max_events
     bound = min(event_bound(problem.theta, problem.tau_m, problem.longest_horizon), 2.0**62)
     return int(bound) if max_events is None else min(max_events, int(bound))
@@ -42,7 +42,7 @@ def event_limit(problem: Problem) -> int:
 def limit_error(problem: Problem, sample: int, time: float) -> EventLimitError:
     """Return the error for ``sample``, which exceeded :func:`event_limit` at ``time``."""
     max_events, limit = problem.options.max_events, event_limit(problem)
-    bound = "the default of max_events" if problem.options.cell == "lif" else "the refractory-time bound"
+    bound = "the default of max_events" if problem.options.linear else "the refractory-time bound"
     reason = f"max_events={max_events}" if max_events is not None and max_events <= limit else bound
     return EventLimitError(
         f"sample {sample} emitted more than {limit} events ({reason}) by time {time:g} of "
@@ -61,7 +61,8 @@ def resolution_error(sample: int, unit: int, time: float) -> EventLimitError:
 
 def panel_bound(problem: Problem) -> float:
     """Return a bound on the panels of one unit between two events, without those added where activations are fast."""
-    if problem.tau_s.dim() == problem.tau_m.dim() == 0:  # without the overhead of arrays
+    shared = problem.tau_s.dim() == problem.tau_m.dim() == 0
+    if shared and not problem.options.adaptive:  # without the overhead of arrays
         ratio = float(problem.tau_s.detach()) / float(problem.tau_m.detach())
         if 45 * (1 + ratio) / problem.options.panel <= MAX_PANELS:
             return 45 * (1 + ratio) / problem.options.panel
@@ -70,5 +71,8 @@ def panel_bound(problem: Problem) -> float:
 
 def panel_counts(problem: Problem) -> np.ndarray:
     """Return the bound of :func:`panel_bound` for each unit, or for all of them if their time constants are shared."""
-    tau_s, tau_m = (x.detach().cpu().double().numpy() for x in (problem.tau_s, problem.tau_m))
-    return np.minimum(problem.longest_horizon, 45 * tau_s) * (1 / tau_s + 1 / tau_m) / problem.options.panel
+    tau_s, tau_m, tau_a = (x.detach().cpu().double().numpy() for x in (problem.tau_s, problem.tau_m, problem.tau_a))
+    if not problem.options.adaptive:
+        tau_a = tau_s
+    slow, fast = np.maximum(tau_s, tau_a), np.minimum(tau_s, tau_a)
+    return np.minimum(problem.longest_horizon, 45 * slow) * (1 / fast + 1 / tau_m) / problem.options.panel

@@ -203,20 +203,21 @@ class ContinuousEGRU(nn.Module):
         self.register_buffer("input_mask", checks.connection_mask(owner, "input_mask", input_mask, (H, D), device))
         self.threshold = parameter(self.threshold_kind.size(H))
         self.threshold.requires_grad_(self.threshold_kind.trainable)
-        constants = {"tau_s": tau_s, "tau_m": tau_m, "tau_o": tau_o}
-        taus = torch.stack(
-            torch.broadcast_tensors(*(checks.time_constant(owner, name, tau, H) for name, tau in constants.items()))
-        )
+        self._set_time_constants({"tau_s": tau_s, "tau_m": tau_m, "tau_o": tau_o}, trainable_tau)
+        self.reset_parameters()
+
+    def _set_time_constants(self, constants: dict[str, float | Tensor], trainable: bool) -> None:
+        owner, like = type(self).__name__, self.V
+        taus = (checks.time_constant(owner, name, tau, self.hidden_size) for name, tau in constants.items())
+        taus = torch.stack(torch.broadcast_tensors(*taus))
         self.log_tau: Tensor | None
         self.fixed_tau: Tensor | None
-        dtype = dtype or torch.get_default_dtype()
-        if trainable_tau:
-            self.log_tau = nn.Parameter(taus.log().to(device, dtype))
+        if trainable:
+            self.log_tau = nn.Parameter(taus.log().to(like.device, like.dtype))
             self.register_buffer("fixed_tau", None)
         else:
             self.register_parameter("log_tau", None)
-            self.register_buffer("fixed_tau", taus.to(device, dtype))
-        self.reset_parameters()
+            self.register_buffer("fixed_tau", taus.to(like.device, like.dtype))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -331,7 +332,7 @@ class ContinuousEGRU(nn.Module):
 
     def _problem(self, events: InputEvents, horizons: Tensor, reads: Tensor, state: ContinuousState) -> Problem:
         """Return the engines' problem. It has one more readout, at the horizon, for the final state."""
-        tau_s, tau_m, tau_o = self.tau.unbind()
+        tau_s, tau_m, tau_o = self.tau[:3].unbind()
         nodes = self.nodes or (6 if self.V.dtype == torch.float64 else 4)
         return Problem(
             V=self._all_gates(self.V),

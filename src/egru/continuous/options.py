@@ -13,8 +13,11 @@ BiasSign = Literal["+", "-"]
 """The sign of the bias in the dynamics of ``a``."""
 Start = Literal["zero", "rest"]
 """Where the activations ``a`` start: at 0, or at rest at their biases."""
-Cell = Literal["gru", "lif"]
-"""The gates: those of the event-based GRU, or constant ones, ``u = r = 1`` and ``z = a_z``, which give LIF neurons."""
+Cell = Literal["gru", "lif", "alif"]
+"""The gates: those of the event-based GRU, or constant ones, ``u = r = 1``, which give integrate-and-fire neurons.
+
+With "lif", ``z = a_z``. With "alif", ``z = a_z - a_u``, and ``a_u`` is an adaptation current.
+"""
 EngineName = Literal["auto", "compiled", "lockstep", "reference"]
 """An engine; "auto" selects the fastest one that supports the call."""
 
@@ -32,7 +35,7 @@ class Options:
     """Options that every engine implements.
 
     Args:
-        cell: The gates of the units, "gru" or "lif".
+        cell: The gates of the units, "gru", "lif" or "alif".
         self_connections: Whether an event of unit ``n`` also reaches ``n``, through the diagonal of ``V``.
         reset_side: Whose reset gate ``rho_z`` is: the emitter's ("pre") or each receiver's ("post").
         amplitude: The value an event carries, "theta" or "one".
@@ -57,3 +60,13 @@ class Options:
     nodes: int = 6
     panel: float = 0.5
     checkpoint_every: int | None = None
+
+    @property
+    def linear(self) -> bool:
+        """Whether units are leaky integrate-and-fire neurons, with or without adaptation."""
+        return self.cell != "gru"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether units have an adaptation current."""
+        return self.cell == "alif"

@@ -9,6 +9,14 @@ The gates ``x`` are u, r, z, in this order; unit ``n`` emits an event and units 
     internal event      c_n reaches theta_n from below:  c_n = 0,  o_n += y,
                         a_x[m] += V_x[m, n] rho_x y,  rho_u = rho_r = 1,  rho_z = r_n just before the event
 
+Adaptation
+    With ``cell="alif"``, units are leaky integrate-and-fire neurons (``u = r = 1``) whose activation ``a_u`` is an
+    adaptation current. It has its own time constant, every event of the unit raises it, and it lowers ``z``::
+
+        tau_a da_u/dt = -a_u + b_u        z = a_z - a_u        internal event of n:  a_u[n] += beta[n]
+
+    ``a_u`` also jumps by ``V_u`` and ``U_u``, which are 0 in a layer. ``beta`` is not delayed.
+
 Delays
     With :attr:`Problem.line_offsets`, an event of ``n`` at time ``s`` resets ``c_n`` and raises ``o_n`` at ``s``, and
     ``a_x[m]`` jumps at ``s + d``, where ``d`` is the delay of the line. ``rho_z`` is ``r_n`` at ``s``; with
@@ -82,6 +90,8 @@ class Problem:
         line_offsets: ``(H + 1,)`` int64, with delays. Unit ``n`` has the lines ``line_offsets[n]:line_offsets[n + 1]``.
             Each carries its events to some receivers. The last axis of ``V`` and ``mask``, and the sources of
             ``connections``, are then lines, and all entries of ``V`` count, whatever ``self_connections`` is.
+        beta: What an event of a unit adds to its adaptation current ``(H,)``. Empty unless ``cell="alif"``.
+        tau_a: Time constant of the adaptation currents: 0-dimensional, or one per unit ``(H,)``. Empty likewise.
     """
 
     V: Tensor
@@ -107,10 +117,13 @@ class Problem:
     channels: int | None = None
     delays: Tensor = dataclasses.field(default=None)  # pyright: ignore[reportAssignmentType]
     line_offsets: Tensor | None = None
+    beta: Tensor = dataclasses.field(default=None)  # pyright: ignore[reportAssignmentType]
+    tau_a: Tensor = dataclasses.field(default=None)  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
-        if self.delays is None:
-            object.__setattr__(self, "delays", self.c0.new_zeros(0))
+        for name in ("delays", "beta", "tau_a"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.c0.new_zeros(0))
 
     def detached(self) -> "Problem":
         """Return the problem without gradients. This is called in every run and faster than ``dataclasses.replace``."""
@@ -132,8 +145,9 @@ class Problem:
         return self.U.shape[2] if self.channels is None else self.channels
 
     def sum_shared(self, name: str, gradient: Tensor) -> Tensor:
-        """Return the gradient of a time constant in its shape, given that of each unit ``(H,)``."""
-        return gradient if getattr(self, name).dim() else gradient.sum()
+        """Return the gradient of a time constant in its shape, given that of each unit ``(H,)``, or an empty one."""
+        value = getattr(self, name)
+        return gradient[: len(value)] if value.dim() else gradient.sum()
 
     @property
     def horizons(self) -> Tensor:
@@ -270,6 +284,8 @@ class Gradients(NamedTuple):
     input_times: Tensor
     input_values: Tensor
     delays: Tensor
+    beta: Tensor
+    tau_a: Tensor
     floored: Tensor
 
 

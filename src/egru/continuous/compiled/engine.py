@@ -120,11 +120,14 @@ class CompiledEngine:
         gradients |= {name: _floats(getattr(problem, name).shape) for name in _DENSE_GRADIENTS}
         per_unit = problem.theta.shape if has_unit_taus(problem) else ()
         gradients |= {name: _floats(per_unit) for name in TAUS}
+        adaptation = problem.theta.shape if problem.options.adaptive else (0,)
+        gradients |= {name: _floats(adaptation) for name in ("beta", "tau_a")}
         floored = _ints(problem.c0.shape[:1])
         call.set_tensors(**{f"grad_{name}": value for name, value in gradients.items()}, floored=floored)
         core.continuous_backward(call.raw, tape)
         for name in TAUS if per_unit else ():
             gradients[name] = problem.sum_shared(name, gradients[name])
+        gradients["tau_a"] = problem.sum_shared("tau_a", gradients["tau_a"])
         call.release()
         if problem.c0.dtype != torch.float64:
             gradients = {name: value.to(problem.c0.dtype) for name, value in gradients.items()}
@@ -175,7 +178,7 @@ class _Call:
         if problem.input_connections is not None:
             raw.input_connection_count = problem.input_connections.shape[1]
         raw.threads = min(torch.get_num_threads(), MAX_THREADS)
-        raw.max_events = options.max_events or (MAX_LIF_EVENTS if options.cell == "lif" else 2**62)
+        raw.max_events = options.max_events or (MAX_LIF_EVENTS if options.linear else 2**62)
         if has_unit_taus(problem):
             taus = torch.stack([getattr(problem, name).expand_as(problem.theta) for name in TAUS])
             self.set_tensors(taus=taus)
@@ -185,7 +188,9 @@ class _Call:
             smallest = raw.tau_m
         raw.panel, raw.grazing_floor = options.panel, options.grazing_floor
         raw.tie = TIE[torch.float64] * smallest
-        raw.linear = options.cell == "lif"
+        raw.linear = options.linear
+        if options.adaptive:
+            self.set_tensors(beta=problem.beta, tau_a=problem.tau_a.expand_as(problem.theta))
         raw.self_connections = options.self_connections
         raw.receiver_reset = options.reset_side == "post"
         raw.unit_amplitude = options.amplitude == "one"

@@ -28,6 +28,7 @@ class _Adjoint:
         """What the reset gates of the current group add to the adjoint of ``a_r`` before the group."""
         self.samples = torch.arange(len(like), device=like.device)
         self.offsets, self.delays = events.offsets, torch.zeros_like(problem.delays)
+        self.beta, self.tau_a = torch.zeros_like(net.theta), torch.zeros_like(net.theta)
         self.delivered: Tensor | None = None
         """What the deliveries of each event have summed: by time, over the gates, for gate z. ``(B, events, 3)``."""
         if problem.line_offsets is not None:
@@ -55,21 +56,21 @@ class _Adjoint:
 
     def activations_before(self, iteration: Iteration, rows: Tensor) -> Tensor:
         """Return ``a`` of ``rows`` at the end of the flow, just before the events of the iteration."""
-        q = torch.exp(iteration.dt[rows, None, None] / -self.net.settings.tau_s)
+        q = torch.exp(iteration.dt[rows, None, None] / -self.net.gate_tau)
         return self.net.b + (iteration.a[rows] - self.net.b) * q
 
     def slope(self, a: Tensor, c: Tensor) -> Tensor:
         settings = self.net.settings
-        return settings.u(a[:, U]) * (settings.z(a[:, Z]) - c) / settings.tau_m
+        return settings.u(a[:, U]) * (settings.z(a[:, Z], a[:, U]) - c) / settings.tau_m
 
     def input(self, iteration: Iteration, rows: Tensor, k: Tensor, a: Tensor, c: Tensor) -> None:
         """Accumulate the gradients of input events ``k``; ``a`` and ``c`` are the state after them."""
         channel, x, p_a = self.problem.input_channels[k], self.problem.input_values[k], self.p_a[rows]
         self.Ut.index_add_(0, channel, x[:, None, None] * p_a)
-        through = (self.net.Ut[channel] * p_a).sum(1)
-        self.input_values[k] = through.sum(1)
+        through = self.net.Ut[channel] * p_a
+        self.input_values[k] = through.sum((1, 2))
         slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
-        self.input_times[k] = (self.p_c[rows] * slope_jump).sum(1) + x * (through / self.net.settings.tau_s).sum(1)
+        self.input_times[k] = (self.p_c[rows] * slope_jump).sum(1) + x * (through / self.net.gate_tau).sum((1, 2))
 
     def internal(self, iteration: Iteration, emissions: Emissions, a: Tensor, c: Tensor) -> None:
         """Propagate across one event in each of some rows; ``a`` and ``c`` are the state after it."""
@@ -88,7 +89,8 @@ class _Adjoint:
         else:
             received = torch.zeros_like(p_a)
             sent = self.delivered[rows, positions - self.offsets[rows]]
-        gated = received[:, U] + received[:, R] + r * received[:, Z]
+        of_z = received[:, R] + r * received[:, Z]
+        gated = received[:, U] + of_z
 
         c_plus = c[rows]
         c_minus = c_plus.clone()
@@ -97,7 +99,12 @@ class _Adjoint:
         slope_terms = p_c * (self.slope(self.activations_before(iteration, rows), c_minus) - slope_plus)
         slope_terms[self.passed[rows]] = 0.0
         slope_terms[i, n] = -p_c[i, n] * slope_plus[i, n]
-        Q = slope_terms.sum(1) + y * (gated / tau_s + rdot * received[:, Z]).sum(1)
+        paced = received[:, U] / net.settings.tau_u + of_z / tau_s
+        Q = slope_terms.sum(1) + y * (paced + rdot * received[:, Z]).sum(1)
+        if options.adaptive:
+            p_u = p_a[i, U, n]
+            Q = Q + self.problem.beta[n] / of_units(net.settings.tau_u, n) * p_u
+            self.beta.index_add_(0, n, p_u)
         Q = Q + y / of_units(net.tau_o, n) * p_o + self.cotangents.times[positions]
         Q = Q + sent[:, 0] + y * rdot[i, n] * sent[:, 2]
         if self.loss is not None and self.cotangents.integral is not None:
@@ -106,7 +113,7 @@ class _Adjoint:
                 jump = self.loss(c_minus, t, rows) - self.loss(c_plus, t, rows)
             Q = Q + self.cotangents.integral[rows] * jump
 
-        rise = net.settings.z(a_group[i, Z, n]) - net.theta[n]
+        rise = net.settings.z(a_group[i, Z, n], a_group[i, U, n]) - net.theta[n]
         floored = (rise < options.grazing_floor) & ~forced
         self.floored[rows] += floored
         rate = (
@@ -143,9 +150,11 @@ class _Adjoint:
         y, scale = net.jump(self.problem.line_units[lines], net.gate(gate))
         r = scale[:, Z] / y[:, None]
         received = net.Vt[lines] * p_a
-        gated = received[:, U] + received[:, R] + r * received[:, Z]
+        of_z = received[:, R] + r * received[:, Z]
+        gated = received[:, U] + of_z
+        paced = received[:, U] / net.settings.tau_u + of_z / tau_s
         slope_jump = self.slope(self.activations_before(iteration, rows), c[rows]) - self.slope(a[rows], c[rows])
-        by_time = (self.p_c[rows] * slope_jump).sum(1) + y * (gated / tau_s).sum(1)
+        by_time = (self.p_c[rows] * slope_jump).sum(1) + y * paced.sum(1)
         z = received[:, Z].sum(1)
         if post:
             change = r * (1 - r) * received[:, Z]
@@ -167,11 +176,11 @@ class _Adjoint:
         if bool(iteration.rests.any()):
             self.pull_back_rest(iteration)
             dt = torch.where(iteration.rests, 0.0, dt)
-        h, tau_s, tau_m = dt[:, None], settings.tau_s, settings.tau_m
+        h, tau_m = dt[:, None], settings.tau_m
 
         nodes = panel_nodes(a[:, U], net.b[U], a[:, Z], net.b[Z], h, settings)
-        q, u, z, E = nodes.q, nodes.u, nodes.z, nodes.E
-        c = node_states(c0, a[:, Z], h, nodes, settings)
+        u, z, E = nodes.u, nodes.z, nodes.E
+        c = node_states(c0, settings.z(a[:, Z], a[:, U]), h, nodes, settings)
         p_c = torch.exp(E - nodes.E1) * self.p_c
         p_c_start = torch.exp(-nodes.E1) * self.p_c
         if self.loss is not None:
@@ -180,21 +189,34 @@ class _Adjoint:
             p_c = p_c + torch.exp(E) * (whole - h * settings.integrate_to_nodes(f))
             p_c_start = p_c_start + whole
         drive = (z - c) * u * p_c / tau_m
-        gamma = torch.stack([(1 - u) * drive, u * settings.dz(z) * p_c / tau_m], 2) * h[:, None]  # gates u and z
-        a_decay = torch.exp(dt[:, None, None] / -tau_s)
-        q, gates = q[:, :, None], [U, Z]
+        by_z = u * settings.dz(z) * p_c / tau_m
+        by_u = (1 - u) * drive if settings.tau_a is None else -by_z
+        gamma = torch.stack([by_u, by_z], 2) * h[:, None]  # gates u and z
+        a_decay = torch.exp(dt[:, None, None] / -net.gate_tau)
+        gates = [U, Z]
+        q = nodes.q[:, :, None]
+        if settings.tau_a is not None:
+            q = torch.stack(torch.broadcast_tensors(nodes.q_u, nodes.q), 2)
         weighted = q * gamma
         inner = settings.integrate(weighted)
         times = settings.x.view(-1, 1, 1, 1) * h[None, :, None]
         tau_s_terms = a_decay * dt[:, None, None] * self.p_a
         tau_s_terms[:, gates] += settings.integrate(weighted * times)
-        self.tau_s += ((a - net.b) * tau_s_terms).sum((0, 1)) / tau_s**2
+        self.add_gate_tau((a - net.b) * tau_s_terms)
         self.tau_m -= (h * settings.integrate(drive)).sum(0) / tau_m
         self.b += ((1 - a_decay) * self.p_a).sum(0)
         self.b[gates] += (settings.integrate(gamma) - inner).sum(0)
         self.p_a = a_decay * self.p_a
         self.p_a[:, gates] += inner
         self.p_c = p_c_start
+
+    def add_gate_tau(self, terms: Tensor) -> None:
+        """Add to the gradients of the time constants of the activations, given ``(B, 3, H)`` times their squares."""
+        rows = terms.sum(0) / self.net.gate_tau**2
+        if self.net.settings.tau_a is not None:
+            self.tau_a += rows[U]
+            rows = rows[[R, Z]]
+        self.tau_s += rows.sum(0)
 
     def pull_back_rest(self, iteration: Iteration) -> None:
         """Propagate over the flow of samples at rest. With a running loss, its nodes are point losses."""
@@ -204,32 +226,39 @@ class _Adjoint:
             self.pull_back_constant(a, c, h)
             return
         nodes = panel_nodes(a[:, U], net.b[U], a[:, Z], net.b[Z], h, settings)
-        states = node_states(c, a[:, Z], h, nodes, settings)
+        states = node_states(c, settings.z(a[:, Z], a[:, U]), h, nodes, settings)
         gradient = self.running_loss_gradient(states, iteration)
         points = [0.0, *settings.x.tolist(), 1.0]
         for i in reversed(range(len(points) - 1)):  # from node i - 1 to node i, from the last to the first
-            start = net.b + (a - net.b) * torch.exp(points[i] * h[:, None] / -settings.tau_s)
+            start = net.b + (a - net.b) * torch.exp(points[i] * h[:, None] / -net.gate_tau)
             self.pull_back_constant(start, states[i - 1] if i else c, (points[i + 1] - points[i]) * h)
             if i:
                 self.p_c = self.p_c + settings.w[i - 1] * h * gradient[i - 1]
 
     def pull_back_constant(self, a: Tensor, c: Tensor, dt: Tensor) -> None:
         """Propagate over ``dt``, ``(B, 1)``, from the state ``a``, ``c``, with constant ``u`` and ``z``."""
-        net, tau_s, tau_m = self.net, self.net.settings.tau_s, self.net.settings.tau_m
-        u, z = net.settings.u(net.b[U]), net.settings.z(net.b[Z])
+        net, settings, tau_s, tau_m = self.net, self.net.settings, self.net.settings.tau_s, self.net.settings.tau_m
+        u, z = settings.u(net.b[U]), settings.z(net.b[Z], net.b[U])
         k = u / tau_m
         kept, q = torch.exp(-k * dt), torch.exp(dt / -tau_s)
         held = (z - c) * kept * self.p_c  # (z - c) p_c is constant
-        u_rate, z_rate = u * (1 - u) / tau_m * held, k * net.settings.dz(z) * self.p_c
-        near = (1 / tau_s - k) * dt  # the integral of exp(-k (dt - t)) exp(-t / tau_s)
-        late = dt * torch.where(near > 0, kept * _mean_decay(near), q * _mean_decay(-near))
-        u_late, z_late = u_rate * (1 - q) * tau_s, z_rate * late
-        q_a = q[:, None]
-        self.tau_s += ((a - net.b) * q_a * dt[:, None] * self.p_a).sum((0, 1)) / tau_s**2
+        u_rate, z_rate = u * (1 - u) / tau_m * held, k * settings.dz(z) * self.p_c
+
+        def late(tau: float | Tensor) -> Tensor:  # the integral of exp(-k (dt - t)) exp(-t / tau)
+            near = (1 / tau - k) * dt
+            return dt * torch.where(near > 0, kept * _mean_decay(near), torch.exp(dt / -tau) * _mean_decay(-near))
+
+        z_sum, z_late = z_rate * dt * _mean_decay(k * dt), z_rate * late(tau_s)
+        if settings.tau_a is None:
+            u_sum, u_late = u_rate * dt, u_rate * (1 - q) * tau_s
+        else:
+            u_sum, u_late = -z_sum, -z_rate * late(settings.tau_a)
+        q_a = torch.exp(dt[:, None] / -net.gate_tau)
+        self.add_gate_tau((a - net.b) * q_a * dt[:, None] * self.p_a)
         self.tau_m -= (held * k * dt).sum(0) / tau_m
         self.b += ((1 - q_a) * self.p_a).sum(0)
-        self.b[U] += (u_rate * dt - u_late).sum(0)
-        self.b[Z] += (z_rate * dt * _mean_decay(k * dt) - z_late).sum(0)
+        self.b[U] += (u_sum - u_late).sum(0)
+        self.b[Z] += (z_sum - z_late).sum(0)
         self.p_a = q_a * self.p_a
         self.p_a[:, U] += u_late
         self.p_a[:, Z] += z_late
@@ -272,5 +301,7 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         input_times=adjoint.input_times,
         input_values=adjoint.input_values,
         delays=adjoint.delays,
+        beta=adjoint.beta[: len(problem.beta)],
+        tau_a=problem.sum_shared("tau_a", adjoint.tau_a),
         floored=adjoint.floored,
     )

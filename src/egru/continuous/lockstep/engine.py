@@ -15,7 +15,7 @@ from egru.continuous.limits import event_limit, limit_error, resolution_error
 from egru.continuous.lockstep.adjoint import backward
 from egru.continuous.lockstep.arrivals import Arrivals
 from egru.continuous.lockstep.crossing import find_crossings
-from egru.continuous.lockstep.flow import end_state, is_at_rest, longest_panel, node_states, panel_nodes
+from egru.continuous.lockstep.flow import end_state, is_at_rest, longest_panel, node_states, panel_nodes, z_after
 from egru.continuous.lockstep.network import Network
 from egru.continuous.lockstep.schedule import DELIVERY, END, INPUT, INTERNAL, NOTHING, READOUT, make_schedule
 from egru.continuous.lockstep.tape import Deliveries, Emissions, Iteration, Tape
@@ -48,7 +48,7 @@ class _Batch:
         self.schedule = make_schedule(problem)
         self.next_entry = torch.zeros(B, dtype=torch.int64, device=device)
         self.above = self.c >= self.net.theta
-        self.pending = self.above & (self.net.settings.z(self.a[:, Z]) > self.net.theta)
+        self.pending = self.above & (self.net.settings.z(self.a[:, Z], self.a[:, U]) > self.net.theta)
         """Units of the current group that have yet to emit; at the start, those above threshold with ``z > theta``."""
         self.forced = self.pending.any(1)
         self.starts_group = self.forced.clone()
@@ -139,17 +139,18 @@ class _Batch:
     def flow(self, dt: Tensor, start: Tensor) -> None:
         """Let every sample flow for its ``dt``, at most one panel."""
         net, h = self.net, dt[:, None]
-        a_u, a_z = self.a[:, U], self.a[:, Z]
-        nodes = panel_nodes(a_u, net.b[U], a_z, net.b[Z], h, net.settings)
+        gates = self.a[:, U], net.b[U], self.a[:, Z], net.b[Z]
+        nodes, z0 = panel_nodes(*gates, h, net.settings), net.settings.z(self.a[:, Z], self.a[:, U])
         if self.running_loss is not None:
-            c = node_states(self.c, a_z, h, nodes, net.settings)
+            c = node_states(self.c, z0, h, nodes, net.settings)
             t = start + net.settings.x[:, None] * dt
             value = self.running_loss(c.flatten(0, 1), t.to(c.dtype).flatten(), self.samples.repeat(len(c)))
             with torch.set_grad_enabled(value.requires_grad):
                 self.integral = self.integral + dt * net.settings.integrate(value.view(len(c), -1))
         moved = (h > 0).expand_as(self.c)
-        self.c = torch.where(moved, end_state(self.c, a_z, net.b[Z], h, nodes, net.settings), self.c)
-        self.a = net.b + (self.a - net.b) * torch.exp(dt[:, None, None] / -net.settings.tau_s)
+        z1 = z_after(*gates, h, net.settings)
+        self.c = torch.where(moved, end_state(self.c, z0, z1, h, nodes, net.settings), self.c)
+        self.a = net.b + (self.a - net.b) * torch.exp(dt[:, None, None] / -net.gate_tau)
         self.o = self.o * torch.exp(h / -net.tau_o)
         self.counters.flow_evaluations += moved.sum(1)
 
@@ -167,15 +168,17 @@ class _Batch:
             raise resolution_error(int(rows[k]), int(n[k]), float(self.t[rows[k]]))
         self.emitted[rows, n] = self.t[rows]
         forced, a_group = self.forced[rows], self.a_group[rows]
-        rise = net.settings.z(a_group[torch.arange(len(rows), device=rows.device), Z, n]) - net.theta[n]
+        i = torch.arange(len(rows), device=rows.device)
+        rise = net.settings.z(a_group[i, Z, n], a_group[i, U, n]) - net.theta[n]
         rise = torch.where(forced, torch.inf, rise)
         self.counters.min_slope[rows] = torch.minimum(self.counters.min_slope[rows], rise)
         y, scale = net.jump(n, net.rho_z(n, a_group))
         if self.arrivals is None:
             self.a[rows] += net.Vt[n] * scale
         else:
-            a_r = a_group[torch.arange(len(rows), device=rows.device), R, n]
-            self.arrivals.send(rows, n, self.t[rows], self.counters.events[rows] - 1, a_r)
+            self.arrivals.send(rows, n, self.t[rows], self.counters.events[rows] - 1, a_group[i, R, n])
+        if self.problem.options.adaptive:
+            self.a[rows, U, n] += self.problem.beta[n]
         self.c[rows, n] = 0.0
         self.o[rows, n] += y
         self.above[rows, n] = False

@@ -19,7 +19,8 @@ class FlowSettings(NamedTuple):
     ``x``, ``w`` and ``A`` are the fields of :class:`egru.continuous.quadrature.Rule` as tensors. The crossing search
     stops if ``c`` is within ``state_tolerance`` of its threshold, or if a Newton step is shorter than
     ``step_tolerance`` times ``tau_m``. If Newton stalls, ``stall_tolerance`` is accepted. ``linear`` units have
-    ``u = 1`` and ``z = a_z``. Time constants are numbers, or tensors with one entry per unit.
+    ``u = 1`` and ``z = a_z``. If they have ``tau_a``, they are adaptive: ``z = a_z - a_u``. Time constants are numbers,
+    or tensors with one entry per unit.
     """
 
     tau_s: float | Tensor
@@ -31,30 +32,52 @@ class FlowSettings(NamedTuple):
     step_tolerance: float
     stall_tolerance: float
     linear: bool
+    tau_a: float | Tensor | None = None
 
     @classmethod
     def create(
-        cls, tau_s: float | Tensor, tau_m: float | Tensor, nodes: int, like: Tensor, linear: bool
+        cls,
+        tau_s: float | Tensor,
+        tau_m: float | Tensor,
+        nodes: int,
+        like: Tensor,
+        linear: bool,
+        tau_a: float | Tensor | None = None,
     ) -> "FlowSettings":
         """Return the settings for the dtype and device of ``like``."""
         x, w, A = (torch.as_tensor(v).to(like) for v in gauss_legendre(nodes))
         tolerances = (8e-16, 2e-15, 1e-12) if like.dtype == torch.float64 else (1e-7, 1e-6, 1e-5)
-        return cls(tau_s, tau_m, x, w, A, *tolerances, linear)
+        return cls(tau_s, tau_m, x, w, A, *tolerances, linear, tau_a)
 
     def take(self, units: Tensor) -> "FlowSettings":
         """Return the settings of some units."""
-        return self._replace(tau_s=of_units(self.tau_s, units), tau_m=of_units(self.tau_m, units))
+        tau_a = None if self.tau_a is None else of_units(self.tau_a, units)
+        return self._replace(tau_s=of_units(self.tau_s, units), tau_m=of_units(self.tau_m, units), tau_a=tau_a)
+
+    @property
+    def tau_u(self) -> float | Tensor:
+        """The time constant of ``a_u``."""
+        return self.tau_s if self.tau_a is None else self.tau_a
+
+    def gate_tau(self, like: Tensor) -> float | Tensor:
+        """Return the time constants of the activations: ``tau_s``, or ``(3, H)`` for adaptive units."""
+        if self.tau_a is None:
+            return self.tau_s
+        row = like.new_zeros(like.shape[-1])
+        return torch.stack([row + tau for tau in (self.tau_a, self.tau_s, self.tau_s)])
 
     def u(self, a: Tensor) -> Tensor:
         """Return the update gate: sigmoid, or 1 for linear units."""
         return torch.ones_like(a) if self.linear else torch.sigmoid(a)
 
-    def z(self, a: Tensor) -> Tensor:
-        """Return the proposed state: tanh, or ``a`` itself for linear units."""
-        return a if self.linear else torch.tanh(a)
+    def z(self, a_z: Tensor, a_u: Tensor) -> Tensor:
+        """Return the proposed state: tanh, or ``a_z`` for linear units, less the adaptation current ``a_u`` if any."""
+        if self.tau_a is not None:
+            return a_z - a_u
+        return a_z if self.linear else torch.tanh(a_z)
 
     def dz(self, z: Tensor) -> Tensor:
-        """Return the derivative of ``z`` with respect to ``a``, given ``z``."""
+        """Return the derivative of ``z`` with respect to ``a_z``, given ``z``."""
         return torch.ones_like(z) if self.linear else 1 - z * z
 
     def integrate(self, values: Tensor) -> Tensor:
@@ -72,9 +95,13 @@ def of_units(tau: float | Tensor, units: Tensor) -> float | Tensor:
 
 
 class Nodes(NamedTuple):
-    """Values at the nodes of one panel; see :class:`egru.continuous.reference.flow.Nodes`."""
+    """Values at the nodes of one panel; see :class:`egru.continuous.reference.flow.Nodes`.
+
+    ``q`` is the decay of gates r and z, ``q_u`` that of gate u.
+    """
 
     q: Tensor
+    q_u: Tensor
     u: Tensor
     z: Tensor
     zdot: Tensor
@@ -106,7 +133,10 @@ def longest_panel(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, panel: flo
     if settings.linear or not bool((torch.maximum(a_u.abs(), a_z.abs()) > SATURATION).any()):
         distance = torch.maximum((a_u - b_u).abs(), (a_z - b_z).abs())
         distance = distance.clamp(max=1e-3) if settings.linear else distance
-        return panel / (_gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
+        fastest = settings.tau_s
+        if settings.tau_a is not None:
+            fastest = torch.minimum(torch.as_tensor(settings.tau_a), torch.as_tensor(settings.tau_s)).to(a_u)
+        return panel / (_gate_speed(distance) / fastest + 1 / settings.tau_m)
     held_u, held_z = _time_saturated(a_u, b_u, settings), _time_saturated(a_z, b_z, settings)
     changes_u, changes_z = held_u == 0, held_z == 0
     distance = torch.maximum((a_u - b_u).abs() * changes_u, (a_z - b_z).abs() * changes_z)
@@ -120,22 +150,32 @@ def longest_panel(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, panel: flo
 
 def panel_nodes(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, settings: FlowSettings) -> Nodes:
     """Return the gates at the nodes of one panel of length ``h``."""
-    q = torch.exp(settings.x.view(-1, *[1] * h.dim()) * (h / -settings.tau_s))
-    u = settings.u(torch.addcmul(b_u, a_u - b_u, q))
-    z = settings.z(torch.addcmul(b_z, a_z - b_z, q))
+    x = settings.x.view(-1, *[1] * h.dim())
+    q = torch.exp(x * (h / -settings.tau_s))
+    q_u = q if settings.tau_a is None else torch.exp(x * (h / -settings.tau_a))
+    at_nodes = torch.addcmul(b_u, a_u - b_u, q_u)
+    u, z = settings.u(at_nodes), settings.z(torch.addcmul(b_z, a_z - b_z, q), at_nodes)
     zdot = settings.dz(z) * ((b_z - a_z) / settings.tau_s) * q
+    if settings.tau_a is not None:
+        zdot = zdot - ((b_u - a_u) / settings.tau_a) * q_u
     rate = h / settings.tau_m
-    return Nodes(q, u, z, zdot, rate * settings.integrate_to_nodes(u), rate * settings.integrate(u))
+    return Nodes(q, q_u, u, z, zdot, rate * settings.integrate_to_nodes(u), rate * settings.integrate(u))
 
 
-def end_state(c: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
-    """Return ``c`` at the end of the panel."""
-    z1 = settings.z(b_z + (a_z - b_z) * torch.exp(h / -settings.tau_s))
+def z_after(a_u: Tensor, b_u: Tensor, a_z: Tensor, b_z: Tensor, h: Tensor, settings: FlowSettings) -> Tensor:
+    """Return ``z`` after ``h``."""
+    if settings.tau_a is not None:
+        a_u = b_u + (a_u - b_u) * torch.exp(h / -settings.tau_a)
+    return settings.z(b_z + (a_z - b_z) * torch.exp(h / -settings.tau_s), a_u)
+
+
+def end_state(c: Tensor, z0: Tensor, z1: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
+    """Return ``c`` at the end of the panel, where ``z`` goes from ``z0`` to ``z1``."""
     integral = settings.integrate(torch.exp(nodes.E - nodes.E1) * nodes.zdot)
-    return z1 + torch.exp(-nodes.E1) * (c - settings.z(a_z)) - h * integral
+    return z1 + torch.exp(-nodes.E1) * (c - z0) - h * integral
 
 
-def node_states(c: Tensor, a_z: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
+def node_states(c: Tensor, z0: Tensor, h: Tensor, nodes: Nodes, settings: FlowSettings) -> Tensor:
     """Return ``c`` at the nodes of the panel."""
     integral = settings.integrate_to_nodes(torch.exp(nodes.E) * nodes.zdot)
-    return nodes.z + torch.exp(-nodes.E) * (c - settings.z(a_z) - h * integral)
+    return nodes.z + torch.exp(-nodes.E) * (c - z0 - h * integral)

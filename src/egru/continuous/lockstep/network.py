@@ -27,6 +27,8 @@ class Network:
     tau_o: float | Tensor
     settings: FlowSettings
     problem: Problem
+    gate_tau: float | Tensor
+    """The time constants of the activations: ``tau_s``, or ``(3, H)`` for adaptive units."""
 
     @classmethod
     def from_problem(cls, problem: Problem) -> "Network":
@@ -36,14 +38,15 @@ class Network:
         if not problem.options.self_connections and problem.line_offsets is None:
             diagonal = torch.arange(len(theta), device=theta.device)
             Vt[diagonal, :, diagonal] = 0.0
-        linear = problem.options.cell == "lif"
-        tau_s, tau_m, tau_o = (
-            tau.detach() if tau.dim() else float(tau) for tau in (problem.tau_s, problem.tau_m, problem.tau_o)
-        )
-        settings = FlowSettings.create(tau_s, tau_m, problem.options.nodes, theta, linear)
+        linear = problem.options.linear
+        taus = (problem.tau_s, problem.tau_m, problem.tau_o, problem.tau_a)
+        tau_s, tau_m, tau_o, tau_a = (tau.detach() if tau.dim() else float(tau) for tau in taus)
+        adaptation = tau_a if problem.options.adaptive else None
+        settings = FlowSettings.create(tau_s, tau_m, problem.options.nodes, theta, linear, adaptation)
         level = theta if linear else torch.where(theta < 1, torch.atanh(theta.clamp(max=1)), torch.inf)
         Ut = U.permute(2, 0, 1).contiguous()
-        return cls(Vt, Ut, problem.b.detach(), theta, level, tau_o, settings, problem)
+        gate_tau = settings.gate_tau(theta)
+        return cls(Vt, Ut, problem.b.detach(), theta, level, tau_o, settings, problem, gate_tau)
 
     def amplitude(self, n: Tensor) -> Tensor:
         """Return the values that events of the units ``n`` carry."""

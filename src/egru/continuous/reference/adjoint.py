@@ -16,6 +16,9 @@ derivative of the loss with respect to the time of the event, and ``dL/ds`` the 
     p_c-[n] = -Q / (dc_n/dt-)             p_a-[r, n] = p_a+[r, n] + y r (1 - r) S_z
     dL/dtheta_n += Q / (dc_n/dt-) + S_u + S_r + r S_z + p_o+[n] + dL/dy
     dL/dV_x[m, n] += rho_x y p_a+[x, m]
+
+Adaptive units have ``tau_a`` in place of ``tau_s`` in the terms of gate u, and ``gamma_u = -1 / tau_m``. Their own jump
+adds ``beta_n p_a+[u, n] / tau_a`` to ``Q``, and ``dL/dbeta_n += p_a+[u, n]``.
 """
 
 import numpy as np
@@ -39,7 +42,7 @@ class _GradientSums:
         self.tau_s, self.tau_m, self.tau_o = np.zeros(H), np.zeros(H), np.zeros(H)
         self.a0, self.c0 = np.zeros((batch, 3, H)), np.zeros((batch, H))
         self.input_times, self.input_values = np.zeros(inputs), np.zeros(inputs)
-        self.delays = np.zeros_like(net.delays)
+        self.delays, self.beta, self.tau_a = np.zeros_like(net.delays), np.zeros(H), np.zeros(H)
         self.floored = np.zeros(batch, dtype=np.int64)
 
 
@@ -76,7 +79,7 @@ class _Adjoint:
         for panel in panels(a, net.b, dt, settings):
             states.append((panel, c))
             nodes = panel_nodes(panel.start, net.b, panel.h, settings)
-            z0, z1 = settings.z(panel.start[Z]), settings.z(panel.end[Z])
+            z0, z1 = (settings.z(a[Z], a[U]) for a in (panel.start, panel.end))
             c = end_state(c, z0, z1, panel.h, nodes, settings.rule)
         for panel, c in reversed(states):
             self.pull_back_panel(panel.start, c, t + float(panel.elapsed), float(panel.h))
@@ -85,22 +88,28 @@ class _Adjoint:
         """Propagate over one panel of length ``h`` that starts at time ``t0`` with the state ``a``, ``c0``."""
         net, sums = self.net, self.sums
         settings = net.settings
-        tau_s, tau_m, (x, w, A) = settings.tau_s, settings.tau_m, settings.rule
+        tau_m, (x, w, A) = settings.tau_m, settings.rule
+        gate_tau = np.broadcast_to(settings.gate_tau, a.shape)
         q, u, z, _, E, E1 = nodes = panel_nodes(a, net.b, h, settings)
-        c = node_states(c0, settings.z(a[Z]), h, nodes, settings.rule)
+        c = node_states(c0, settings.z(a[Z], a[U]), h, nodes, settings.rule)
         p_c = np.exp(E - E1) * self.p_c
         p_c_start = np.exp(-E1) * self.p_c
         if self.loss is not None:
             f = self.weight * np.exp(-E) * state_gradient(self.loss, c, t0 + x * h, self.sample)
             p_c += np.exp(E) * h * (w @ f - A @ f)
             p_c_start += h * (w @ f)
-        gamma = np.stack([u * (1 - u) * (z - c) * p_c, np.zeros_like(u), u * settings.dz(z) * p_c]) / tau_m
-        decay, t = np.exp(-h / tau_s), x[:, None] * h
-        sums.b += h * np.einsum("i,iH,xiH->xH", w, 1 - q, gamma) + (1 - decay) * self.p_a
+        by_u = u * (1 - u) * (z - c) if settings.tau_a is None else -u
+        gamma = np.stack([by_u * p_c, np.zeros_like(u), u * settings.dz(z) * p_c]) / tau_m
+        decay, t = np.exp(-h / gate_tau), x[:, None] * h
+        sums.b += h * np.einsum("i,xiH,xiH->xH", w, 1 - q, gamma) + (1 - decay) * self.p_a
         sums.tau_m -= h * np.einsum("i,iH->H", w, p_c * u * (z - c)) / tau_m**2
-        weighted = h * np.einsum("i,iH,xiH->xH", w, q * t, gamma) + decay * h * self.p_a
-        sums.tau_s += ((a - net.b) * weighted).sum(0) / tau_s**2
-        self.p_a = decay * self.p_a + h * np.einsum("i,iH,xiH->xH", w, q, gamma)
+        weighted = h * np.einsum("i,xiH,xiH->xH", w, q * t, gamma) + decay * h * self.p_a
+        by_tau = (a - net.b) * weighted / gate_tau**2
+        if settings.tau_a is not None:
+            sums.tau_a += by_tau[U]
+            by_tau = by_tau[[R, Z]]
+        sums.tau_s += by_tau.sum(0)
+        self.p_a = decay * self.p_a + h * np.einsum("i,xiH,xiH->xH", w, q, gamma)
         self.p_c = p_c_start
 
     def internal(self, step: Step, by_time: float, by_amplitude: float) -> None:
@@ -125,7 +134,8 @@ class _Adjoint:
         slope_terms[n] = -self.p_c[n] * slope_plus[n]
         Q = (
             slope_terms.sum()
-            + y * ((received[U] + received[R] + r * received[Z]) / tau_s + rdot * received[Z]).sum()
+            + y * (received[U] / net.tau_a + (received[R] + r * received[Z]) / tau_s + rdot * received[Z]).sum()
+            + net.beta[n] / net.tau_a[n] * self.p_a[U, n]
             + y / net.tau_o[n] * self.p_o[n]
             + by_time
             + sent_by_time
@@ -137,10 +147,11 @@ class _Adjoint:
         if step.forced:
             p_c_minus = 0.0
         else:
-            rise = float(net.settings.z(step.a_group[Z, n]) - net.theta[n])
+            rise = float(net.settings.z(step.a_group[Z, n], step.a_group[U, n]) - net.theta[n])
             sums.floored[self.sample] += rise < options.grazing_floor
             p_c_minus = -Q / (float(net.settings.u(step.a_group[U, n])) * max(rise, options.grazing_floor) / tau_m[n])
             sums.theta[n] -= p_c_minus
+        sums.beta[n] += self.p_a[U, n]
         if options.amplitude == "theta":
             sums.theta[n] += (received[U] + received[R] + r * received[Z]).sum() + sent + self.p_o[n] + by_amplitude
         scale = np.stack([np.ones_like(r), np.ones_like(r), r]) * y
@@ -172,7 +183,8 @@ class _Adjoint:
         received = V * self.p_a
         gated = received[U] + received[R] + r * received[Z]
         slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
-        by_time = self.p_c @ slope_jump + y * (gated / tau_s + rdot * received[Z]).sum()
+        paced = received[U] / net.tau_a + (received[R] + r * received[Z]) / tau_s
+        by_time = self.p_c @ slope_jump + y * (paced + rdot * received[Z]).sum()
         sums.delays[line] += by_time
         share = np.array([by_time, gated.sum(), 0.0 if post else received[Z].sum()])
         self.delivered[step.event] = self.delivered.get(step.event, np.zeros(3)) + share
@@ -185,10 +197,10 @@ class _Adjoint:
         net, sums, k = self.net, self.sums, step.index
         i, x = int(net.problem.input_channels[k]), float(net.problem.input_values[k])
         sums.U[:, :, i] += x * self.p_a
-        through = (net.U[:, :, i] * self.p_a).sum(0)
+        through = net.U[:, :, i] * self.p_a
         sums.input_values[k] = through.sum()
         slope_jump = slope(step.a_minus, step.c_minus, net.settings) - slope(step.a_plus, step.c_plus, net.settings)
-        sums.input_times[k] = self.p_c @ slope_jump + x * (through / net.tau_s).sum()
+        sums.input_times[k] = self.p_c @ slope_jump + x * (through / net.settings.gate_tau).sum()
 
 
 def backward(problem: Problem, events: Events, cotangents: Cotangents, running_loss: RunningLoss | None) -> Gradients:
@@ -237,5 +249,7 @@ def backward(problem: Problem, events: Events, cotangents: Cotangents, running_l
         input_times=to_tensor(sums.input_times),
         input_values=to_tensor(sums.input_values),
         delays=to_tensor(sums.delays),
+        beta=to_tensor(sums.beta[: len(problem.beta)]),
+        tau_a=problem.sum_shared("tau_a", to_tensor(sums.tau_a)),
         floored=torch.as_tensor(sums.floored).to(problem.c0.device),
     )

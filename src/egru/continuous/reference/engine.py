@@ -55,7 +55,8 @@ class _Simulation:
     def run(self) -> None:
         problem = self.net.problem
         if self.above.any():  # only with above_threshold="fire": other problems have been rejected
-            self.emit(np.flatnonzero(self.above & (self.net.settings.z(self.a[Z]) > self.net.theta)), forced=True)
+            rises = self.net.settings.z(self.a[Z], self.a[U]) > self.net.theta
+            self.emit(np.flatnonzero(self.above & rises), forced=True)
         start, stop = (int(k) for k in problem.input_offsets[self.sample : self.sample + 2])
         inputs = list(zip(range(start, stop), problem.input_times[start:stop].tolist(), strict=True))
         readouts = list(enumerate(problem.readouts[self.sample].tolist()))
@@ -101,7 +102,8 @@ class _Simulation:
             return
         settings = net.settings
         for start, end, elapsed, h in panels(self.a, net.b, dt, settings):
-            nodes, z0, z1 = panel_nodes(start, net.b, h, settings), settings.z(start[Z]), settings.z(end[Z])
+            nodes = panel_nodes(start, net.b, h, settings)
+            z0, z1 = settings.z(start[Z], start[U]), settings.z(end[Z], end[U])
             if self.running_loss is not None:
                 states = node_states(self.c, z0, h, nodes, settings.rule)
                 density = evaluate(self.running_loss, states, self.t + elapsed + settings.rule.x * h, self.sample)
@@ -127,10 +129,12 @@ class _Simulation:
             self.emitted[n] = self.t
             if not forced:
                 self.c[n] = net.theta[n]
-                self.min_slope = min(self.min_slope, float(net.settings.z(a_group[Z, n]) - net.theta[n]))
+                rise = float(net.settings.z(a_group[Z, n], a_group[U, n]) - net.theta[n])
+                self.min_slope = min(self.min_slope, rise)
             before = self.state()
             y = net.amplitude(n)
             self.c[n], self.o[n], self.above[n] = 0.0, self.o[n] + y, False
+            self.a[U, n] += net.beta[n]
             first, event = n == group[0], self.event_count - 1
             if net.lines is not None:
                 for line in range(*net.lines[n : n + 2].tolist()):

@@ -6,7 +6,7 @@ quadrature: with ``E(t)`` the integral of ``u / tau_m`` from the start of the pa
     c(t) = z(t) + exp(-E(t)) (c(0) - z(0)) - integral from 0 to t of exp(E(s) - E(t)) dz/ds ds
 
 This form is exact where ``z`` is constant. Arrays have one entry per unit: ``a`` and ``b`` are ``(3, N)``, and ``c``,
-``theta`` and time intervals are ``(N,)``. Time constants are numbers, or ``(N,)``.
+``theta`` and time intervals are ``(N,)``. Time constants are numbers, or ``(N,)``; those of gates may be ``(3, N)``.
 """
 
 from collections.abc import Iterator
@@ -24,29 +24,48 @@ MAX_EQUAL_PANELS = 1000
 
 
 class FlowSettings(NamedTuple):
-    """Time constants, quadrature and gates. ``linear`` units have ``u = 1`` and ``z = a_z``."""
+    """Time constants, quadrature and gates.
+
+    ``linear`` units have ``u = 1`` and ``z = a_z``. If they have ``tau_a``, they are adaptive: ``z = a_z - a_u``.
+    """
 
     tau_s: float | np.ndarray
     tau_m: float | np.ndarray
     rule: Rule
     panel: float
     linear: bool = False
+    tau_a: float | np.ndarray | None = None
 
     def take(self, units: np.ndarray) -> "FlowSettings":
         """Return the settings of some units."""
-        tau_s, tau_m = (tau[units] if isinstance(tau, np.ndarray) else tau for tau in (self.tau_s, self.tau_m))
-        return self._replace(tau_s=tau_s, tau_m=tau_m)
+        taus = (self.tau_s, self.tau_m, self.tau_a)
+        tau_s, tau_m, tau_a = (tau[units] if isinstance(tau, np.ndarray) else tau for tau in taus)
+        return self._replace(tau_s=tau_s, tau_m=tau_m, tau_a=tau_a)
+
+    @property
+    def gate_tau(self) -> float | np.ndarray:
+        """The time constants of the activations: ``tau_s``, or one row per gate for adaptive units."""
+        if self.tau_a is None:
+            return self.tau_s
+        return np.stack(np.broadcast_arrays(self.tau_a, self.tau_s, self.tau_s))
+
+    @property
+    def fastest_gate(self) -> float | np.ndarray:
+        """The smallest time constant of the activations of each unit."""
+        return self.tau_s if self.tau_a is None else np.minimum(self.tau_s, self.tau_a)
 
     def u(self, a: np.ndarray) -> np.ndarray:
         """Return the update gate: sigmoid, or 1 for linear units."""
         return np.ones_like(a) if self.linear else sigmoid(a)
 
-    def z(self, a: np.ndarray) -> np.ndarray:
-        """Return the proposed state: tanh, or ``a`` itself for linear units."""
-        return a if self.linear else np.tanh(a)
+    def z(self, a_z: np.ndarray, a_u: np.ndarray) -> np.ndarray:
+        """Return the proposed state: tanh, or ``a_z`` for linear units, less the adaptation current ``a_u`` if any."""
+        if self.tau_a is not None:
+            return a_z - a_u
+        return a_z if self.linear else np.tanh(a_z)
 
     def dz(self, z: np.ndarray) -> np.ndarray:
-        """Return the derivative of ``z`` with respect to ``a``, given ``z``."""
+        """Return the derivative of ``z`` with respect to ``a_z``, given ``z``."""
         return np.ones_like(z) if self.linear else 1 - z * z
 
     def level(self, theta: np.ndarray) -> np.ndarray:
@@ -69,8 +88,8 @@ class Panel(NamedTuple):
 class Nodes(NamedTuple):
     """Values at the nodes of one panel of length ``h``, ``(nodes, N)``.
 
-    ``q`` is ``exp(-t / tau_s)`` and ``E`` the integral of ``u / tau_m`` from the start of the panel. ``E1``, ``(N,)``,
-    is the same integral over the whole panel.
+    ``q``, ``(3, nodes, N)``, is the decay of each gate, ``exp(-t / tau_s)``. ``E`` is the integral of ``u / tau_m``
+    from the start of the panel. ``E1``, ``(N,)``, is the same integral over the whole panel.
     """
 
     q: np.ndarray
@@ -87,12 +106,12 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 def relax(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowSettings) -> np.ndarray:
     """Return ``a`` after ``dt``, in closed form."""
-    return b + (a - b) * np.exp(-np.asarray(dt) / settings.tau_s)
+    return b + (a - b) * np.exp(-np.asarray(dt) / settings.gate_tau)
 
 
 def slope(a: np.ndarray, c: np.ndarray, settings: FlowSettings) -> np.ndarray:
     """Return ``dc/dt``."""
-    return settings.u(a[U]) * (settings.z(a[Z]) - c) / settings.tau_m
+    return settings.u(a[U]) * (settings.z(a[Z], a[U]) - c) / settings.tau_m
 
 
 def gate_speed(distance: np.ndarray) -> np.ndarray:
@@ -118,7 +137,7 @@ def longest_panel(a: np.ndarray, b: np.ndarray, settings: FlowSettings) -> np.nd
     Saturated gates are constant and do not limit it, but it ends where a gate leaves saturation.
     """
     if settings.linear:
-        return np.full_like(a[Z], settings.panel / (1 / settings.tau_s + 1 / settings.tau_m))
+        return np.full_like(a[Z], settings.panel / (1 / settings.fastest_gate + 1 / settings.tau_m))
     held_u, held_z = time_saturated(a[U], b[U], settings), time_saturated(a[Z], b[Z], settings)
     changes_u, changes_z = held_u == 0, held_z == 0
     distance = np.maximum(abs(a[U] - b[U]) * changes_u, abs(a[Z] - b[Z]) * changes_z)
@@ -136,7 +155,7 @@ def panels(a: np.ndarray, b: np.ndarray, dt: np.ndarray | float, settings: FlowS
     """
     dt = np.asarray(dt)
     distance = np.maximum(abs(a[U] - b[U]), abs(a[Z] - b[Z])) * (not settings.linear)
-    rho = dt * (gate_speed(distance) / settings.tau_s + 1 / settings.tau_m)
+    rho = dt * (gate_speed(distance) / settings.fastest_gate + 1 / settings.tau_m)
     count = max(1.0, np.ceil(np.max(rho, initial=0.0) / settings.panel))
     elapsed = np.zeros_like(dt)
     panel = 0
@@ -158,10 +177,13 @@ def panel_nodes(a: np.ndarray, b: np.ndarray, h: np.ndarray | float, settings: F
     """Return the gates at the nodes of one panel of length ``h`` that starts with ``a``."""
     x, w, A = settings.rule
     h = np.broadcast_to(h, a.shape[1:])
-    q = np.exp(-np.multiply.outer(x, h) / settings.tau_s)
-    u = settings.u(b[U] + (a[U] - b[U]) * q)
-    z = settings.z(b[Z] + (a[Z] - b[Z]) * q)
-    zdot = settings.dz(z) * (b[Z] - a[Z]) * q / settings.tau_s
+    tau = np.broadcast_to(settings.gate_tau, a.shape)[:, None]
+    q = np.exp(-np.multiply.outer(x, h) / tau)
+    a_u, a_z = (b[k] + (a[k] - b[k]) * q[k] for k in (U, Z))
+    u, z = settings.u(a_u), settings.z(a_z, a_u)
+    zdot = settings.dz(z) * (b[Z] - a[Z]) * q[Z] / tau[Z]
+    if settings.tau_a is not None:
+        zdot = zdot - (b[U] - a[U]) * q[U] / tau[U]
     return Nodes(q, u, z, zdot, h / settings.tau_m * (A @ u), h / settings.tau_m * (w @ u))
 
 
@@ -181,5 +203,5 @@ def flow(a: np.ndarray, b: np.ndarray, c: np.ndarray, dt: np.ndarray | float, se
     """Return ``c`` after ``dt`` without events."""
     for start, end, _, h in panels(a, b, dt, settings):
         nodes = panel_nodes(start, b, h, settings)
-        c = end_state(c, settings.z(start[Z]), settings.z(end[Z]), h, nodes, settings.rule)
+        c = end_state(c, settings.z(start[Z], start[U]), settings.z(end[Z], end[U]), h, nodes, settings.rule)
     return c

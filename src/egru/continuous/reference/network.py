@@ -24,6 +24,9 @@ class Network:
     settings: FlowSettings
     problem: Problem
     delays: np.ndarray
+    beta: np.ndarray
+    tau_a: np.ndarray
+    """Strength and time constant of the adaptation currents; 0 and ``tau_s`` without adaptation."""
     lines: np.ndarray | None = None
     """The first line of each unit, with delays; see :attr:`Problem.line_offsets`."""
     line_units: np.ndarray | None = None
@@ -33,12 +36,16 @@ class Network:
         problem, options = problem.with_dense_weights(), problem.options
         H = problem.c0.shape[1]
         tau_s, tau_m, tau_o = (to_array(tau.expand(H)) for tau in (problem.tau_s, problem.tau_m, problem.tau_o))
+        beta, tau_a = np.zeros(H), tau_s
+        if options.adaptive:
+            beta, tau_a = to_array(problem.beta), to_array(problem.tau_a.expand(H))
         settings = FlowSettings(
             tau_s,
             tau_m,
             gauss_legendre(options.nodes),
             float(options.panel),
-            options.cell == "lif",
+            options.linear,
+            tau_a if options.adaptive else None,
         )
         V = to_array(problem.V)
         if not options.self_connections and problem.line_offsets is None:
@@ -54,6 +61,8 @@ class Network:
             settings,
             problem,
             to_array(problem.delays),
+            beta,
+            tau_a,
             None if problem.line_offsets is None else problem.line_offsets.cpu().numpy(),
             None if problem.line_offsets is None else problem.line_units.cpu().numpy(),
         )

@@ -1,0 +1,350 @@
+"""Adaptive leaky integrate-and-fire neurons: all engines against autograd, a closed form and one another."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+from torch import Tensor
+
+from egru import Threshold
+from egru.continuous import ContinuousLIF, InputEvents, engines, rate_penalty, silence_penalty
+from egru.continuous.options import Options
+from egru.continuous.problem import DIFFERENTIABLE, Engine, Problem
+from tests.continuous.networks import EXACT, cotangents, density, network, run, worst_gradient
+from tests.continuous.test_delays import delayed_network
+from tests.continuous.test_engines import autograd
+from tests.continuous.test_random_networks import attempt, difference, nearby
+from tests.continuous.test_time_constants import with_unit_taus
+
+ALIF = dataclasses.replace(EXACT, cell="alif", amplitude="one")
+
+
+NOTHING = InputEvents.from_lists([torch.zeros(0).double()], [torch.zeros(0, dtype=torch.int64)])
+DRIVE = InputEvents.from_lists([torch.tensor([0.1, 0.5, 1.0, 1.6, 2.4]).double()] * 2, [torch.arange(5) % 2] * 2)
+
+
+def with_adaptation(problem: Problem, seed: int = 0, *, per_unit: bool = True, strength: float = 0.4) -> Problem:
+    """Return ``problem`` with weak recurrent weights and adaptation, some of it of the opposite sign."""
+    g = torch.Generator().manual_seed(seed)
+    H = problem.c0.shape[1]
+    beta = strength * (torch.rand(H, generator=g, dtype=torch.float64) - 0.15)
+    tau_a = 0.4 + 3 * torch.rand(H if per_unit else (), generator=g, dtype=torch.float64)
+    return dataclasses.replace(problem, V=problem.V * 0.1, beta=beta, tau_a=tau_a)
+
+
+def alif_network(seed: int, options: Options = ALIF, *, per_unit: bool = True, **sizes: Any) -> Problem:
+    return with_adaptation(network(seed, options, **sizes), seed, per_unit=per_unit)
+
+
+@pytest.fixture(params=engines.names())
+def engine(request) -> Engine:
+    return engines.get(request.param)
+
+
+def assert_matches_autograd(engine: Engine, problem: Problem) -> None:
+    events = engine.forward(problem, density)
+    assert 20 < len(events.times) < 300
+    weights = cotangents(events)
+    gradients = engine.backward(problem, events, weights, density)
+    errors = worst_gradient(gradients, autograd(problem, events, weights, density))
+    assert max(errors.values()) < 1e-10, errors
+    assert gradients.beta.abs().max() > 0
+    assert gradients.tau_a.abs().max() > 0
+
+
+@pytest.mark.parametrize("per_unit", [True, False])
+@pytest.mark.parametrize("options", [{}, {"self_connections": True}, {"amplitude": "theta"}], ids=str)
+def test_gradient_matches_autograd(engine, options, per_unit):
+    problem = alif_network(4, dataclasses.replace(ALIF, **options), hidden=4, per_unit=per_unit)
+    assert_matches_autograd(engine, problem)
+
+
+def test_gradient_with_time_constants_per_unit_matches_autograd(engine):
+    assert_matches_autograd(engine, with_unit_taus(alif_network(4, hidden=4)))
+
+
+@pytest.mark.parametrize("equal", [("tau_a", "tau_s"), ("tau_a", "tau_m"), ("tau_s", "tau_m"), "all"], ids=str)
+def test_equal_time_constants_are_not_special(engine, equal):
+    problem = alif_network(4, hidden=4, per_unit=False)
+    names = ("tau_a", "tau_s", "tau_m") if equal == "all" else equal
+    assert_matches_autograd(engine, dataclasses.replace(problem, **dict.fromkeys(names, problem.tau_s)))
+
+
+def test_gradient_with_delays_matches_autograd(engine):
+    problem = with_adaptation(delayed_network(4, ALIF, hidden=4, drive=0.4), 4)
+    assert_matches_autograd(engine, problem)
+
+
+def without_connections(units: int, batch: int, horizon: float, seed: int) -> Problem:
+    """Return unconnected units with random states and time constants, in which ``z`` often rises and falls."""
+    g = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(shape, generator=g, dtype=torch.float64)
+
+    problem = alif_network(0, hidden=units, batch=batch, horizon=horizon, inputs=0)
+    a0 = torch.stack([uniform(-6.0, 6.0, batch, units) for _ in range(3)], 1)
+    theta = uniform(0.2, 1.0, units)
+    return dataclasses.replace(
+        problem,
+        V=torch.zeros_like(problem.V),
+        b=torch.stack([uniform(-1.0, 1.0, units) for _ in range(3)]),
+        theta=theta,
+        tau_s=10 ** uniform(-1.0, 1.0, units),
+        tau_m=10 ** uniform(-1.0, 0.5, units),
+        tau_a=10 ** uniform(-1.0, 1.0, units),
+        a0=a0,
+        c0=theta - uniform(0.0, 2.0, batch, units),
+        beta=torch.full((units,), 1e3, dtype=torch.float64),
+    )
+
+
+def first_crossings(problem: Problem, points: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return when each unit first reaches its threshold, from a fine grid and the closed form of the membrane.
+
+    Also return how close the largest membrane before that comes to the threshold, and whether ``z`` had fallen below
+    the threshold before the crossing and risen again.
+    """
+    t = torch.linspace(0.0, float(problem.horizon), points, dtype=torch.float64)[:, None, None]
+    tau_s, tau_m, tau_a, theta = problem.tau_s, problem.tau_m, problem.tau_a, problem.theta
+    (b_u, _, b_z), (a_u, _, a_z) = problem.b, problem.a0.unbind(1)
+    rest, kept = b_z - b_u, torch.exp(-t / tau_m)
+
+    def filtered(tau: Tensor) -> Tensor:
+        return tau / (tau - tau_m) * (torch.exp(-t / tau) - kept)
+
+    c = rest + (problem.c0 - rest) * kept + (a_z - b_z) * filtered(tau_s) - (a_u - b_u) * filtered(tau_a)
+    z = rest + (a_z - b_z) * torch.exp(-t / tau_s) - (a_u - b_u) * torch.exp(-t / tau_a)
+    above = c >= theta
+    first = above.to(torch.int8).argmax(0)
+    crosses = above.any(0)
+    margin = torch.where(crosses, torch.inf, (theta - c).amin(0))
+    fallen = (z[:-1] > theta) & (z[1:] <= theta)
+    again = torch.where(crosses, fallen.cumsum(0).gather(0, (first - 1).clamp(min=0)[None])[0] > 0, False)
+    return torch.where(crosses, t[first, 0, 0], torch.inf), margin, again
+
+
+def test_no_crossing_is_missed(engine):
+    """Also where the input exceeds the threshold in two intervals, and the event is in the second."""
+    units, batch, horizon, points = 50 if engine.name == "reference" else 250, 4, 12.0, 6000
+    problem = without_connections(units, batch, horizon, 1)
+    expected, margin, again = first_crossings(problem, points)
+    events = engine.forward(problem)
+    first = torch.full((batch, units), torch.inf, dtype=torch.float64)
+    for s in range(batch):
+        for k in reversed(range(int(events.offsets[s]), int(events.offsets[s + 1]))):
+            first[s, events.units[k]] = events.times[k]
+    spacing = horizon / (points - 1)
+    late = torch.isinf(first) != torch.isinf(expected)
+    assert not (late & (margin > 1e-3) & (expected < horizon - spacing)).any()
+    both = torch.isfinite(first) & torch.isfinite(expected)
+    assert both.sum() > 0.3 * both.numel()
+    assert (again & both).sum() >= (2 if engine.name == "reference" else 10)
+    # A crossing may be shorter than the grid; then the engine's is the earlier one.
+    assert (first[both] <= expected[both] + 1e-12).all()
+    assert (first[both] >= expected[both] - spacing - 1e-12).float().mean() > 0.98
+
+
+def interval(b: float, w: float, tau_m: float, tau_a: float) -> float:
+    """Return the time from a reset with adaptation current ``w`` to the next event, for constant current ``b``."""
+
+    def membrane(t: float) -> float:
+        decay = tau_a / (tau_a - tau_m) * (math.exp(-t / tau_a) - math.exp(-t / tau_m))
+        return b * (1 - math.exp(-t / tau_m)) - w * decay - 1.0
+
+    return brentq(membrane, 1e-9, 100.0, xtol=1e-15, rtol=1e-14)
+
+
+def test_constant_current_gives_intervals_that_grow_to_a_steady_state(engine):
+    b, beta, tau_m, tau_a = 2.0, 0.5, 1.5, 6.0
+    layer = ContinuousLIF(1, 1, 0.5, tau_m, start="rest", adaptation=beta, tau_a=tau_a, engine=engine.name)
+    torch.nn.init.constant_(layer.b, b)
+    times = layer(NOTHING, 120.0).times.detach()
+    w, time = 0.0, 0.0
+    for s in times.tolist():
+        length = interval(b, w, tau_m, tau_a)
+        time, w = time + length, w * math.exp(-length / tau_a) + beta
+        assert abs(s - time) < 1e-11
+    intervals = times.diff(prepend=times.new_zeros(1))
+    assert (intervals[:4].diff() > 0.1).all()
+    steady = float(intervals[-1])  # w just after an event is constant: w = w exp(-T / tau_a) + beta
+    assert abs(interval(b, beta / (1 - math.exp(-steady / tau_a)), tau_m, tau_a) - steady) < 1e-8
+    assert steady > 3 * float(intervals[0])
+
+
+def test_zero_strength_equals_neurons_without_adaptation(engine):
+    problem = with_unit_taus(alif_network(4, hidden=4))
+    gates = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    silent = {name: getattr(problem, name) * gates[:, None, None] for name in ("V", "U")}
+    silent |= {name: getattr(problem, name) * gates[:, None] for name in ("b", "a0")}
+    problem = dataclasses.replace(problem, **silent, beta=torch.zeros_like(problem.beta))
+    options = dataclasses.replace(problem.options, cell="lif")
+    plain = dataclasses.replace(problem, options=options, beta=None, tau_a=None)
+    (events, gradients), (expected, exact) = (run(engine, p, density) for p in (problem, plain))
+    assert torch.equal(events.units, expected.units)
+    assert (events.times - expected.times).abs().max() < 1e-13
+    for name in DIFFERENTIABLE[:-2]:
+        left, right = (getattr(g, name) for g in (gradients, exact))
+        rows = slice(2, 3) if name in ("V", "U", "b") else slice(None)  # the gate of the adaptation differs
+        if name == "a0":
+            left, right = left[:, 1:], right[:, 1:]
+        torch.testing.assert_close(left[rows], right[rows], rtol=1e-10, atol=1e-10)
+
+
+def loss_of_layer(layer: ContinuousLIF) -> Tensor:
+    out = layer(DRIVE, torch.tensor([4.0, 3.5]), [2.0, 3.5], running_loss=lambda c, t, sample: c.square().sum(1))
+    assert len(out.times) > 20
+    assert out.integral is not None
+    penalty = silence_penalty(out, layer.thresholds()) + rate_penalty(out, low=1.0, high=2.0)
+    return out.times.sin().sum() + out.c.square().sum() + out.state.a[:, 0].sum() + out.integral.sum() + penalty
+
+
+LAYERS = {
+    "shared": {"tau_a": 2.0, "adaptation": 0.3},
+    "per unit": {"tau_a": torch.linspace(0.5, 4.0, 4), "adaptation": torch.tensor([0.5, 0.3, -0.1, 0.0])},
+    "delays": {"tau_a": 2.0, "adaptation": torch.linspace(0.1, 0.4, 4), "delays": 0.3},
+    "checkpoints": {"tau_a": 2.0, "adaptation": 0.3, "checkpoint_every": 5},
+    "connections": {"tau_a": 2.0, "adaptation": 0.3, "connections": torch.tensor([[0, 1, 2, 3], [1, 2, 3, 1]])},
+}
+
+
+@pytest.mark.parametrize("options", LAYERS)
+@pytest.mark.parametrize("name", ["compiled", "lockstep"])
+def test_gradients_of_a_layer_match_differences(name, options):
+    torch.manual_seed(3)
+    if name == "lockstep" and options == "checkpoints":
+        pytest.skip("only the compiled engine has checkpoints")
+    layer = ContinuousLIF(
+        2, 4, 0.8, 1.1, trainable_tau=True, trainable_adaptation=True, threshold=Threshold(mean=0.0, std=0.1),
+        grazing_floor=0.0, engine=name, **LAYERS[options],
+    )  # fmt: skip
+    with torch.no_grad():
+        layer.U.copy_(torch.randn_like(layer.U) + 2.5)
+        layer.b += 0.6
+    loss_of_layer(layer).backward()
+    for parameter_name, parameter in layer.named_parameters():
+        if parameter_name in ("V", "U") and name == "lockstep":
+            continue  # covered by autograd above
+        assert parameter.grad is not None
+        flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
+        for k in range(len(flat)):
+            value, ends = flat[k].item(), []
+            for step in (1e-6, -1e-6):
+                flat[k] = value + step
+                ends.append(loss_of_layer(layer).item())
+            flat[k] = value
+            difference = (ends[0] - ends[1]) / 2e-6
+            assert abs(difference - gradient[k]) < 2e-6 * gradient.abs().max().clamp(min=1.0), parameter_name
+
+
+def test_checkpoints_are_bitwise_equal():
+    problem = with_unit_taus(alif_network(4, hidden=5))
+    part = dataclasses.replace(problem, options=dataclasses.replace(ALIF, checkpoint_every=7))
+    (events, gradients), (expected, exact) = (run(engines.get("compiled"), p) for p in (part, problem))
+    assert torch.equal(events.times, expected.times)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, exact, strict=True))
+
+
+def test_run_continues_from_a_state(engine):
+    torch.manual_seed(0)
+    layer = ContinuousLIF(2, 3, adaptation=0.4, tau_a=3.0, engine=engine.name)
+    torch.nn.init.constant_(layer.b, 3.0)
+    whole = layer(DRIVE, 4.0)
+    first = layer(DRIVE.window(0.0, 2.0), 2.0)
+    second = layer(DRIVE.window(2.0, 4.0), 2.0, state=first.state)
+    assert first.state.a[:, 0].min() > 0.1
+    torch.testing.assert_close(second.state.a, whole.state.a, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(second.state.c, whole.state.c, rtol=1e-11, atol=1e-11)
+    assert torch.equal(first.counts() + second.counts(), whole.counts())
+
+
+def test_simultaneous_events_of_identical_units_keep_the_group(engine):
+    problem = alif_network(3, hidden=1, batch=1, drive=2.0)
+    three = {name: getattr(problem, name).expand(*getattr(problem, name).shape[:-1], 3) for name in ("b", "a0", "c0")}
+    three |= {name: getattr(problem, name).expand(3) for name in ("theta", "beta", "tau_a")}
+    three["V"] = torch.full((3, 3, 3), 0.05, dtype=torch.float64)
+    three["U"] = problem.U.expand(3, 3, problem.U.shape[2])
+    problem = dataclasses.replace(problem, **{name: value.contiguous() for name, value in three.items()})
+    events, gradients = run(engine, problem)
+    assert len(events.times) > 10
+    assert torch.equal(events.units, torch.arange(3).repeat(len(events.units) // 3))
+    expected = run(engines.get("reference"), problem)[1]
+    assert max(worst_gradient(gradients, expected).values()) < 1e-10
+
+
+@given(
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(0, 6)),
+    taus=st.tuples(*[st.sampled_from([0.06, 0.3, 1.0, 1.0 + 1e-9, 5.0])] * 3),
+    strength=st.sampled_from([0.0, 0.2, 1.0, 4.0]),
+    flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    drive=st.sampled_from([-0.5, 0.5, 2.0]),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+def test_engines_agree_on_random_networks(sizes, taus, strength, flags, drive, seed):
+    (hidden, batch, inputs), (self_connections, delayed, per_unit) = sizes, flags
+    options = dataclasses.replace(ALIF, self_connections=self_connections, max_events=150)
+    make = delayed_network if delayed else network
+    problem = make(seed, options, hidden=hidden, batch=batch, inputs=inputs, horizon=4.0, drive=drive)
+    problem = with_adaptation(problem, seed, per_unit=per_unit, strength=strength)
+    factor = 1.0 if not per_unit else 1 + 0.3 * torch.arange(hidden)
+    values = {name: torch.tensor(tau) * factor for name, tau in zip(("tau_s", "tau_m", "tau_a"), taus, strict=True)}
+    problem = dataclasses.replace(problem, **values)
+    expected, moved = attempt("reference", problem), attempt("reference", nearby(problem, seed))
+    assume(not isinstance(expected, str))
+    assume(not isinstance(moved, str))
+    assume(torch.equal(expected[0].units, moved[0].units))
+    noise = difference(expected, moved)
+    for name in ("compiled", "lockstep"):
+        result = attempt(name, problem)
+        assert not isinstance(result, str), name
+        assert torch.equal(result[0].units, expected[0].units), name
+        outputs, gradients = difference(expected, result)
+        assert outputs <= 1e-11 + 100 * noise[0], name
+        assert gradients <= 1e-10 + 100 * noise[1], name
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"adaptation": 1.0, "tau_a": -1.0}, ValueError, "tau_a must be positive and finite, got -1.0"),
+        ({"adaptation": 1.0, "tau_a": torch.ones(3)}, ValueError, r"tau_a must be .* of shape \(4,\)"),
+        ({"adaptation": 1.0, "tau_a": torch.tensor([1.0, 1.0, torch.nan, 1.0])}, ValueError, "got nan for unit 2"),
+        ({"adaptation": torch.ones(3), "tau_a": 1.0}, ValueError, r"adaptation must be .* got .* of shape \(3,\)"),
+        ({"adaptation": torch.ones(4).int(), "tau_a": 1.0}, ValueError, "got torch.int32"),
+        ({"adaptation": math.nan, "tau_a": 1.0}, ValueError, "adaptation must be finite, got nan"),
+        ({"adaptation": torch.tensor([0.0, math.inf, 0.0, 0.0]), "tau_a": 1.0}, ValueError, "got inf for unit 1"),
+        ({"adaptation": "1", "tau_a": 1.0}, TypeError, "adaptation must be a number or a tensor, got str '1'"),
+        ({"adaptation": 1.0}, ValueError, "adaptation requires tau_a"),
+        ({"tau_a": 1.0}, ValueError, "tau_a requires adaptation"),
+        ({"trainable_adaptation": True}, ValueError, "trainable_adaptation requires adaptation"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        ContinuousLIF(2, 4, **options)
+
+
+def test_values_are_checked_in_every_call():
+    layer = ContinuousLIF(2, 4, adaptation=0.3, tau_a=2.0, trainable_adaptation=True, trainable_tau=True)
+    assert layer.log_tau is not None
+    assert layer.adaptation is not None
+    with torch.no_grad():
+        layer.log_tau[3] = torch.nan
+    with pytest.raises(ValueError, match="tau_a must be positive and finite, got nan"):
+        layer(DRIVE, 4.0)
+    with torch.no_grad():
+        layer.log_tau[3] = -40.0
+    with pytest.raises(ValueError, match=r"tau_a=4.2\S*e-18 is too small for tau_m=1, tau_s=1 and the horizon 4"):
+        layer(DRIVE, 4.0)
+    with torch.no_grad():
+        layer.log_tau[3] = 0.0
+        layer.adaptation.fill_(torch.nan)
+    with pytest.raises(ValueError, match="adaptation must be finite, got nan"):
+        layer(DRIVE, 4.0)
