@@ -72,6 +72,7 @@ struct Case {
     double pause;  // between input events
     bool linear = false, delayed = false, unit_taus = false;
     int checkpoint_every = 0;
+    bool adaptive = false, connections = false, integrate = false;  // connections: a list instead of a matrix
 };
 
 constexpr int batch = 5, channels = 3, inputs = 4, readouts = 3;
@@ -94,6 +95,8 @@ Values run_case(const Case& c, int threads) {
     for (size_t i = 0; i < B; ++i) c0[i * H] = 1;  // emits at once, or decays
     theta[H / 2] = 1.2;                             // never emits
     Values delays = numbers.take(lines, 0.3, 0.3), taus = numbers.take(3 * H, 0.5, 0.9);
+    Values beta = numbers.take(H, 0.6, 0.4), tau_a = numbers.take(H, 2, 2.5);
+    tau_a[0] = 0.7;  // that of the currents
     std::vector<uint8_t> mask(H * sources), input_mask(H * channels);
     for (auto& entry : mask) entry = numbers.next() > 0.5;
     for (auto& entry : input_mask) entry = numbers.next() > 0;
@@ -122,6 +125,19 @@ Values run_case(const Case& c, int threads) {
         call.line_units = address(line_units), call.delays = address(delays);
     }
     if (c.unit_taus) call.taus = address(taus);
+    if (c.adaptive) call.beta = address(beta), call.tau_a = address(tau_a);
+    std::vector<int64_t> pairs[2];  // every third connection: receivers, then sources
+    for (size_t i = 0; i < H * sources; i += 3) {
+        pairs[0].push_back(static_cast<int64_t>(i % H));
+        pairs[1].push_back(static_cast<int64_t>(i / H));
+    }
+    const size_t pair_count = pairs[0].size();
+    pairs[0].insert(pairs[0].end(), pairs[1].begin(), pairs[1].end());
+    if (c.connections) {
+        V.resize(3 * pair_count);
+        call.connections = address(pairs[0]), call.connection_count = static_cast<int64_t>(pair_count);
+    }
+    call.integrate = c.integrate;
     call.V = address(V), call.U = address(U), call.b = address(b), call.theta = address(theta);
     call.a0 = address(a0), call.c0 = address(c0);
     if (c.sparse) call.mask = address(mask), call.input_mask = address(input_mask);
@@ -144,6 +160,16 @@ Values run_case(const Case& c, int threads) {
     tape->copy_events(event_times.data(), units.data(), event_offsets.data());
     call.cotangent_times = address(by_time), call.cotangent_amplitudes = address(by_amplitude);
     call.cotangent_c_read = address(by_c), call.cotangent_o_read = address(by_o), call.cotangent_a_last = address(by_a);
+    const size_t nodes = static_cast<size_t>(tape->node_count());
+    Values by_node(nodes * H, 0.01), node_times(nodes), node_weights(nodes), node_c(nodes * H), before_events(N * H);
+    std::vector<int64_t> node_samples(nodes);
+    if (c.integrate) {
+        tape->copy_nodes(node_times.data(), node_weights.data(), node_samples.data(), node_c.data(),
+                         before_events.data());
+        call.cotangent_nodes = address(by_node);
+    }
+    Values g_beta(c.adaptive ? H : 0), g_tau_a(c.adaptive ? H : 0);
+    call.grad_beta = address(g_beta), call.grad_tau_a = address(g_tau_a);
     Values g_V(V.size()), g_U(U.size()), g_b(b.size()), g_theta(H), g_delays(c.delayed ? lines : 0);
     const size_t tau_count = c.unit_taus ? H : 1;
     Values g_tau_s(tau_count), g_tau_m(tau_count), g_tau_o(tau_count);
@@ -159,7 +185,8 @@ Values run_case(const Case& c, int threads) {
 
     Values all;
     for (const Values* part : {&event_times, &c_read, &o_read, &a_last, &g_V, &g_U, &g_b, &g_theta, &g_tau_s, &g_tau_m,
-                               &g_tau_o, &g_delays, &g_a0, &g_c0, &g_times, &g_values})
+                               &g_tau_o, &g_delays, &g_a0, &g_c0, &g_times, &g_values, &g_beta, &g_tau_a, &node_c,
+                               &before_events})
         all.insert(all.end(), part->begin(), part->end());
     for (const int64_t unit : units) all.push_back(double(unit));
     return all;
@@ -181,7 +208,14 @@ int main() {
                           Case{9, 6, false, false, false, false, 0.4, false, true, false, 5},
                           Case{66, 6, true, false, true, false, 0.2, false, true, true, 3},
                           Case{66, 6, false, false, false, false, 0.1, false, false, true},
-                          Case{7, 4, false, true, true, false, 60.0, false, false, true, 4}}) {
+                          Case{7, 4, false, true, true, false, 60.0, false, false, true, 4},
+                          // adaptive LIF units, lists of connections, and integrals over time
+                          Case{17, 6, false, true, false, true, 0.3, true, false, false, 0, true},
+                          Case{70, 6, true, false, false, true, 0.2, true, true, true, 3, true},
+                          Case{66, 6, false, false, false, true, 0.2, true, false, true, 5, true, true},
+                          Case{9, 4, false, true, false, false, 40.0, true, false, false, 0, true, false, true},
+                          Case{70, 6, false, true, false, true, 0.3, true, true, false, 4, true, true, true},
+                          Case{17, 6, false, false, true, false, 0.4, false, false, true, 0, false, true, true}}) {
         Values first;
         for (int l = 0; l < level_count; ++l) {
             const Level level = static_cast<Level>(l);

@@ -131,7 +131,7 @@ def first_crossings(problem: Problem, points: int) -> tuple[Tensor, Tensor, Tens
 
 def test_no_crossing_is_missed(engine):
     """Also where the input exceeds the threshold in two intervals, and the event is in the second."""
-    units, batch, horizon, points = 50 if engine.name == "reference" else 250, 4, 12.0, 6000
+    units, batch, horizon, points = 150 if engine.name == "reference" else 250, 4, 12.0, 6000
     problem = without_connections(units, batch, horizon, 1)
     expected, margin, again = first_crossings(problem, points)
     events = engine.forward(problem)
@@ -214,22 +214,17 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("options", LAYERS)
-@pytest.mark.parametrize("name", ["compiled", "lockstep"])
-def test_gradients_of_a_layer_match_differences(name, options):
+def test_gradients_of_a_layer_match_differences(options):
     torch.manual_seed(3)
-    if name == "lockstep" and options == "checkpoints":
-        pytest.skip("only the compiled engine has checkpoints")
     layer = ContinuousLIF(
         2, 4, 0.8, 1.1, trainable_tau=True, trainable_adaptation=True, threshold=Threshold(mean=0.0, std=0.1),
-        grazing_floor=0.0, engine=name, **LAYERS[options],
+        grazing_floor=0.0, **LAYERS[options],
     )  # fmt: skip
     with torch.no_grad():
         layer.U.copy_(torch.randn_like(layer.U) + 2.5)
         layer.b += 0.6
     loss_of_layer(layer).backward()
-    for parameter_name, parameter in layer.named_parameters():
-        if parameter_name in ("V", "U") and name == "lockstep":
-            continue  # covered by autograd above
+    for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
         flat, gradient = parameter.data.view(-1), parameter.grad.view(-1)
         for k in range(len(flat)):
@@ -239,7 +234,7 @@ def test_gradients_of_a_layer_match_differences(name, options):
                 ends.append(loss_of_layer(layer).item())
             flat[k] = value
             difference = (ends[0] - ends[1]) / 2e-6
-            assert abs(difference - gradient[k]) < 2e-6 * gradient.abs().max().clamp(min=1.0), parameter_name
+            assert abs(difference - gradient[k]) < 2e-6 * gradient.abs().max().clamp(min=1.0), name
 
 
 def test_checkpoints_are_bitwise_equal():
@@ -257,7 +252,7 @@ def test_run_continues_from_a_state(engine):
     whole = layer(DRIVE, 4.0)
     first = layer(DRIVE.window(0.0, 2.0), 2.0)
     second = layer(DRIVE.window(2.0, 4.0), 2.0, state=first.state)
-    assert first.state.a[:, 0].min() > 0.1
+    assert first.state.a[:, 0].max() > 0.1
     torch.testing.assert_close(second.state.a, whole.state.a, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(second.state.c, whole.state.c, rtol=1e-11, atol=1e-11)
     assert torch.equal(first.counts() + second.counts(), whole.counts())

@@ -17,6 +17,9 @@ def test_examples_run():
     assert names["first"].trace.shape == (2, 1, 32)
     assert names["scores"].shape == (2, 10)
     assert names["y"].shape == (2, 8, 16)
+    intervals = names["intervals"].detach()[[0, 1, 2, 3, -1]]
+    torch.testing.assert_close(intervals, torch.tensor([0.69, 1.05, 1.84, 3.05, 3.65]), rtol=0.0, atol=0.005)
+    assert names["trained"].adaptation.grad.abs().max() > 0
     parameters = list(names["output_layer"].parameters())[:3]
     gradients = {
         name: torch.autograd.grad(names[name], parameters, retain_graph=True) for name in ("failing", "mended")
