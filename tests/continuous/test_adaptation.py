@@ -343,3 +343,20 @@ def test_values_are_checked_in_every_call():
         layer.adaptation.fill_(torch.nan)
     with pytest.raises(ValueError, match="adaptation must be finite, got nan"):
         layer(DRIVE, 4.0)
+
+
+@pytest.mark.parametrize("options", [EXACT, dataclasses.replace(EXACT, reset_side="post"), ALIF], ids=lambda o: o.cell)
+def test_final_activations_do_not_need_a_readout_at_the_horizon(engine, options):
+    problem = network(4, options, hidden=4)
+    if options.adaptive:
+        problem = with_adaptation(problem)
+    early = dataclasses.replace(problem, readout_times=problem.readout_times[:-1])
+    events, expected = engine.forward(early), engine.forward(problem)
+    assert float(early.readout_times[-1]) < problem.horizon - 0.5
+    torch.testing.assert_close(events.a_last, expected.a_last, rtol=1e-12, atol=1e-12)
+    weights = cotangents(events, only="a_last")
+    gradients = engine.backward(early, events, weights)
+    weights = dataclasses.replace(cotangents(expected, only="a_last"), a_last=weights.a_last)
+    errors = worst_gradient(gradients, engine.backward(problem, expected, weights))
+    assert max(errors.values()) < 1e-11, errors
+    assert gradients.V.abs().max() > 0.01
