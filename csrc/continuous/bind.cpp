@@ -63,7 +63,8 @@ void bind_continuous(nb::module_& m) {
 #define FIELD(name) call.def_rw(#name, &ContinuousCall::name);
     FIELD(batch) FIELD(units) FIELD(channels) FIELD(readouts) FIELD(nodes) FIELD(threads) FIELD(max_events)
     FIELD(tau_s) FIELD(tau_m) FIELD(tau_o) FIELD(taus) FIELD(panel) FIELD(tie) FIELD(grazing_floor)
-    FIELD(linear) FIELD(beta) FIELD(tau_a) FIELD(self_connections) FIELD(receiver_reset) FIELD(unit_amplitude) FIELD(integrate)
+    FIELD(linear) FIELD(beta) FIELD(tau_a)
+    FIELD(self_connections) FIELD(receiver_reset) FIELD(unit_amplitude) FIELD(integrate)
     FIELD(checkpoint_every) FIELD(connection_count) FIELD(input_connection_count)
     FIELD(connections) FIELD(input_connections) FIELD(lines) FIELD(line_offsets) FIELD(line_units) FIELD(delays)
     FIELD(V) FIELD(U) FIELD(b) FIELD(theta) FIELD(a0) FIELD(c0) FIELD(mask) FIELD(input_mask)
@@ -74,7 +75,8 @@ void bind_continuous(nb::module_& m) {
     FIELD(cotangent_times) FIELD(cotangent_amplitudes)
     FIELD(cotangent_c_read) FIELD(cotangent_o_read) FIELD(cotangent_a_last) FIELD(cotangent_nodes)
     FIELD(grad_V) FIELD(grad_U) FIELD(grad_b) FIELD(grad_theta) FIELD(grad_tau_s) FIELD(grad_tau_m) FIELD(grad_tau_o)
-    FIELD(grad_delays) FIELD(grad_beta) FIELD(grad_tau_a) FIELD(grad_a0) FIELD(grad_c0) FIELD(grad_input_times) FIELD(grad_input_values) FIELD(floored)
+    FIELD(grad_delays) FIELD(grad_beta) FIELD(grad_tau_a)
+    FIELD(grad_a0) FIELD(grad_c0) FIELD(grad_input_times) FIELD(grad_input_values) FIELD(floored)
 #undef FIELD
     nb::class_<Tape>(m, "ContinuousTape")
         .def_prop_ro("event_count", &Tape::event_count)

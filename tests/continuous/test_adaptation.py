@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
-from scipy.optimize import brentq
 from torch import Tensor
 
 from egru import Threshold
@@ -157,7 +156,10 @@ def interval(b: float, w: float, tau_m: float, tau_a: float) -> float:
         decay = tau_a / (tau_a - tau_m) * (math.exp(-t / tau_a) - math.exp(-t / tau_m))
         return b * (1 - math.exp(-t / tau_m)) - w * decay - 1.0
 
-    return brentq(membrane, 1e-9, 100.0, xtol=1e-15, rtol=1e-14)
+    low, high = 0.0, 100.0
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if membrane(middle) < 0 else (low, middle)
+    return high
 
 
 def test_constant_current_gives_intervals_that_grow_to_a_steady_state(engine):
@@ -222,7 +224,7 @@ def test_gradients_of_a_layer_match_differences(options):
     )  # fmt: skip
     with torch.no_grad():
         layer.U.copy_(torch.randn_like(layer.U) + 2.5)
-        layer.b += 0.6
+        layer.b.add_(0.6)
     loss_of_layer(layer).backward()
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None
@@ -280,7 +282,7 @@ def test_simultaneous_events_of_identical_units_keep_the_group(engine):
     drive=st.sampled_from([-0.5, 0.5, 2.0]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_engines_agree_on_random_networks(sizes, taus, strength, flags, drive, seed):
     (hidden, batch, inputs), (self_connections, delayed, per_unit) = sizes, flags
     options = dataclasses.replace(ALIF, self_connections=self_connections, max_events=150)
@@ -291,8 +293,8 @@ def test_engines_agree_on_random_networks(sizes, taus, strength, flags, drive, s
     values = {name: torch.tensor(tau) * factor for name, tau in zip(("tau_s", "tau_m", "tau_a"), taus, strict=True)}
     problem = dataclasses.replace(problem, **values)
     expected, moved = attempt("reference", problem), attempt("reference", nearby(problem, seed))
-    assume(not isinstance(expected, str))
-    assume(not isinstance(moved, str))
+    if isinstance(expected, str) or isinstance(moved, str):
+        reject()
     assume(torch.equal(expected[0].units, moved[0].units))
     noise = difference(expected, moved)
     for name in ("compiled", "lockstep"):
