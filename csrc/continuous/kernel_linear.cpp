@@ -11,7 +11,6 @@ namespace continuous {
 using namespace egru::continuous;
 
 struct Units {
-    alignas(64) double before_u[block], before_z[block];  // d before the jump, in the backward pass
     alignas(64) double d_u[block], d_r[block], d_z[block], b_u[block], b_r[block], b_z[block];
     alignas(64) double c[block], span[block], theta[block], key[block];
     alignas(64) double p_c[block], p_u[block], p_r[block], p_z[block];  // the adjoint
@@ -30,13 +29,26 @@ struct Units {
             theta[k] = m.theta[i];
         }
         for (int k = count; k < padded; ++k) {
-            before_u[k] = before_z[k] = d_u[k] = d_r[k] = d_z[k] = b_u[k] = b_r[k] = b_z[k] = c[k] = span[k] = 0;
+            d_u[k] = d_r[k] = d_z[k] = b_u[k] = b_r[k] = b_z[k] = c[k] = span[k] = 0;
             p_c[k] = p_u[k] = p_r[k] = p_z[k] = 0;
             theta[k] = 1;
         }
         rates.load(m, unit, count, padded);
     }
     Doubles z_rest(const Model& m, int k) const { return m.adaptive ? get(b_z + k) - get(b_u + k) : get(b_z + k); }
+
+    // Adds the jump of a touch, or of its adjoint.
+    template <class T>
+    void add_jump(const T& touch, int first) {
+        for (int k = 0; k < count; k += width) {
+            const auto add = [&](double* d, const double* w) {
+                put(d + k, get(d + k) + touch.scale * load_part<double>(w + first + k, count - k));
+            };
+            add(d_u, touch.w_u);
+            add(d_r, touch.w_r);
+            add(d_z, touch.w_z);
+        }
+    }
 
     // Calls work(k, flow) for each vector of units, with their flow over the span.
     template <class Work>
@@ -119,13 +131,7 @@ void advance_block(const Model& m, const State& state, const Touch& t, int first
         record[k + 2 * row] = u.d_z[k];
         record[k + 3 * row] = u.c[k];
     }
-    if (t.w_u != nullptr)
-        for (int k = 0; k < u.count; k += width) {
-            const int lanes_left = u.count - k;
-            put(u.d_u + k, get(u.d_u + k) + t.scale * load_part<double>(t.w_u + first + k, lanes_left));
-            put(u.d_r + k, get(u.d_r + k) + t.scale * load_part<double>(t.w_r + first + k, lanes_left));
-            put(u.d_z + k, get(u.d_z + k) + t.scale * load_part<double>(t.w_z + first + k, lanes_left));
-        }
+    if (t.w_u != nullptr) u.add_jump(t, first);
     if (has_emitter && m.adaptive) u.d_u[emitter] += m.beta[unit(emitter)];
     if (!t.keep_keys) lower_bounds(m, u, t.time);
     for (int k = 0; k < u.count; ++k) {
@@ -146,7 +152,8 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, int
         const int lanes_left = u.count - k;
         const auto part = [&](const double* w) { return load_part<double>(w + first + k, lanes_left); };
         const Doubles p_u = get(u.p_u + k), p_r = get(u.p_r + k), p_z = get(u.p_z + k), s = u.rates.s(m, k);
-        const Doubles by_u = part(t.w_u) * p_u, by_r = part(t.w_r) * p_r, by_z = part(t.w_z) * p_z;
+        const Doubles w_u = part(t.w_u), w_z = part(t.w_z);
+        const Doubles by_u = w_u * p_u, by_r = part(t.w_r) * p_r, by_z = w_z * p_z;
         sum_u += by_u;
         sum_r += by_r;
         sum_z += by_z;
@@ -159,19 +166,16 @@ inline void pull_back_jump(const Model& m, const TouchAdjoint& t, int first, int
         add(t.grad_u, t.scale * p_u);
         add(t.grad_r, t.scale * p_r);
         add(t.grad_z, t.scale * p_z);
-        Doubles fall = get(u.before_z + k) - get(u.d_z + k);  // z before minus after
-        if (m.adaptive) fall -= get(u.before_u + k) - get(u.d_u + k);
         Doubles p_c = get(u.p_c + k);
         if (emitter >= k && emitter < k + width) p_c[emitter - k] = 0;
-        slope += p_c * fall * u.rates.m(m, k);
+        slope += p_c * (m.adaptive ? w_u - w_z : -w_z) * u.rates.m(m, k);
     }
     sums->u += sum_of(sum_u);
     sums->r += sum_of(sum_r);
     sums->z += sum_of(sum_z);
     sums->rate += sum_of(rate);
     sums->rate_z += sum_of(rate_z);
-    // A jump of size 0 must have no effect, not even by rounding.
-    if (t.scale != 0) sums->slope += sum_of(slope);
+    sums->slope += t.scale * sum_of(slope);
 }
 
 void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, int first, ReceiverSums* sums) {
@@ -182,9 +186,9 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
     const int64_t row = t.count;
     for (int k = 0; k < u.count; ++k) {
         const int i = unit(k);
-        u.before_u[k] = record[k];
+        u.d_u[k] = record[k];
         u.d_r[k] = record[k + row];
-        u.before_z[k] = record[k + 2 * row];
+        u.d_z[k] = record[k + 2 * row];
         u.c[k] = record[k + 3 * row];
         u.span[k] = adjoint->time[i] - t.time;
         adjoint->time[i] = t.time;
@@ -195,15 +199,7 @@ void pull_back_block(const Model& m, Adjoint* adjoint, const TouchAdjoint& t, in
     }
     const int emitter = t.emitter >= first && t.emitter < first + u.count ? t.emitter - first : -1;
     // d after the jump, rounded as in the forward pass.
-    for (int k = 0; k < u.count; k += width) {
-        put(u.d_u + k, get(u.before_u + k));
-        put(u.d_z + k, get(u.before_z + k));
-        if (t.w_u == nullptr) continue;
-        const int lanes_left = u.count - k;
-        put(u.d_u + k, get(u.d_u + k) + t.scale * load_part<double>(t.w_u + first + k, lanes_left));
-        put(u.d_r + k, get(u.d_r + k) + t.scale * load_part<double>(t.w_r + first + k, lanes_left));
-        put(u.d_z + k, get(u.d_z + k) + t.scale * load_part<double>(t.w_z + first + k, lanes_left));
-    }
+    if (t.w_u != nullptr) u.add_jump(t, first);
     if (emitter >= 0 && m.adaptive) u.d_u[emitter] += m.beta[unit(emitter)];
     for (int k = 0; k < u.count; k += width) {
         const auto round = [&](double* d, const double* b) { put(d + k, (get(b + k) + get(d + k)) - get(b + k)); };
