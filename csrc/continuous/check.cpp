@@ -95,7 +95,7 @@ Values run_case(const Case& c, int threads) {
     for (size_t i = 0; i < B; ++i) c0[i * H] = 1;  // emits at once, or decays
     theta[H / 2] = 1.2;                             // never emits
     Values delays = numbers.take(lines, 0.3, 0.3), taus = numbers.take(3 * H, 0.5, 0.9);
-    Values beta = numbers.take(H, 0.6, 0.4), tau_a = numbers.take(H, 2, 2.5);
+    Values beta = numbers.take(H, 0.35, 0.4), tau_a = numbers.take(H, 2, 2.5);
     tau_a[0] = 0.7;  // that of the currents
     std::vector<uint8_t> mask(H * sources), input_mask(H * channels);
     for (auto& entry : mask) entry = numbers.next() > 0.5;

@@ -1,5 +1,6 @@
 """Adaptive leaky integrate-and-fire neurons: all engines against autograd, a closed form and one another."""
 
+import copy
 import dataclasses
 import math
 from typing import Any
@@ -282,7 +283,7 @@ def test_simultaneous_events_of_identical_units_keep_the_group(engine):
     drive=st.sampled_from([-0.5, 0.5, 2.0]),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 def test_engines_agree_on_random_networks(sizes, taus, strength, flags, drive, seed):
     (hidden, batch, inputs), (self_connections, delayed, per_unit) = sizes, flags
     options = dataclasses.replace(ALIF, self_connections=self_connections, max_events=150)
@@ -362,3 +363,21 @@ def test_final_activations_do_not_need_a_readout_at_the_horizon(engine, options)
     errors = worst_gradient(gradients, engine.backward(problem, expected, weights))
     assert max(errors.values()) < 1e-11, errors
     assert gradients.V.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["compiled", "lockstep"])
+def test_float32_agrees_with_float64(name):
+    layer = ContinuousLIF(2, 3, 0.7, 1.2, adaptation=0.4, tau_a=3.0, trainable_adaptation=True, engine=name)
+    torch.nn.init.constant_(layer.b, 2.5)
+    single = copy.deepcopy(layer).float()
+    events = DRIVE._replace(times=DRIVE.times.float(), values=DRIVE.values.float())
+    out, expected = single(events, 4.0), layer(DRIVE, 4.0)
+    assert torch.equal(out.units, expected.units)
+    torch.testing.assert_close(out.times.double(), expected.times, rtol=1e-5, atol=1e-5)
+    out.times.sum().backward()
+    expected.times.sum().backward()
+    assert single.adaptation is not None
+    assert layer.adaptation is not None
+    assert single.adaptation.grad is not None
+    assert layer.adaptation.grad is not None
+    torch.testing.assert_close(single.adaptation.grad.double(), layer.adaptation.grad, rtol=1e-4, atol=1e-4)
