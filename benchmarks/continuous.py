@@ -4,9 +4,10 @@
     python benchmarks/continuous.py --only events fan   # some sections; the results file keeps the others
     python benchmarks/continuous.py --rounds 3 --no-save
 
-The sections are the cost per event ("events"), its dependence on the network size with a fixed fan-out ("fan") and with
-dense connections ("dense"), the overhead of a call of a layer ("call"), the lockstep engine through long rest ("rest"),
-and a comparison with other solvers ("rivals"). The other solvers are optional: pip install 'egru[bench-continuous]'.
+The sections are the cost per event ("events"), that of other neurons ("cells"), its dependence on the network size with
+a fixed fan-out ("fan") and with dense connections ("dense"), the overhead of a call of a layer ("call"), the lockstep
+engine through long rest ("rest"), and a comparison with other solvers ("rivals"). The other solvers are optional: pip
+install 'egru[bench-continuous]'.
 
 All contestants run in turn in one process. Times are medians over rounds of the processor time, so that other load on
 the machine has little effect. Before anything is timed, outputs and gradients of the engine must agree with the float64
@@ -35,7 +36,7 @@ from egru.continuous.options import Options
 from egru.continuous.problem import DIFFERENTIABLE, Cotangents, Events, Gradients, Problem
 
 RESULTS = Path(__file__).parent / "results"
-SECTIONS = ("events", "fan", "dense", "call", "rest", "rivals")
+SECTIONS = ("events", "cells", "fan", "dense", "call", "rest", "rivals")
 FAN = 16
 RATE = 0.42  # events per unit and unit of time in these networks
 ENGINE = CompiledEngine()
@@ -182,6 +183,23 @@ def by_events(rounds: int) -> dict[str, Any]:
     unit_fits = fit_lines(unit_rows)
     print_fits("64 units, dense, time constants per unit", unit_fits)
     return {"rows": rows, "fits": fits, "unit_fits": unit_fits}
+
+
+def by_cell(rounds: int) -> dict[str, Any]:
+    """Measure the cost per event of the event-based GRU, of LIF neurons and of adaptive ones: 64 units, dense."""
+    options = {cell: Options(cell=cell, amplitude="one") for cell in ("lif", "alif")}
+    problems, horizons = {"gru": [], "lif": [], "alif": []}, (5.0, 10.0, 20.0, 40.0)
+    for problem in (network(64, horizon) for horizon in horizons):
+        linear = dataclasses.replace(problem, V=0.05 * problem.V, options=options["lif"])
+        beta, tau_a = torch.full_like(problem.theta, 0.1), 5 * problem.tau_s
+        problems["gru"].append(problem)
+        problems["lif"].append(linear)
+        problems["alif"].append(dataclasses.replace(linear, options=options["alif"], beta=beta, tau_a=tau_a))
+    rows, result = measure([p for group in problems.values() for p in group], rounds), {}
+    for k, cell in enumerate(problems):
+        result[cell] = fit_lines(rows[k * len(horizons) : (k + 1) * len(horizons)])
+        print_fits(f"64 units, dense, {cell}", result[cell])
+    return result
 
 
 def by_size(rounds: int, fan: int | None, sizes: Sequence[int], events: Sequence[int]) -> list[dict[str, Any]]:
@@ -374,6 +392,8 @@ def main() -> None:
     rounds = arguments.rounds
     if "events" in arguments.only:
         results["events"] = by_events(rounds)
+    if "cells" in arguments.only:
+        results["cells"] = by_cell(rounds)
     if "fan" in arguments.only:
         results["fan"] = by_size(rounds, FAN, (64, 128, 256, 512, 1024, 2048), (20_000, 40_000, 60_000))
     if "dense" in arguments.only:

@@ -85,8 +85,10 @@ def find_crossings(
     if settings.tau_a is not None:
         spans = _windows(units, theta[unit], hi[row, unit], settings.take(unit))
     for start, stop in spans:
-        use = ((start <= stop) & torch.isinf(times[row, unit])).nonzero()[:, 0]  # only the first crossing counts
-        i, j, part, start, stop = row[use], unit[use], units.take(use), start[use], stop[use]
+        i, j, part = row, unit, units
+        if settings.tau_a is not None:
+            use = ((start <= stop) & torch.isinf(times[row, unit])).nonzero()[:, 0]  # only the first crossing counts
+            i, j, part, start, stop = row[use], unit[use], units.take(use), start[use], stop[use]
         threshold = theta[j]
         evaluations.index_add_(0, i, torch.ones_like(i))
         reaches = part.state_after(stop, settings.take(j)) >= threshold
