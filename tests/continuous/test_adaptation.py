@@ -394,3 +394,22 @@ def test_float32_agrees_with_float64(name):
     assert single.adaptation.grad is not None
     assert layer.adaptation.grad is not None
     torch.testing.assert_close(single.adaptation.grad.double(), layer.adaptation.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("per_unit", [True, False])
+@pytest.mark.parametrize("name", ["compiled", "lockstep"])
+def test_engines_agree_on_more_units_than_a_block_and_on_long_silence(name, per_unit):
+    large = alif_network(5, hidden=70, horizon=1.5, per_unit=per_unit)
+    large = dataclasses.replace(large, V=large.V * 0.3)
+    quiet = alif_network(6, hidden=4, inputs=2, horizon=400.0, per_unit=per_unit)
+    bias = torch.tensor([[0.0], [0.0], [-0.6]], dtype=torch.float64)
+    quiet = dataclasses.replace(
+        quiet, b=quiet.b * 0.1 + bias, input_values=8 * quiet.input_values.abs(), U=quiet.U.abs()
+    )
+    for problem in (large, quiet):
+        (events, gradients), (expected, exact) = (run(engines.get(e), problem) for e in (name, "reference"))
+        assert len(events.units) > 2
+        assert torch.equal(events.units, expected.units)
+        assert (events.times - expected.times).abs().max() < 1e-11
+        errors = worst_gradient(gradients, exact)
+        assert max(errors.values()) < 1e-9, errors
