@@ -54,6 +54,16 @@ inline Vector<S> broadcast(S value) {
     return value - Vector<S>{};  // compiles to one broadcast; 0 + value would not, because it maps -0 to 0
 }
 
+// Makes the compiler load a vector once. Otherwise GCC repeats the load in every instruction that uses it.
+template <class S>
+inline void keep_in_register([[maybe_unused]] Vector<S>& v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#elif defined(EGRU_X86)
+    asm("" : "+x"(v));
+#endif
+}
+
 // The first `count` elements (at least one), the rest zero: for the end of a row.
 template <class S>
 inline Vector<S> load_part(const S* from, int count) {
@@ -216,6 +226,22 @@ template <class S, int N>
         S total = v[i][0];
         for (int j = 1; j < lanes<S>; ++j) total += v[i][j];
         out[__builtin_ctz(mask)] += total;
+    }
+}
+
+// to[i] += from[i] for the bits i of `mask`, of 16 elements.
+template <class S>
+inline void add_where(const S* from, unsigned mask, S* to) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(S) == 4) {
+        const __m512 v = _mm512_loadu_ps(to);
+        _mm512_storeu_ps(to, _mm512_mask_add_ps(v, (__mmask16)mask, v, _mm512_loadu_ps(from)));
+        return;
+    }
+#endif
+    for (int i = 0; i < 16; ++i) {
+        const S value = from[i];
+        to[i] += mask >> i & 1 ? value : S(0);
     }
 }
 

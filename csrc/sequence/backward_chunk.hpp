@@ -160,10 +160,10 @@ inline void Backward<S>::narrow_input_gradient() {
     const int begin = team.begin(row_groups) * rows_max, end = team.end(row_groups) * rows_max;
     const PanelGroups groups(0, panels);
     S *d = space.d[team.index], *products = space.products[team.index];
-    Requests all{space.masks[team.index], space.order[team.index], {}};
+    Requests all{space.masks[team.index], space.order[team.index], rows_max, {}};
     Upcoming nothing;
     for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
-        const int row_count = rows - s0 < rows_max ? rows - s0 : rows_max;
+        const int row_count = all.rows = rows - s0 < rows_max ? rows - s0 : rows_max;
         for (int n = 0; n < layer.I; ++n) all.mask[n] = (uint16_t)((1u << row_count) - 1);
         all.sort(layer.I);
         for (int64_t i = 0; i < (int64_t)layer.tiles_I * tile * rows_max; ++i) products[i] = 0;

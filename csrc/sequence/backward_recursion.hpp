@@ -166,7 +166,7 @@ inline void Backward<S>::list_requests() {
         Requests& requests = space.requests[team.index][s0 / rows_max];
         requests.mask = space.masks[team.index] + at;
         requests.order = space.order[team.index] + at;
-        const int row_count = B - s0 < rows_max ? B - s0 : rows_max;
+        const int row_count = requests.rows = B - s0 < rows_max ? B - s0 : rows_max;
         for (int b = first_block; b < last_block; ++b) {
             alignas(64) uint32_t words[rows_max] = {};
             for (int i = 0; i < row_count; ++i) words[i] = needed[(b - first_block) * B + s0 + i];

@@ -37,6 +37,7 @@ void pack_rows(const S* const* panel, int panels, int rows, S* d) {
 struct Requests {
     uint16_t* mask;
     uint32_t* order;  // weight rows needed by n rows: order[start[n]] to order[start[n + 1] - 1]
+    int rows;         // that exist
     uint32_t start[rows_max + 2];
 
     void sort(int count) {
@@ -119,14 +120,67 @@ private:
 };
 constexpr int upcoming_lines = 4;  // per dot product of a weight row
 
-// All weight rows that N rows of d need. Prefetches `lines` cache lines of the next weight row.
+// Weight rows that at least `dense_from` of 16 rows need are multiplied by all 16, three weight rows at a time: one load
+// then serves several products. With 16 registers this gains nothing.
+constexpr int dense_from = 13, dense_weights = 3, dense_sums = 8;
+
+// sums[k][i] += weight[k] . d[i], for dense_weights weight rows and dense_sums rows of d. Not inlined: the caller's
+// variables would take registers that the sums need.
+template <class S>
+[[gnu::noinline]] void dots_dense(const S* const (&weight)[dense_weights], const S* d, int panels, int first,
+                                  S (&sums)[dense_weights][rows_max]) {
+    constexpr int L = lanes<S>, W = dense_weights, R = dense_sums;
+    Vector<S> total[W][R] = {};
+    d += first * d_width;
+    for (int at = 0; at < panels * block; at += L) {
+        Vector<S> w[W];
+#pragma GCC unroll 4
+        for (int k = 0; k < W; ++k) w[k] = load<S>(weight[k] + at);
+#pragma GCC unroll 8
+        for (int i = 0; i < R; ++i) {
+            Vector<S> x = load<S>(d + i * d_width + at);
+            keep_in_register<S>(x);
+#pragma GCC unroll 4
+            for (int k = 0; k < W; ++k) total[k][i] += w[k] * x;
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < W; ++k) add_sums<S, R>(total[k], ((1u << R) - 1) << first, sums[k]);
+}
+
+// The weight rows order[begin] to order[end - 1], as many as a multiple of dense_weights.
+template <class S>
+void dots_dense_of(const S* weight, const S* d, int panels, const Requests& requests, uint32_t begin, int lines,
+                   Upcoming& upcoming, S* out) {
+    constexpr int W = dense_weights;
+    const uint32_t end = requests.start[rows_max + 1];
+    for (uint32_t i = begin; i < end; i += W) {
+        const S* rows[W];
+        for (int k = 0; k < W; ++k) {
+            rows[k] = weight + (int64_t)requests.order[i + k] * panels * block;
+            const S* next = i + W < end ? weight + (int64_t)requests.order[i + W + k] * panels * block : rows[k];
+            for (int line = 0; line < lines; ++line) __builtin_prefetch((const char*)next + 64 * line, 0, 3);
+        }
+        upcoming.fetch(W * upcoming_lines);
+        alignas(64) S sums[W][rows_max] = {};
+        for (int first = 0; first < rows_max; first += dense_sums) dots_dense<S>(rows, d, panels, first, sums);
+        for (int k = 0; k < W; ++k) {
+            const int64_t n = requests.order[i + k];
+            add_where<S>(sums[k], requests.mask[n], out + n * rows_max);
+        }
+    }
+}
+
+// The weight rows before order[end] that N rows of d need. Prefetches `lines` cache lines of the next weight row.
 template <class S, int N>
-void dots_of(const S* weight, const S* d, int panels, const Requests& requests, int lines, Upcoming& upcoming, S* out) {
-    for (uint32_t i = requests.start[N]; i < requests.start[N + 1]; ++i) {
+void dots_of(const S* weight, const S* d, int panels, const Requests& requests, uint32_t end, int lines,
+             Upcoming& upcoming, S* out) {
+    end = end < requests.start[N + 1] ? end : requests.start[N + 1];
+    for (uint32_t i = requests.start[N]; i < end; ++i) {
         const int64_t n = requests.order[i];
         const S* row = weight + n * panels * block;
         unsigned mask = requests.mask[n];
-        const S* next = weight + (int64_t)requests.order[i + 1 < requests.start[N + 1] ? i + 1 : i] * panels * block;
+        const S* next = weight + (int64_t)requests.order[i + 1 < end ? i + 1 : i] * panels * block;
         for (int k = 0; k < lines; ++k) __builtin_prefetch((const char*)next + 64 * k, 0, 3);
         upcoming.fetch(upcoming_lines);
         if constexpr (N <= dots_max) {
@@ -143,15 +197,19 @@ void dots_of(const S* weight, const S* d, int panels, const Requests& requests, 
 // out[n * 16 + row] += weight row n . d[row], for up to 16 packed rows of d, where requested. Weight row n is
 // weight[n][panels * 32]. `fresh` weights are not expected in the second-level cache.
 template <class S, int... N>
-void dots_each(const S* weight, const S* d, int panels, const Requests& requests, int lines, Upcoming& upcoming, S* out,
-               std::integer_sequence<int, N...>) {
-    (dots_of<S, N + 1>(weight, d, panels, requests, lines, upcoming, out), ...);
+void dots_each(const S* weight, const S* d, int panels, const Requests& requests, uint32_t end, int lines,
+               Upcoming& upcoming, S* out, std::integer_sequence<int, N...>) {
+    (dots_of<S, N + 1>(weight, d, panels, requests, end, lines, upcoming, out), ...);
 }
 template <class S>
 void dots_all(const S* weight, const S* d, int panels, const Requests& requests, bool fresh, Upcoming& upcoming,
               S* out) {
     const int lines = fresh ? panels * block * (int)sizeof(S) / 64 : 6;
-    dots_each<S>(weight, d, panels, requests, lines, upcoming, out, std::make_integer_sequence<int, rows_max>{});
+    uint32_t end = requests.start[rows_max + 1];
+    if constexpr (dots_max >= rows_max)
+        if (requests.rows == rows_max) end -= (end - requests.start[dense_from]) / dense_weights * dense_weights;
+    dots_each<S>(weight, d, panels, requests, end, lines, upcoming, out, std::make_integer_sequence<int, rows_max>{});
+    if constexpr (dots_max >= rows_max) dots_dense_of<S>(weight, d, panels, requests, end, lines, upcoming, out);
 }
 
 // out[row][32] += the transpose of from[32][16], for the first `rows` rows.

@@ -14,9 +14,13 @@ namespace {
 constexpr int half = block / 2;
 template <class S>
 constexpr int half_vectors = half / lanes<S>;
-// Halves gathered together: their tiles fit into the first-level cache and their accumulators into registers.
+// Halves gathered together: their tiles fit into the first-level cache and their accumulators into registers. Seven are
+// those of four blocks if the last one has at most 16 units.
 template <class S>
-constexpr int halves_max = half_vectors<S> * 6 <= registers - 4 ? 6 : half_vectors<S> * 3 <= registers - 4 ? 3 : 1;
+constexpr int halves_max = half_vectors<S> * 7 <= registers / 2     ? 7
+                           : half_vectors<S> * 6 <= registers - 4 ? 6
+                           : half_vectors<S> * 3 <= registers - 4 ? 3
+                                                                  : 1;
 
 // `gather` for rows `row` and `row` + 1 if the first `length` positions of both are non-zero. Loads each panel row
 // once.
@@ -32,7 +36,8 @@ void gather_pair(const S* const* panel, const S* value, const S* other, int leng
             for (int n = 0; n < together; ++n)
 #pragma GCC unroll 12
                 for (int k = 0; k < V; ++k) {
-                    const Vector<S> x = load<S>(panel[first + n] + i * block + k * L);
+                    Vector<S> x = load<S>(panel[first + n] + i * block + k * L);
+                    keep_in_register<S>(x);
                     total[0][n][k] += v * x;
                     total[1][n][k] += w * x;
                 }
