@@ -101,7 +101,7 @@ egru::TrainCall train_call(Request& request) {
         FIELD(c) FIELD(c_last) FIELD(y_last) FIELD(gates) FIELD(grad_y) FIELD(grad_c) FIELD(grad_y_t) FIELD(grad_y_b)
         FIELD(grad_c_t) FIELD(grad_c_b) FIELD(grad_c_last) FIELD(grad_y_last) FIELD(grad_c0) FIELD(grad_y0)
         FIELD(grad_input) FIELD(grad_weight_ih) FIELD(grad_weight_hh) FIELD(grad_bias_ih) FIELD(grad_bias_hh)
-        FIELD(grad_theta)
+        FIELD(grad_theta) FIELD(zero_blocks)
 #undef FIELD
         throw std::invalid_argument("TrainCall has no field " + field);
     });

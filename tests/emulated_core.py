@@ -74,7 +74,9 @@ atexit.register(emulator.close)
 
 # ---- the sequence operation ------------------------------------------------------------------------------------------
 
-NUMBERS = "T B I H chunk threads one_thread width height rho input_t input_b c0_b y0_b keep_t keep_b keep_h "
+NUMBERS = (
+    "T B I H chunk threads one_thread zero_blocks width height rho input_t input_b c0_b y0_b keep_t keep_b keep_h "
+)
 NUMBERS += "grad_y_t grad_y_b grad_c_t grad_c_b "
 FLAGS = "float64 direct direct_input direct_gates lstm compare_output after bounded "
 ADDRESSES = (

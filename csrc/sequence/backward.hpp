@@ -37,15 +37,18 @@ public:
             } else if (call.after) {
                 team.meet();
                 list_requests();
-                recurrent_dots(t, PanelGroups(0, 3 * blocks), upcoming(t), space.dy[(t + 1) & 1]);
+                recurrent_dots(t, recurrent_group(layer, R, 3), upcoming(t), space.dy[(t + 1) & 1]);
             } else {
                 team.meet();
                 list_requests();
-                recurrent_dots(t, PanelGroups(2 * blocks, blocks), {}, space.m);
-                recurrent_dots(t, PanelGroups(blocks, blocks), upcoming(t), space.dy[(t + 1) & 1]);
+                recurrent_dots(t, recurrent_group(layer, Z, 1), {}, space.m);
+                recurrent_dots(t, recurrent_group(layer, U, 1), upcoming(t), space.dy[(t + 1) & 1]);
                 reset_gate(t);
                 team.meet();
-                gather_reset(t);
+                if (call.skip_hh)
+                    recurrent_dots(t, recurrent_group(layer, R, 1), {}, space.dy[(t + 1) & 1]);
+                else
+                    gather_reset(t);
             }
         }
         team.meet();
@@ -122,6 +125,7 @@ protected:  // the LSTM's pass shares the products
     void weight_gradients();
     void input_gradient();
     void narrow_input_gradient();
+    void skipping_input_gradient();
 };
 
 }  // namespace

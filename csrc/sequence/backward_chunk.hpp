@@ -116,6 +116,7 @@ inline void Backward<S>::weight_gradients() {
 // The gradient of the input. Threads divide the inputs into strips of 32.
 template <class S>
 inline void Backward<S>::input_gradient() {
+    if (call.skip_ih) return skipping_input_gradient();
     if (narrow_input(layer)) return narrow_input_gradient();
     const int rows = layer.rows(), panels = layer.weight_gates * blocks, I = layer.I;
     const int64_t panel_size = (int64_t)rows * block, strip_size = (int64_t)panels * block * block;
@@ -176,7 +177,7 @@ inline void Backward<S>::narrow_input_gradient() {
         }
         for (int i0 = 0; i0 < layer.I; i0 += block) {
             alignas(64) S result[rows_max * block] = {};
-            add_transposed<S>(products + (int64_t)i0 * rows_max, row_count, result);
+            add_transposed<S>(products + (int64_t)i0 * rows_max, row_count, rows_max, block, result);
             const int positions = layer.I - i0 < block ? layer.I - i0 : block;
             for (int i = 0; i < row_count; ++i) {
                 S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + s0 + i) * layer.I + i0;
@@ -184,6 +185,47 @@ inline void Backward<S>::narrow_input_gradient() {
             }
         }
     }
+}
+
+// The same as dot products that skip zero blocks. The weights of a group of panels stay in the second-level cache.
+template <class S>
+inline void Backward<S>::skipping_input_gradient() {
+    const int rows = layer.rows(), I = layer.I, row_groups = (int)divide_up(rows, rows_max);
+    const PanelGroups groups(0, layer.weight_gates * blocks, block_panels_max);
+    const int64_t padded = (int64_t)layer.tiles_I * tile;
+    const int begin = team.begin(row_groups) * rows_max, end = team.end(row_groups) * rows_max;
+    S *d = space.d[team.index], *products = space.products[team.index];
+    Requests all{space.masks[team.index], space.order[team.index], rows_max, {}};
+    Upcoming nothing;
+    for (int from = 0; from < groups.count; from += groups.size_max) {
+        const int count = groups.size(from);
+        const bool fresh = (int64_t)I * count * block * sizeof(S) / zeros_at_least > cached;
+        for (int s0 = begin; s0 < end && s0 < rows; s0 += rows_max) {
+            const int row_count = rows - s0 < rows_max ? rows - s0 : rows_max;
+            if (s0 == begin || row_count < rows_max) {
+                for (int n = 0; n < I; ++n) all.mask[n] = (uint16_t)((1u << row_count) - 1);
+                all.sort(I);
+            }
+            const S* panel[block_panels_max];
+            for (int j = 0; j < count; ++j) panel[j] = space.a + ((int64_t)(from + j) * rows + s0) * block;
+            pack_half_panels<S>(panel, count, row_count, d);
+            for (int64_t i = 0; i < padded * rows_max; ++i) products[i] = 0;
+            block_dots_all<S>(space.W_rows + from * padded * block, space.W_halves + from * padded, d, count, all,
+                              fresh, nothing, products);
+            for (int i0 = 0; i0 < I; i0 += block) {
+                alignas(64) S result[rows_max * block] = {};
+                add_transposed<S>(products + (int64_t)i0 * rows_max, row_count, rows_max, block, result);
+                const int columns = I - i0 < block ? I - i0 : block;
+                for (int i = 0; i < row_count; ++i)
+                    for (int v = 0; v < columns; v += lanes<S>) {
+                        S* to = layer.as(call.grad_input) + ((int64_t)call.first * B + s0 + i) * I + i0 + v;
+                        const Vector<S> value = load<S>(result + i * block + v);
+                        store_part<S>(to, from ? load_part<S>(to, columns - v) + value : value, columns - v);
+                    }
+            }
+        }
+    }
+    team.meet();
 }
 
 }  // namespace

@@ -21,13 +21,20 @@ void begin(const TrainCall& call) {
         const int first = team.begin(blocks), last = team.end(blocks);
         // The weights of this thread's units, which `recurrent_dots` reads in whole rows.
         const int end = last == blocks ? layer.tiles_H * tile : last * block;
-        for (const PanelGroups& groups : recurrent_groups(layer))
+        for (const PanelGroups& groups : recurrent_groups(layer)) {
             pack_groups(layer.as(call.weight_hh), H, H, blocks, layer.tiles_H, groups, first * block, end,
                         space.V_rows);
-        for (int b = first; layer.before && b < last; ++b)
+            if (call.skip_hh) list_halves(groups, layer.tiles_H, space.V_rows, first * block, end, space.V_halves);
+        }
+        for (int b = first; layer.before && !call.skip_hh && b < last; ++b)
             pack_sources(layer.as(call.weight_hh), H, layer.tiles_H, b, space.V_rows + b * V_size);
         const int strips = (int)divide_up(I, block);
-        if (call.grad_input && narrow_input(layer))
+        if (call.grad_input && call.skip_ih) {
+            const PanelGroups groups(0, panels, block_panels_max);
+            const int from = team.begin(layer.tiles_I) * tile, to = team.end(layer.tiles_I) * tile;
+            pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, groups, from, to, space.W_rows);
+            list_halves(groups, layer.tiles_I, space.W_rows, from, to, space.W_halves);
+        } else if (call.grad_input && narrow_input(layer))
             pack_groups(layer.as(call.weight_ih), H, I, blocks, layer.tiles_I, PanelGroups(0, panels),
                         team.begin(layer.tiles_I) * tile, team.end(layer.tiles_I) * tile, space.W_rows);
         else if (call.grad_input)

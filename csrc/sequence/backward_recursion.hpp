@@ -199,24 +199,34 @@ inline void Backward<S>::recurrent_dots(int t, const PanelGroups& groups, Upcomi
         const int count = groups.size(from);
         const S* weight = space.V_rows + (groups.first + from) * layer.panel_size(layer.tiles_H);
         // Too large to stay in the cache between two groups of 16 rows.
-        const bool fresh = (int64_t)unit_count * count * block * sizeof(S) > cached;
+        const int64_t weight_bytes = (int64_t)unit_count * count * block * sizeof(S);
+        const bool fresh = weight_bytes / (call.skip_hh ? zeros_at_least : 1) > cached;
         for (int s0 = 0; s0 < B; s0 += rows_max) {
-            const S* panel[panels_max];
+            const S* panel[block_panels_max];
             for (int j = 0; j < count; ++j) {
                 const int p = groups.first + from + j;
                 const bool scaled = call.after && p >= 2 * blocks;  // r * a_z is stored after a_z
                 panel[j] = a_at(t, 0, 0) + ((int64_t)(p + (scaled ? blocks : 0)) * layer.rows() + s0) * block;
             }
-            pack_rows<S>(panel, count, B - s0 < rows_max ? B - s0 : rows_max, d);
-            dots_all<S>(weight + (int64_t)first_block * block * count * block, d, count,
-                        space.requests[team.index][s0 / rows_max], fresh || s0 == 0, upcoming,
-                        products + (int64_t)s0 * unit_count);
+            const int rows = B - s0 < rows_max ? B - s0 : rows_max;
+            const S* first = weight + (int64_t)first_block * block * count * block;
+            const Requests& requests = space.requests[team.index][s0 / rows_max];
+            S* to = products + (int64_t)s0 * unit_count;
+            if (call.skip_hh) {
+                pack_half_panels<S>(panel, count, rows, d);
+                const int64_t weight_row = (groups.first + from) * layer.padded_H() + first_block * block;
+                block_dots_all<S>(first, space.V_halves + weight_row, d, count, requests, fresh, upcoming, to);
+            } else {
+                pack_rows<S>(panel, count, rows, d);
+                dots_all<S>(first, d, count, requests, fresh || s0 == 0, upcoming, to);
+            }
         }
     }
     for (int s0 = 0; s0 < B; s0 += rows_max)
         for (int b = first_block; b < last_block; ++b)
             add_transposed<S>(products + ((int64_t)s0 * unit_count + (b - first_block) * block * rows_max),
-                              B - s0 < rows_max ? B - s0 : rows_max, out + ((int64_t)b * B + s0) * block);
+                              B - s0 < rows_max ? B - s0 : rows_max, rows_max, block,
+                              out + ((int64_t)b * B + s0) * block);
 }
 
 // "before": dy += a_r V_r. a_r is non-zero only where y is.

@@ -9,6 +9,7 @@ namespace egru::EGRU_LEVEL {
 namespace {
 
 constexpr int cached = 700 << 10;  // bytes of weights that stay in the second-level cache
+constexpr int zeros_at_least = 3;  // times as many weights as non-zero ones, where zero blocks are skipped
 constexpr int ahead = 8;           // rows between a prefetch in `cell` and its use
 constexpr int sums_kept = 5;       // per unit: bias gradients (r, u, z, r * z, or four gates), and the threshold's
 
@@ -16,6 +17,7 @@ template <class S>
 struct BackwardSpace {
     // Weights for the gradients of y and, if requested, of the input: rows for dot products, or strips of 32 inputs.
     S *V_rows, *W_rows, *W_strips;
+    uint64_t *V_halves, *W_halves;  // the non-zero half panels of each row of a group of V_rows and W_rows, if listed
     GradPanels<S> grad_V, grad_W;
     double* totals;           // [sums_kept][H]
     S* a;                     // gradients of pre-activations of a chunk
@@ -50,6 +52,10 @@ struct BackwardSpace {
         const int64_t W_size = layer.weight_gates * layer.blocks * layer.panel_size(layer.tiles_I);
         const bool packed = !call.direct;
         V_rows = arena.take<S>(packed ? V_size : 0);
+        V_halves = arena.take<uint64_t>(call.skip_hh ? layer.weight_gates * layer.blocks * layer.padded_H() : 0);
+        const bool skip_ih = call.skip_ih && call.grad_input;
+        const int64_t padded_I = (int64_t)layer.tiles_I * tile;
+        W_halves = arena.take<uint64_t>(skip_ih ? layer.weight_gates * layer.blocks * padded_I : 0);
         W_rows = W_strips = arena.take<S>(packed && call.grad_input ? W_size : 0);
         if (packed) {
             grad_V = GradPanels<S>(arena, layer, call.grad_weight_hh, layer.H);
@@ -71,14 +77,14 @@ struct BackwardSpace {
         Arena early = arena;
         const bool pack_gates = recompute && !(call.direct_gates && call.direct_input);
         if (pack_gates) rows = Lists<S>(early, count, widest);
-        const bool wide = packed && call.grad_input && !narrow_input(layer);
+        const bool wide = packed && call.grad_input && !skip_ih && !narrow_input(layer);
         Arena late = arena;
         if (wide && layer.before) reset_rows = Lists<S>(late, count, layer.H);
         if (packed) columns = Lists<S>(arena, widest, count);
         arena.cover(early);
         arena.cover(late);
         const int64_t groups = divide_up(layer.B, rows_max);
-        const int64_t wide_H = layer.blocks * block, narrow_I = tile;
+        const int64_t wide_H = layer.blocks * block, narrow_I = skip_ih ? padded_I : tile;
         const int64_t positions = narrow_I > groups * wide_H ? narrow_I : groups * wide_H;
         for (int i = 0; i < call.threads; ++i) {
             needed[i] = arena.take<uint32_t>((int64_t)layer.B * layer.blocks);
@@ -90,7 +96,7 @@ struct BackwardSpace {
             masks[i] = arena.take<uint16_t>(positions);
             order[i] = arena.take<uint32_t>(positions);
             if (layer.before) resets[i] = Lists<S>(arena, layer.B, layer.H);
-            d[i] = arena.take<S>(rows_max * d_width);
+            d[i] = arena.take<S>(rows_max * (call.skip_hh || skip_ih ? block_panels_max * block : d_width));
             products[i] = arena.take<S>(positions * rows_max);
         }
         bytes = arena.bytes();
@@ -114,19 +120,28 @@ void from_blocks(const Layer<S>& layer, const S* from, S* to) {
                 to[(int64_t)s * layer.H + b * block + i] = from[((int64_t)b * layer.B + s) * block + i];
 }
 
-// The ranges of panels for the dot products with `a`: one range of all gates ("after", LSTM), or one for z and one for u
-// ("before"). In the "before" form the gradient of r is zero wherever y is, so `gather_reset` computes its product.
+// A range of panels of V_rows for dot products with `a`.
 template <class S>
+PanelGroups recurrent_group(const Layer<S>& layer, int gate, int gates) {
+    return {gate * layer.blocks, gates * layer.blocks, layer.call.skip_hh ? block_panels_max : panels_max};
+}
+
+// All ranges: one of all gates ("after", LSTM), or one for each of z and u ("before"). In the "before" form the
+// gradient of r is zero wherever y is, so `gather_reset` computes its product, unless zero blocks are skipped.
 struct RecurrentGroups {
-    PanelGroups first, second;
-    const PanelGroups* begin() const { return &first; }
-    const PanelGroups* end() const { return second.count ? &second + 1 : &second; }
+    PanelGroups groups[3];
+    int count;
+    const PanelGroups* begin() const { return groups; }
+    const PanelGroups* end() const { return groups + count; }
 };
 template <class S>
-RecurrentGroups<S> recurrent_groups(const Layer<S>& layer) {
-    const int blocks = layer.blocks;
-    if (!layer.before) return {PanelGroups(0, layer.weight_gates * blocks), PanelGroups(0, 0)};
-    return {PanelGroups(2 * blocks, blocks), PanelGroups(blocks, blocks)};
+RecurrentGroups recurrent_groups(const Layer<S>& layer) {
+    if (!layer.before) {
+        const PanelGroups all = recurrent_group(layer, 0, layer.weight_gates);
+        return {{all, all, all}, 1};
+    }
+    return {{recurrent_group(layer, Z, 1), recurrent_group(layer, U, 1), recurrent_group(layer, R, 1)},
+            layer.call.skip_hh ? 3 : 2};
 }
 
 }  // namespace

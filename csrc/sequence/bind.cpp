@@ -177,6 +177,7 @@ void bind_sequence(nb::module_& m) {
 #define FIELD(name) call.def_rw(#name, &TrainCall::name)
     FIELD(T), FIELD(B), FIELD(I), FIELD(H), FIELD(first), FIELD(last), FIELD(chunk), FIELD(threads);
     FIELD(one_thread), FIELD(float64), FIELD(direct), FIELD(direct_input), FIELD(direct_gates), FIELD(lstm);
+    FIELD(zero_blocks), FIELD(skip_hh), FIELD(skip_ih);
     FIELD(compare_output), FIELD(after), FIELD(bounded), FIELD(width), FIELD(height), FIELD(rho), FIELD(cells);
     FIELD(input), FIELD(c0), FIELD(y0), FIELD(weight_ih), FIELD(weight_hh), FIELD(bias_ih), FIELD(bias_hh);
     FIELD(theta), FIELD(rho_units), FIELD(keep), FIELD(lengths), FIELD(input_t), FIELD(input_b), FIELD(c0_b);

@@ -1,6 +1,6 @@
 // Test program for the sanitizers: all levels of this machine, both types, all cells, all resets, saved and recomputed
-// gates, odd sizes, one to three threads. Buffers have the exact size, so that a sanitizer detects any access past
-// their end. Results must be finite and bitwise equal for all numbers of threads.
+// gates, products that skip zero blocks, odd sizes, one to three threads. Buffers have the exact size, so that a
+// sanitizer detects any access past their end. Results must be finite and bitwise equal for all numbers of threads.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -51,6 +51,13 @@ public:
         for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<S>(normal(random_));
         return address(values);
     }
+    // Set two thirds of the blocks of 16 units and one source to zero.
+    void clear_blocks(std::uintptr_t weight, std::int64_t rows, int width, int H) {
+        S* values = reinterpret_cast<S*>(weight);
+        for (std::int64_t row = 0; row < rows; ++row)
+            for (int n = 0; n < width; ++n)
+                if ((row / H + row % H / 16 + n) % 3) values[row * width + n] = 0;
+    }
     std::uintptr_t zeros(std::int64_t count) {
         S* values = fresh(count);
         std::memset(values, 0, static_cast<std::size_t>(count) * sizeof(S));
@@ -91,8 +98,11 @@ private:
     std::vector<std::pair<S*, std::int64_t>> outputs_;
 };
 
+// How a call multiplies the weights: packed, packed without zero blocks, or as they are stored.
+enum class Products { packed, skipping, direct };
+
 template <class S>
-std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cell, Reset reset, bool lean) {
+std::vector<S> run(const Shape& shape, int threads, Products products, const Cell& cell, Reset reset, bool lean) {
     const auto [T, B, I, H] = shape;
     Buffers<S> make(shape, 7);
     std::vector<std::int64_t> lengths(static_cast<std::size_t>(B));
@@ -101,7 +111,9 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
     TrainCall call;
     call.T = T, call.B = B, call.I = I, call.H = H;
     call.chunk = T > 2 ? 2 : T;  // several chunks, the last one short
-    call.threads = threads, call.direct = direct, call.direct_gates = !direct, call.direct_input = lean;
+    const bool direct = products == Products::direct, skip = products == Products::skipping;
+    call.threads = threads, call.direct = direct, call.direct_gates = !direct, call.direct_input = lean && !skip;
+    if (skip) call.zero_blocks = 0, call.skip_hh = call.skip_ih = true;
     call.lstm = cell.lstm, call.compare_output = cell.output, call.events = cell.events;
     call.after = cell.after, call.reset = reset, call.rho = 0.8;
     call.float64 = std::is_same_v<S, double>;
@@ -110,6 +122,7 @@ std::vector<S> run(const Shape& shape, int threads, bool direct, const Cell& cel
     call.input = make.random(std::int64_t(T) * B * I, 1), call.input_t = std::int64_t(B) * I, call.input_b = I;
     call.weight_ih = make.random(rows * I, 0.5);
     call.weight_hh = make.random(rows * H, 0.3);
+    if (skip) make.clear_blocks(call.weight_ih, rows, I, H), make.clear_blocks(call.weight_hh, rows, H, H);
     call.bias_ih = make.random(rows, 0.3), call.bias_hh = make.random(rows, 0.3);
     call.theta = make.random(H, 0.1);
     if (lean) call.rho_units = make.random(H, 0.5);
@@ -166,18 +179,19 @@ int check(const char* level) {
     const Reset resets[] = {Reset::output, Reset::threshold, Reset::hard, Reset::none};
     int wrong = 0, turn = 0;
     for (const Shape& shape : shapes)
-        for (bool direct : {false, true})
+        for (const Products products : {Products::packed, Products::skipping, Products::direct})
             for (const Cell& cell : cells)
                 for (bool lean : {false, true}) {
                     const Reset reset = cell.events == Events::delta ? Reset::none : resets[turn / 2 % 4];
                     const int threads = 2 + turn++ % 2;
-                    const auto one = run<S>(shape, 1, direct, cell, reset, lean);
-                    const auto other = run<S>(shape, threads, direct, cell, reset, lean);
+                    const auto one = run<S>(shape, 1, products, cell, reset, lean);
+                    const auto other = run<S>(shape, threads, products, cell, reset, lean);
                     bool finite = true;
                     for (S value : one) finite = finite && std::isfinite(value);
                     if (finite && std::memcmp(one.data(), other.data(), one.size() * sizeof(S)) == 0) continue;
-                    std::printf("%s: T%d B%d I%d H%d, direct %d, %s, reset %s, lean %d, %d threads: %s\n", level, shape.T,
-                                shape.B, shape.I, shape.H, direct, cell.name, egru::reset_name(reset), lean, threads,
+                    std::printf("%s: T%d B%d I%d H%d, products %d, %s, reset %s, lean %d, %d threads: %s\n", level,
+                                shape.T, shape.B, shape.I, shape.H, static_cast<int>(products), cell.name,
+                                egru::reset_name(reset), lean, threads,
                                 finite ? "different bits" : "not finite");
                     ++wrong;
                 }

@@ -10,14 +10,14 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
-// A range of panels, divided into groups of at most panels_max. A dot product takes one group at a time and reads both
+// A range of panels, divided into groups of at most `most`. A dot product takes one group at a time and reads both
 // operands in whole rows: the weights of a group are weight[row][panels * 32], stored where its first panel would be.
 struct PanelGroups {
     int first, count;  // panels of the range
     int size_max;      // panels per group
 
-    PanelGroups(int first_, int count_)
-        : first(first_), count(count_), size_max(count_ ? (int)divide_up(count_, divide_up(count_, panels_max)) : 0) {}
+    PanelGroups(int first_, int count_, int most = panels_max)
+        : first(first_), count(count_), size_max(count_ ? (int)divide_up(count_, divide_up(count_, most)) : 0) {}
     int size(int from) const { return count - from < size_max ? count - from : size_max; }
 };
 
@@ -120,8 +120,8 @@ private:
 };
 constexpr int upcoming_lines = 4;  // per dot product of a weight row
 
-// Weight rows that at least `dense_from` of 16 rows need are multiplied by all 16, three weight rows at a time: one load
-// then serves several products. With 16 registers this gains nothing.
+// Weight rows that at least `dense_from` of 16 rows need are multiplied by all 16, three weight rows at a time: one
+// load then serves several products. With 16 registers this gains nothing.
 constexpr int dense_from = 13, dense_weights = 3, dense_sums = 8;
 
 // sums[k][i] += weight[k] . d[i], for dense_weights weight rows and dense_sums rows of d. Not inlined: the caller's
@@ -212,14 +212,15 @@ void dots_all(const S* weight, const S* d, int panels, const Requests& requests,
     if constexpr (dots_max >= rows_max) dots_dense_of<S>(weight, d, panels, requests, end, lines, upcoming, out);
 }
 
-// out[row][32] += the transpose of from[32][16], for the first `rows` rows.
+// out[row][column] += from[column][row], for the first `rows` rows. Columns are `stride` apart in `from`, rows 32 in
+// `out`.
 template <class S>
-void add_transposed(const S* from, int rows, S* out) {
+void add_transposed(const S* from, int rows, int stride, int columns, S* out) {
     constexpr int L = lanes<S>;
     for (int row = 0; row < rows; row += L)
-        for (int column = 0; column < block; column += L) {
+        for (int column = 0; column < columns; column += L) {
             Vector<S> v[L];
-            for (int i = 0; i < L; ++i) v[i] = load<S>(from + (column + i) * rows_max + row);
+            for (int i = 0; i < L; ++i) v[i] = load<S>(from + (column + i) * stride + row);
             transpose<S>(v);
             for (int i = 0; i < L && row + i < rows; ++i) {
                 S* to = out + (row + i) * block + column;

@@ -27,7 +27,7 @@ private:
     using Base::gates_at;
 
     void step_after(int t) {
-        list_events(layer.y_prev, t - 1);
+        list_events(layer.y_prev, t - 1, R, 3);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
             recur(b, count, R, 3, layer.y_prev, t - 1, t == 0);
@@ -44,7 +44,7 @@ private:
 
     // Two products in sequence: the z of each unit depends on the r of all units.
     void step_before(int t) {
-        list_events(layer.y_prev, t - 1);
+        list_events(layer.y_prev, t - 1, R, 2);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
             recur(b, count, R, 2, layer.y_prev, t - 1, t == 0);
@@ -57,7 +57,7 @@ private:
         }
         team.meet();
         const Steps<S> reset{space.reset, 0, H};
-        list_events(reset, 0);
+        list_events(reset, 0, Z, 1);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = blocks_together(last_block - b);
             recur(b, count, Z, 1, reset, 0, t == 0);

@@ -17,9 +17,10 @@ struct ForwardSpace {
     // to read what another core has written.
     bool own_inputs;
     Lists<S> inputs[max_team];
-    // One per thread: the products of a few blocks, and the events of the previous step.
+    // One per thread: the products of a few blocks, and the products with V and, if call.skip_ih, W.
     S* h[max_team];
-    Lists<S> events[max_team];
+    SkippingProduct<S> V_product[max_team], W_product[max_team];
+    BlockSources V_blocks, W_blocks;  // the non-zero blocks, if they are listed
     int64_t bytes;
 
     explicit ForwardSpace(const Layer<S>& layer) {
@@ -33,10 +34,17 @@ struct ForwardSpace {
         cells = arena.take<S>(layer.call.compare_output ? (int64_t)layer.blocks * layer.B * block : 0);
         own_inputs = layer.tiles_I == 1;
         for (int i = 0; i < layer.call.threads; ++i) {
-            if (packed_W) inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
+            if (layer.call.skip_ih)
+                W_product[i] = SkippingProduct<S>(arena, layer.B, layer.I, layer.blocks, W, true);
+            else if (packed_W)
+                inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
             h[i] = arena.take<S>((int64_t)layer.weight_gates * together_max * layer.B * block);
-            if (packed) events[i] = Lists<S>(arena, layer.B, layer.H);
+            if (packed)
+                V_product[i] = SkippingProduct<S>(arena, layer.B, layer.H, layer.blocks, V, layer.call.skip_hh);
         }
+        const int64_t panels = layer.weight_gates * layer.blocks;
+        if (layer.call.skip_hh) V_blocks = BlockSources(arena, panels, layer.H);
+        if (layer.call.skip_ih) W_blocks = BlockSources(arena, panels, layer.I);
         bytes = arena.bytes();
     }
 };
@@ -67,16 +75,33 @@ protected:
     ForwardPass(const Layer<S>& layer, const Team& team)
         : layer(layer), call(layer.call), team(team), space(layer), keep(call), B(layer.B), H(layer.H),
           first_block(team.begin(layer.blocks)), last_block(team.end(layer.blocks)), h(space.h[team.index]),
-          events(space.events[team.index]) {}
+          recurrent(space.V_product[team.index]) {}
 
     // x W + b of the chunk, for the blocks of this thread.
     void project() {
         const int64_t size = layer.panel_size(layer.tiles_I);
         if (call.direct_input)
             project_input_directly(layer, team, space.p);
+        else if (call.skip_ih)
+            project_skipping();
         else
             project_input(layer, team, space.inputs[team.index], space.own_inputs, space.p,
                           [&](int g, int b) { return space.W + (g * layer.blocks + b) * size; });
+    }
+
+    // The same step by step, because the choice of what to skip must not depend on the length of chunks.
+    void project_skipping() {
+        SkippingProduct<S> product = space.W_product[team.index];
+        const auto at = [&](int t, int b, int g) { return const_cast<S*>(p_at(t, b, g)); };
+        for (int b = first_block; b < last_block; ++b)
+            for (int g = 0; g < layer.weight_gates; ++g)
+                fill_bias(layer.bias_ih, H, g, b, layer.rows(), at(call.first, b, g));
+        for (int t = call.first; t < call.last; ++t) {
+            product.prepare(layer.input, t, 0, layer.weight_gates, space.W_blocks, call.zero_blocks == 0);
+            for (int b = first_block; b < last_block; ++b)
+                product.add(b, 1, 0, layer.weight_gates, space.W_blocks, [&](int, int g) { return at(t, b, g); },
+                            [&](int i) { return layer.units(i); });
+        }
     }
 
     const Layer<S>& layer;
@@ -86,7 +111,7 @@ protected:
     const Keep<S> keep;
     const int B, H, first_block, last_block;
     S* h;
-    Lists<S> events;
+    SkippingProduct<S> recurrent;
 
     S* gates_at(int t, int b, int g) const {
         S* base = call.gates ? layer.as(call.gates) + t * layer.gates_step() : space.gates;
@@ -97,9 +122,9 @@ protected:
     }
     const S* panel(int b, int g) const { return space.V + (g * layer.blocks + b) * layer.panel_size(layer.tiles_H); }
 
-    void list_events(const Steps<S>& from, int t) {
-        if (call.direct) return;
-        for (int at = 0; at < layer.tiles_H; ++at) list_tile(from, t, B, B, H, at, events);
+    // Prepare from.at(t, s) for the recurrent products of `count` gates from `gate`.
+    void list_events(const Steps<S>& from, int t, int gate, int count) {
+        if (!call.direct) recurrent.prepare(from, t, gate, count, space.V_blocks, call.zero_blocks == 0);
     }
 
     // Write the recurrent products of `count` gates from `gate`, for `block_count` blocks from b, to product(j, gate).
@@ -116,13 +141,10 @@ protected:
             if (first_step) check_products(b, block_count, gate, count);
             return;
         }
-        Columns<S> columns;
         for (int j = 0; j < block_count; ++j)
-            for (int g = gate; g < gate + count; ++g) {
-                fill_bias(layer.bias_hh, H, g, b + j, B, product(j, g));
-                columns.add(panel(b + j, g), product(j, g), layer.units(b + j));
-            }
-        gather_all(columns, layer.tiles_H, events, B);
+            for (int g = gate; g < gate + count; ++g) fill_bias(layer.bias_hh, H, g, b + j, B, product(j, g));
+        recurrent.add(b, block_count, gate, count, space.V_blocks, [&](int j, int g) { return product(j, g); },
+                      [&](int at) { return layer.units(at); });
     }
     // The product of a gate with a state at rest, which is its bias. Weights that are not used here are still checked.
     void skip_product(int b, int gate, S* out) {
@@ -171,14 +193,18 @@ int begin(const TrainCall& call) {
         const int gates = layer.weight_gates, blocks = layer.blocks;
         bool& flag = finite[team.index];
         for (int b = team.begin(blocks); b < team.end(blocks); ++b) {
-            const auto pack = [&](uintptr_t weight, int width, int tiles, S* to) {
+            const auto pack = [&](uintptr_t weight, int width, int tiles, S* to, bool skip,
+                                  const BlockSources& listed) {
                 pack_block(layer.as(weight), layer.H, width, gates, blocks, tiles, b, to);
                 const int64_t size = layer.panel_size(tiles);
-                for (int p = b; p < gates * blocks; p += blocks)  // while they are in the cache
+                for (int p = b; p < gates * blocks; p += blocks) {  // while they are in the cache
                     flag = flag && all_finite(to + p * size, size);
+                    if (skip) listed.list(to + p * size, p);
+                }
             };
-            if (!call.direct) pack(call.weight_hh, layer.H, layer.tiles_H, space.V);
-            if (!call.direct_input) pack(call.weight_ih, layer.I, layer.tiles_I, space.W);
+            if (!call.direct) pack(call.weight_hh, layer.H, layer.tiles_H, space.V, call.skip_hh, space.V_blocks);
+            if (!call.direct_input)
+                pack(call.weight_ih, layer.I, layer.tiles_I, space.W, call.skip_ih, space.W_blocks);
         }
     });
     for (bool flag : finite)

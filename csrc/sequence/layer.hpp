@@ -9,6 +9,7 @@
 #include "sequence/gather.hpp"
 #include "common/threads.hpp"
 #include "sequence/train.hpp"
+#include "sequence/zero_blocks.hpp"
 
 namespace egru::EGRU_LEVEL {
 namespace {
@@ -62,6 +63,7 @@ struct Layer {
     Vector<S> cleared(Vector<S> c, Vector<S> amount) const {
         return c - (call.events == Events::positive ? amount : c < 0 ? -amount : amount);
     }
+    int64_t padded_H() const { return (int64_t)tiles_H * tile; }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };
 

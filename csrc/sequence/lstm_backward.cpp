@@ -26,7 +26,7 @@ public:
                 recur_directly(t, dy_before);
             } else {
                 Base::list_requests();
-                Base::recurrent_dots(t, PanelGroups(0, lstm_gates * blocks), {}, dy_before);
+                Base::recurrent_dots(t, recurrent_group(layer, In, lstm_gates), {}, dy_before);
             }
         }
         team.meet();

@@ -25,7 +25,7 @@ private:
     using Base::gates_at;
 
     void step(int t) {
-        list_events(layer.y_prev, t - 1);
+        list_events(layer.y_prev, t - 1, In, lstm_gates);
         for (int b = first_block, count = 0; b < last_block; b += count) {
             count = lstm_blocks_together(last_block - b);
             recur(b, count, In, lstm_gates, layer.y_prev, t - 1, t == 0);

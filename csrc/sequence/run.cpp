@@ -20,12 +20,50 @@ bool starts_at_rest(const TrainCall& call) {
     return bytes[0] == 0 && std::memcmp(bytes, bytes + 1, count - 1) == 0;
 }
 
+// The share of zero blocks of 16 rows and one column in a matrix (gates * H, width), estimated from a few columns of
+// each block of rows. Takes little time if there are no zeros.
+template <class S>
+double zero_blocks(const S* weight, int gates, int H, int width) {
+    constexpr int rows = 16, samples = 16, step = 8;
+    std::int64_t zeros = 0, count = 0;
+    int at = 0;
+    for (int gate = 0; gate < gates; ++gate)
+        for (int unit = 0; unit < H; unit += rows)
+            for (int sample = 0; sample < samples; sample += step) {
+                const int columns = std::min(step, width);
+                at = (at + 5 * step) % (width - columns + 1);
+                unsigned left = (1u << columns) - 1;  // columns that are zero so far
+                for (int i = unit; left && i < std::min(unit + rows, H); ++i) {
+                    const S* row = weight + (std::int64_t(gate) * H + i) * width + at;
+                    for (int k = 0; k < columns; ++k) left &= ~(unsigned(row[k] != 0) << k);
+                }
+                count += columns;
+                for (; left; left &= left - 1) ++zeros;
+            }
+    return double(zeros) / double(count);
+}
+
+bool has_zero_blocks(const TrainCall& call, std::uintptr_t weight, int width, double least) {
+    constexpr int narrowest = 32, widest = 1 << 16;  // fewer sources gain nothing, and they are listed in 16 bits
+    if (least > 1 || width > widest || (width < narrowest && least > 0)) return false;
+    const int gates = call.lstm ? 4 : 3;
+    const void* values = reinterpret_cast<const void*>(weight);
+    const double share = call.float64 ? zero_blocks(static_cast<const double*>(values), gates, call.H, width)
+                                      : zero_blocks(static_cast<const float*>(values), gates, call.H, width);
+    return share >= least;
+}
+
 // Choose the products of a call. A single step from rest reads the recurrent weights only to check them.
-void prepare(TrainCall& call) {
+void prepare(TrainCall& call, bool forward) {
     call.rest = starts_at_rest(call);
     const bool single = call.rest && call.T == 1;
     call.direct = call.direct || single;
     call.direct_gates = call.direct_gates || single;
+    // A product with the input that does not skip blocks reads the weights once for several steps.
+    const double least_ih = call.zero_blocks > 0 && forward ? call.zero_blocks + 0.1 : call.zero_blocks;
+    call.skip_hh = !call.direct && has_zero_blocks(call, call.weight_hh, call.H, call.zero_blocks);
+    call.skip_ih = !call.direct && (forward ? !call.direct_input : call.grad_input != 0) &&
+                   has_zero_blocks(call, call.weight_ih, call.I, least_ih);
     const std::int64_t rows = std::int64_t(call.lstm ? 4 : 3) * call.H;
     if (single && rows * (std::int64_t(call.B) * call.I + call.H / checked) <= call.one_thread) call.threads = 1;
 }
@@ -46,7 +84,7 @@ private:
 }  // namespace
 
 int run_forward(TrainCall& call, Poll poll) {
-    prepare(call);
+    prepare(call, true);
     const ForwardTable& table = call.lstm ? EGRU_PICK(lstm_forward_table) : EGRU_PICK(forward_table);
     const Workspace workspace(call, table.workspace(call));
     int bad = table.begin(call);
@@ -65,7 +103,7 @@ int run_forward(TrainCall& call, Poll poll) {
 }
 
 void run_backward(TrainCall& call, Poll poll) {
-    prepare(call);
+    prepare(call, false);
     const BackwardTable& table = call.lstm ? EGRU_PICK(lstm_backward_table) : EGRU_PICK(backward_table);
     const Workspace workspace(call, table.workspace(call));
     table.begin(call);

@@ -23,6 +23,10 @@ struct TrainCall {
     bool direct = false;  // multiply the weights without packing them: dense, for few rows
     bool direct_input = false;  // the same for the input weights in the forward pass
     bool direct_gates = false;  // backward pass without the reserve: the forward pass was direct
+    // Share of zero blocks (zero_blocks.hpp) in a weight from which products skip them; above 1, they never do. At 0,
+    // they skip them even where it is slower.
+    double zero_blocks = 2;
+    bool skip_hh = false, skip_ih = false;  // the recurrent and the input weights have that share
     bool rest = false;    // y0 is zero in all rows: the first step has no recurrent product
     bool lstm = false;            // the cell; otherwise a GRU
     bool compare_output = false;  // LSTM: compare o * tanh(c) with the threshold, not c

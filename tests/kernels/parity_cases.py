@@ -34,6 +34,8 @@ class Case(NamedTuple):
     theta: float = 0.1
     lean: bool = False
     scale_per_unit: bool = False
+    zero_blocks: float = 0.0
+    """Share of blocks of 16 outputs and one source whose weights are zero; also some outputs and one source."""
 
     def problem(self, seed: int = 0, dtype: torch.dtype = torch.float64) -> Problem:
         """Draw a problem. Its numbers are representable in float32 and the same for both types."""
@@ -56,10 +58,15 @@ class Case(NamedTuple):
         if self.scale_per_unit:
             reset_scale = reset_scale * torch.rand(H, generator=g).to(dtype)
         y0 = c0 * has_event(c0, theta, self.events)
+        weights = [normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5)]
+        biases = [normal(rows, scale=0.3) if self.bias else None for _ in range(2)]
+        for weight in weights if self.zero_blocks else ():
+            gates = weight.unflatten(0, (-1, H))  # views
+            for unit in range(0, H, 16):
+                gates[:, unit : unit + 16] *= chance(len(gates), 1, weight.shape[1], p=1 - self.zero_blocks)
+            gates[0, :16] = gates[-1, :, -1] = 0
         return Problem(
-            x, c0, y0, normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5),
-            normal(rows, scale=0.3) if self.bias else None, normal(rows, scale=0.3) if self.bias else None,
-            theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
+            x, c0, y0, *weights, *biases, theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
             Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
             events=self.events,
         )  # fmt: skip
@@ -85,6 +92,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no-window": {"height": 0.0},
     "all-fire": {"theta": -5.0, "reset_scale": 1.0},
     "none-fire": {"theta": 5.0, "width": 10.0},
+    "zero-blocks": {"zero_blocks": 0.7, "H": 70, "I": 40, "B": 19, "T": 5},
     "lean": {"lean": True, "B": 17},
     "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
 }
@@ -95,6 +103,7 @@ EVENT_OPTIONS: dict[str, dict[str, Any]] = {
     "zoneout-lengths": {"keep": "mask", "lengths": True},
     "bounded": {"bounded": True},
     "no-bias-sparse-input": {"bias": False, "density": 0.2, "I": 64},
+    "zero-blocks-zoneout-lengths": {"zero_blocks": 0.6, "H": 70, "keep": "mask", "lengths": True},
     "lean-lengths-zoneout": {"lean": True, "lengths": True, "keep": "mask", "B": 17, "T": 40},
 }
 """Options that are combined with signed and delta events; the others do not depend on the kind of events."""

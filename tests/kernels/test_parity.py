@@ -42,6 +42,8 @@ class Implementation(NamedTuple):
     dtype: torch.dtype = torch.float64
     direct: bool = False
     """CPU kernel: multiply the weights without packing them, at any size."""
+    skip: bool = False
+    """CPU kernel: skip zero blocks of packed weights, even where that is slower."""
 
     def convert(self, problem: Problem, dtype: torch.dtype | None = None) -> Problem:
         """Return the problem in this kernel's type (or ``dtype``) and on its device."""
@@ -51,7 +53,7 @@ class Implementation(NamedTuple):
         return dataclasses.replace(problem, **{**tensors, **floats})
 
     def __str__(self) -> str:
-        products = "direct" if self.direct else None
+        products = "direct" if self.direct else "skip" if self.skip else None
         return "-".join(str(part) for part in (self.kernel, self.level, self.threads, products) if part is not None)
 
     @contextlib.contextmanager
@@ -59,8 +61,9 @@ class Implementation(NamedTuple):
         before, limits = torch.get_num_threads(), cpu_kernel.limits
         rows = 1 << 30 if self.direct else 0
         cpu_kernel.limits = cpu_kernel.Limits(
-            direct_forward=rows, direct_backward=rows, one_thread=0, per_thread=1, own_threads=0
-        )
+            direct_forward=rows, direct_backward=rows, one_thread=0, per_thread=1, own_threads=0,
+            zero_blocks=0.0 if self.skip else 2.0,
+        )  # fmt: skip
         torch.set_num_threads(self.threads)
         if self.level is not None:
             assert compiled.core is not None
@@ -179,6 +182,8 @@ def test_reference_equals_autograd(gate: ResetGate, reset: Reset, per_unit: bool
 
 def assert_matches_reference(case: Case, implementation: Implementation) -> None:
     problem, expected, bounds = parity(implementation, case)
+    if case.zero_blocks:
+        implementation = implementation._replace(skip=True)
     with implementation.active() as kernel:
         assert kernel.unsupported(problem) is None
         assert_parity(run(kernel, problem), expected, bounds)

@@ -73,9 +73,16 @@ def make_input(setting: Setting) -> Tensor:
     return x if setting.inputs == 1 else x * (torch.rand(x.shape) < setting.activity)
 
 
-def make_layer(setting: Setting, x: Tensor) -> tuple[egru.EGRU, dict[str, float]]:
-    """Return an event layer with the setting's activity and share of open units on ``x``, and the values reached."""
+def make_layer(
+    setting: Setting, x: Tensor, change: Callable[[egru.EGRU], None] | None = None
+) -> tuple[egru.EGRU, dict[str, float]]:
+    """Return an event layer with the setting's activity and share of open units on ``x``, and the values reached.
+
+    ``change`` may change the weights first.
+    """
     layer = egru.EGRU(setting.inputs, setting.hidden, reset_gate=setting.gate, threshold=egru.Threshold("identity"))
+    if change is not None:
+        change(layer)
     states: list[Tensor] = []
     layer.observe(lambda record: states.append(record.c))
     threshold = layer.get_parameter("threshold_l0")

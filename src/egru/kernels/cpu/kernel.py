@@ -48,6 +48,9 @@ class Limits:
     """The value of ``one_thread`` if the core cannot use torch's threads. After a parallel operation those keep
     spinning for milliseconds, and the core's threads compete with them."""
 
+    zero_blocks: float = 0.65
+    """Share of zero blocks (16 outputs of one source) in a weight from which products skip them. 2: never."""
+
     def threads(self, steps: int, batch: int, features: int, hidden: int, gates: int = 3) -> int:
         """Return the number of threads for a call."""
         work = batch * gates * hidden * (hidden + features)
@@ -208,6 +211,7 @@ def set_work(call: "TrainCall", rows: int, direct_rows: int) -> None:
     threads = 1 if small else limits.threads(T, B, features, H, gates)
     work = _CHUNK_WORK[_core.level()]
     call.set_work(rows, work, direct_rows, limits.direct_forward, limits.one_thread, threads)
+    call.zero_blocks = limits.zero_blocks
 
 
 class _Call:
