@@ -58,16 +58,16 @@ class Case(NamedTuple):
         if self.scale_per_unit:
             reset_scale = reset_scale * torch.rand(H, generator=g).to(dtype)
         y0 = c0 * has_event(c0, theta, self.events)
-        weights = [normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5)]
-        biases = [normal(rows, scale=0.3) if self.bias else None for _ in range(2)]
-        for weight in weights if self.zero_blocks else ():
+        weight_ih, weight_hh = normal(rows, I, scale=I**-0.5), normal(rows, H, scale=H**-0.5)
+        bias_ih, bias_hh = (normal(rows, scale=0.3) if self.bias else None for _ in range(2))
+        for weight in (weight_ih, weight_hh) if self.zero_blocks else ():
             gates = weight.unflatten(0, (-1, H))  # views
             for unit in range(0, H, 16):
                 gates[:, unit : unit + 16] *= chance(len(gates), 1, weight.shape[1], p=1 - self.zero_blocks)
             gates[0, :16] = gates[-1, :, -1] = 0
         return Problem(
-            x, c0, y0, *weights, *biases, theta, reset_scale, keep, lengths, self.reset, self.reset_gate,
-            Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
+            x, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths, self.reset,
+            self.reset_gate, Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
             events=self.events,
         )  # fmt: skip
 

@@ -51,7 +51,8 @@ def test_bits_do_not_depend_on_threads(level: str, form: str) -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_without_zeros_and_without_anything_else(form: str, share: float, sizes: dict[str, Any]) -> None:
-    problem = Case(**({"T": 3, "I": 40, "H": 40} | FORMS[form] | sizes)).problem()
+    options: dict[str, Any] = {"T": 3, "I": 40, "H": 40} | FORMS[form] | sizes
+    problem = Case(**options).problem()
     if share:
         zeros = {name: torch.zeros_like(getattr(problem, name)) for name in ("weight_ih", "weight_hh")}
         problem = dataclasses.replace(problem, **zeros)
