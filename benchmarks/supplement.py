@@ -80,7 +80,8 @@ def measure_tolerance(names: Sequence[str], device: str) -> dict[str, Any]:
         )
         rows.append({**run_record(name), "cell": getattr(trained.config, "cell", "egru"), "near_zero": layers})
         for label, fractions in layers.items():
-            print(f"{rows[-1]['recipe']}, {label}: " + ", ".join(f"{100 * value:.2f} %" for value in fractions))
+            values = ", ".join(f"{100 * value:.2f} %" for value in fractions)
+            print(f"{rows[-1]['cell'].upper()}, {rows[-1]['recipe']}, {label}: {values}", flush=True)
     return {"tolerances": TOLERANCES, "runs": rows}
 
 
@@ -125,7 +126,7 @@ def draw_tolerance(record: dict[str, Any]) -> Any:
             is_dense = run["cell"] in styles
             colour = LIGHT.dense if is_dense else next(hues)
             for i, (label, fractions) in enumerate(run["near_zero"].items()):
-                name = run["recipe"] + (f", {label}" if len(run["near_zero"]) > 1 else "")
+                name = f"{run['cell'].upper()}, {run['recipe']}" + (f", {label}" if len(run["near_zero"]) > 1 else "")
                 line = styles[run["cell"]] if is_dense else ("-", (0, (4, 2)), ":")[i % 3]
                 axes.plot(record["tolerances"][1:], fractions[1:], label=name, color=colour, linestyle=line, marker="o")
         axes.set_xscale("log")
@@ -140,6 +141,7 @@ def draw_tolerance(record: dict[str, Any]) -> Any:
 def draw_thresholds(record: dict[str, Any]) -> Any:
     """Plot histograms of the thresholds before and after training, one panel per layer."""
     panels = [(run["recipe"], label, values) for run in record["runs"] for label, values in run["layers"].items()]
+    recipes = [recipe for recipe, *_ in panels]
     with LIGHT.context():
         from matplotlib.figure import Figure
 
@@ -150,7 +152,7 @@ def draw_thresholds(record: dict[str, Any]) -> Any:
             edges = torch.linspace(float(both.min()), float(both.max()) + 1e-6, BINS + 1).tolist()
             axes.hist(values["before"], edges, color=LIGHT.dense, alpha=0.6, label="before training")
             axes.hist(values["after"], edges, histtype="step", color=LIGHT.event[0], linewidth=1.6, label="after")
-            axes.set_title(f"{recipe}, {label}", loc="left")
+            axes.set_title(recipe if recipes.count(recipe) == 1 else f"{recipe}, {label}", loc="left")
             axes.set_ylabel("units")
         rows[0].legend(fontsize=8)
         rows[-1].set_xlabel("threshold")
