@@ -72,3 +72,44 @@ def test_thresholds_beyond_the_range_never_fire(tmp_path: Path) -> None:
     layer = EGRU(1, 3, reset="none", threshold=Threshold("identity", mean=5.0))
     text = export_c(layer, tmp_path, "integer")[1].read_text()
     assert "theta_0[3] = {\n32767,32767,32767,\n}" in text
+
+
+def constant_layer(hidden: int) -> EGRU:
+    """Return a layer whose units all approach a state of 0.96, have events at every step and have equal weights."""
+    layer = EGRU(1, hidden, reset="none", threshold=Threshold("identity", mean=-2.0, std=0.0)).eval()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name.startswith(("weight", "bias")):
+                parameter.zero_()
+        layer.get_parameter("weight_hh_l0").fill_(0.01)
+        layer.get_parameter("bias_ih_l0")[2 * hidden :] = 2.0
+    return layer
+
+
+@needs_compiler
+def test_sums_of_the_largest_products_do_not_overflow(tmp_path: Path) -> None:
+    """200 rows with the largest values and weights of one sign: 32-bit sums of 128 of them are almost exhausted."""
+    readout = torch.nn.Linear(200, 10)
+    with torch.no_grad():
+        readout.weight.fill_(0.05)
+    engine = EventEngine(constant_layer(200), readout=readout)
+    library = compile_library(tmp_path, {"net": engine}, weights="integer")
+    x = torch.zeros(30, 1)
+    expected = torch.as_tensor(engine.run(x)).numpy()
+    assert expected[-1].min() > 9
+    np.testing.assert_allclose(
+        CNetwork(library, "net", 10, True).run(x) / 2**16, expected, rtol=0, atol=0.02 * expected.max()
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_outputs_saturate(tmp_path: Path, sign: int) -> None:
+    readout = torch.nn.Linear(8, 2, bias=False)
+    with torch.no_grad():
+        readout.weight.fill_(sign * 200.0)
+    engine = EventEngine(constant_layer(8), readout=readout, trace=1.0)
+    library = compile_library(tmp_path, {"net": engine}, weights="integer")
+    outputs = CNetwork(library, "net", 2, True).run(torch.zeros(60, 1))
+    assert (np.diff(sign * outputs[:, 0].astype(np.int64)) >= 0).all()
+    assert outputs[-1].tolist() == [2**31 - 1 if sign > 0 else -(2**31)] * 2

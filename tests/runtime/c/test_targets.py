@@ -74,3 +74,37 @@ def test_outputs_have_the_bits_of_the_engine(name: str, program: tuple[list[Path
     binary = sources[0].with_name(name)
     target.build(sources, binary)
     assert target.output(binary) == lines
+
+
+@pytest.mark.parametrize("name", ["x86-64", "aarch64", "cortex-m4f"])
+def test_infinite_states_are_reported(name: str, tmp_path: Path) -> None:
+    """Every unit is checked: those in vectors and those after the last vector."""
+    target, units = TARGETS[name], 23
+    if target.missing:
+        pytest.skip(f"requires {', '.join(target.missing)} (apt-get install {PACKAGES})")
+    torch.set_default_dtype(torch.float32)
+    sources = exports(tmp_path, {"net": EventEngine(EGRU(3, units))})
+    main = tmp_path / "main.c"
+    main.write_text(
+        f"""
+#include "net.h"
+static net_state state;
+void emit(uint32_t word);
+void run(void);
+void run(void)
+{{
+    const float x[3] = {{0.0f, 0.0f, 0.0f}};
+    float out[{units}];
+    volatile float huge = 1e38f;
+    int j;
+    for (j = 0; j < {units}; ++j) {{
+        net_reset(&state);
+        emit((uint32_t)net_step(&state, x, out));
+        state.c_0[j] = huge * huge;
+        emit(net_step(&state, x, out) == NET_ERROR_STATE);
+    }}
+}}
+"""
+    )
+    target.build([*sources, main], tmp_path / name)
+    assert target.output(tmp_path / name) == ["00000000", "00000001"] * units
