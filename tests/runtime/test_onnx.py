@@ -1,6 +1,7 @@
 """Export to ONNX: ONNX Runtime computes what the modules compute."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import egru
 from egru import EGRU, ELSTM, cli
-from egru.runtime import export_onnx
+from egru.runtime import export_onnx, onnx_export
 
 pytest.importorskip("onnxscript", reason="requires onnxscript: pip install 'egru[onnx]'")
 onnx = pytest.importorskip("onnx", reason="requires onnx: pip install 'egru[onnx]'")
@@ -104,6 +105,12 @@ def test_unsupported_models_are_refused_and_nothing_is_written(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"^export_onnx: Packed.forward must have one input, but requires lengths too"):
         export_onnx(Packed().eval(), tmp_path / "model.onnx", torch.zeros(4, 1, 2))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sequence_operation_with_lengths_is_refused() -> None:
+    problem: Any = SimpleNamespace(lengths=torch.tensor([3]), precision="", keep=None)
+    with pytest.raises(Exception, match="export_onnx: packed sequences are not supported"):
+        onnx_export._check(problem)
 
 
 class Packed(nn.Module):
