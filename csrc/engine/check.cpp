@@ -1,6 +1,6 @@
 // Test program of the streaming engine, built with sanitizers: every dispatch level, weight format and reset, odd
-// sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided, and that
-// skipped steps have the outputs of ordinary ones.
+// sizes, several threads and streams, masks. Checks that outputs are bit-identical however the work is divided, and
+// that skipped steps have the outputs of ordinary ones.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -130,7 +130,8 @@ int check_skip(Level level, const Problem& problem, WeightFormat weights) {
     for (const auto& [part, capacity] : {std::pair{40, 64}, std::pair{40, 2}, std::pair{7, 3}}) {
         const auto skipped = compute_silent(problem, weights, Packing::sparse, part, capacity);
         float difference = 0;
-        for (size_t i = 0; i < stepped.size(); ++i) difference = std::max(difference, std::fabs(stepped[i] - skipped[i]));
+        for (size_t i = 0; i < stepped.size(); ++i)
+            difference = std::max(difference, std::fabs(stepped[i] - skipped[i]));
         if (difference < 1e-4f) continue;
         ++failures;
         std::printf("level %s, weights %d, %d units: skipped steps differ by %g\n", level_name(level),

@@ -1,7 +1,7 @@
 #if DENSE
 
-/* total[j] = the sum of q[k] * row[j] over the entries of a sparse vector, |q[k]| <= 511. Columns are computed in blocks
- * of up to sixteen: `total` has room for `tile` columns, and the last row is followed by sixteen more weights. */
+/* total[j] = the sum of q[k] * row[j] over the entries of a sparse vector, |q[k]| <= 511. Columns are computed in
+ * blocks of up to sixteen: `total` has room for `tile` columns, and the last row is followed by sixteen more weights. */
 #if MODEL_ROWS == 1
 enum { tile = 256 };
 #else

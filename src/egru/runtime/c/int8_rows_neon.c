@@ -1,7 +1,7 @@
 /* For the columns a and b of a word, sums of products have the value both = a + 256 b. The words that start one byte
  * later, b and the next column c, are multiplied in sixteen bits: their sum is b + 256 c, modulo 2^16. The lower eight
- * bits of c are those of its own word, so that the lower sixteen bits of b are known. Together with `both` they determine
- * a and b, because |a| < 2^23. This takes three multiply-adds per sixteen columns. */
+ * bits of c are those of its own word, so that the lower sixteen bits of b are known. Together with `both` they
+ * determine a and b, because |a| < 2^23. This takes three multiply-adds per sixteen columns. */
 typedef struct {
     uint32x4_t both[8];
     uint16x8_t later[4];
@@ -367,8 +367,8 @@ static inline void write_columns(int32_t *total, const column_sums *s)
 }
 
 /* Scale the sums of 64 columns and add them to `sum`. Returns the lower bits of the first words. */
-static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE *scale, UNIT_TYPE unit, uint16x8_t next,
-                                  factors f)
+static inline uint16x8_t add_sums(OUT_TYPE *sum, const sums *s, const SCALE_TYPE *scale, UNIT_TYPE unit,
+                                  uint16x8_t next, factors f)
 {
     uint16x8_t bits[5];
     int i;
