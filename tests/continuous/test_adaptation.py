@@ -49,14 +49,15 @@ def engine(request) -> Engine:
 
 
 def assert_matches_autograd(engine: Engine, problem: Problem) -> None:
-    events = engine.forward(problem, density)
-    assert 20 < len(events.times) < 300
-    weights = cotangents(events)
-    gradients = engine.backward(problem, events, weights, density)
-    errors = worst_gradient(gradients, autograd(problem, events, weights, density))
-    assert max(errors.values()) < 1e-10, errors
-    assert gradients.beta.abs().max() > 0
-    assert gradients.tau_a.abs().max() > 0
+    for running_loss in (None, density):  # with a running loss, the compiled engine updates all units at every event
+        events = engine.forward(problem, running_loss)
+        assert 20 < len(events.times) < 300
+        weights = cotangents(events)
+        gradients = engine.backward(problem, events, weights, running_loss)
+        errors = worst_gradient(gradients, autograd(problem, events, weights, running_loss))
+        assert max(errors.values()) < 1e-10, errors
+        assert gradients.beta.abs().max() > 0
+        assert gradients.tau_a.abs().max() > 0
 
 
 @pytest.mark.parametrize("per_unit", [True, False])
@@ -75,6 +76,13 @@ def test_equal_time_constants_are_not_special(engine, equal):
     problem = alif_network(4, hidden=4, per_unit=False)
     names = ("tau_a", "tau_s", "tau_m") if equal == "all" else equal
     assert_matches_autograd(engine, dataclasses.replace(problem, **dict.fromkeys(names, problem.tau_s)))
+
+
+def test_fast_adaptation_is_resolved_by_the_nodes_of_a_running_loss(engine):
+    problem = alif_network(4, hidden=4, per_unit=False, horizon=6.0)
+    assert_matches_autograd(
+        engine, dataclasses.replace(problem, tau_a=torch.tensor(0.05), beta=problem.beta.abs() + 0.5)
+    )
 
 
 def test_gradient_with_delays_matches_autograd(engine):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from egru import EGRU, Threshold
 from egru.continuous import ContinuousEGRU, ContinuousReadout, ContinuousStack, InputEvents, engines
 
 ENGINES = list(engines.names())
@@ -132,6 +133,22 @@ def test_checkpointed_chunks_of_time_equal_one_run():
         assert (p.grad - q.grad).abs().max() < 1e-11 * max(1.0, float(p.grad.abs().max())), name
     with pytest.raises(ValueError, match=r"times must satisfy 0 <= start < stop, got 2\.0 and 1\.0"):
         inputs.window(2.0, 1.0)
+
+
+def test_gradients_pass_through_a_discrete_layer_on_the_trace():
+    times, channels = samples()
+    first, second = layer(), EGRU(5, 4, batch_first=True, threshold=Threshold.constant(0.01))
+    readouts = torch.linspace(0.2, 1.0, 6)[None] * HORIZONS[:, None]
+    trace = first(InputEvents.from_lists(times, channels), HORIZONS, readouts).trace
+    y, _ = second(trace)
+    assert y.shape == (3, 6, 4)
+    (by_trace,) = torch.autograd.grad(y.sum(), trace, retain_graph=True)
+    (by_weights,) = torch.autograd.grad((trace * by_trace).sum(), first.V, retain_graph=True)
+    y.sum().backward()
+    assert first.V.grad is not None
+    assert by_weights.abs().max() > 1e-6
+    torch.testing.assert_close(first.V.grad, by_weights, rtol=1e-12, atol=1e-12)
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in second.parameters())
 
 
 @pytest.mark.parametrize("integer", [np.int64, np.uint32, np.uint64])

@@ -55,6 +55,7 @@ class ContinuousLIF(ContinuousEGRU):
         tau_a: Time constant of the adaptation currents, required with ``adaptation``: a number, or one per neuron
             ``(H,)``. It may equal ``tau_s`` and ``tau_m``. With ``trainable_tau``, it is the fourth row of ``log_tau``.
         trainable_adaptation: Whether to learn ``adaptation``, which is then a parameter of that name.
+        trainable_tau: Whether to learn the time constants, as the parameter ``log_tau``.
         **options: Other arguments of :class:`ContinuousEGRU`, except ``reset_side`` and ``amplitude``.
 
     Raises:
