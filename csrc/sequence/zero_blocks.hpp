@@ -39,8 +39,9 @@ struct BlockSources {
         for (int i = 0; i < 2; ++i) {
             uint16_t* to = source + (2 * p + i) * capacity;
             uint32_t length = 0;
-            for (int n = 0; n < capacity; ++n) {
-                if (is_nonzero_block(panel + (int64_t)n * block + i * half)) to[length++] = (uint16_t)n;
+            for (int n = 0; n < capacity; ++n) {  // branch-free: zeros are not predictable
+                to[length] = (uint16_t)n;
+                length += is_nonzero_block(panel + (int64_t)n * block + i * half);
             }
             count[2 * p + i] = length;
         }
@@ -72,34 +73,43 @@ struct TransposedRows {
     int64_t groups() const { return divide_up(rows, group_rows()); }
     int64_t padded() const { return divide_up(width, lanes<S>) * lanes<S>; }
 
-    // Copy the rows of step t. Returns the number of non-zero values and, in `sources`, the number of active sources of
-    // all groups.
-    int64_t fill(const Steps<S>& from, int t, int64_t& sources) const {
+    // Find the active sources of step t. Returns the number of non-zero values and, in `sources`, the number of active
+    // sources of all groups.
+    int64_t survey(const Steps<S>& from, int t, int64_t& sources) const {
         constexpr int L = lanes<S>;
-        const int R = group_rows();
-        int64_t events = 0;
+        int64_t nonzero = 0;
         sources = 0;
         for (int64_t g = 0; g < groups(); ++g) {
-            S* to = value + g * padded() * R;
-            for (int n0 = 0; n0 < width; n0 += L) {
+            const int first = (int)g * group_rows(), last = first + group_rows() < rows ? first + group_rows() : rows;
+            for (int n = 0; n < width; n += L) {
                 uint32_t found = 0;
+                for (int s = first; s < last; ++s) {
+                    const uint32_t values = bits<S>(load_part<S>(from.at(t, s) + n, width - n) != 0);
+                    nonzero += __builtin_popcount(values);
+                    found |= values;
+                }
+                sources += __builtin_popcount(found);
+                for (int i = 0; i < L; ++i) active[g * padded() + n + i] = found >> i & 1;
+            }
+        }
+        return nonzero;
+    }
+    // Copy the rows of step t.
+    void fill(const Steps<S>& from, int t) const {
+        constexpr int L = lanes<S>;
+        const int R = group_rows();
+        for (int64_t g = 0; g < groups(); ++g)
+            for (int n = 0; n < width; n += L)
                 for (int r0 = 0; r0 < R; r0 += L) {
                     Vector<S> v[L];
                     for (int i = 0; i < L; ++i) {
                         const int s = (int)g * R + r0 + i;
-                        v[i] = s < rows ? load_part<S>(from.at(t, s) + n0, width - n0) : Vector<S>{};
-                        const uint32_t nonzero = bits<S>(v[i] != 0);
-                        events += __builtin_popcount(nonzero);
-                        found |= nonzero;
+                        v[i] = s < rows ? load_part<S>(from.at(t, s) + n, width - n) : Vector<S>{};
                     }
                     transpose<S>(v);
-                    for (int i = 0; i < L; ++i) store<S>(to + (int64_t)(n0 + i) * R + r0, v[i]);
+                    S* to = value + (g * padded() + n) * R + r0;
+                    for (int i = 0; i < L; ++i) store<S>(to + i * R, v[i]);
                 }
-                sources += __builtin_popcount(found);
-                for (int i = 0; i < L; ++i) active[g * padded() + n0 + i] = found >> i & 1;
-            }
-        }
-        return events;
     }
 };
 
@@ -173,6 +183,7 @@ public:
     // zero blocks even if that is slower.
     void prepare(const Steps<S>& from, int t, int gate, int count, const BlockSources& sources, bool always) {
         skips = skip && (prefers_blocks(from, t, gate, count, sources) || always);
+        if (skips) transposed.fill(from, t);
         for (int at = 0; at < tiles && !skips; ++at) list_tile(from, t, rows, rows, width, at, lists);
     }
     // out(j, g)[row][32] += the product for `count` gates from `gate` and `block_count` blocks from b. units(b) is the
@@ -199,7 +210,7 @@ private:
 
     bool prefers_blocks(const Steps<S>& from, int t, int gate, int count, const BlockSources& sources) {
         int64_t active;
-        const int64_t nonzero = transposed.fill(from, t, active), halves = 2 * (int64_t)blocks * count;
+        const int64_t nonzero = transposed.survey(from, t, active), halves = 2 * (int64_t)blocks * count;
         const double groups = (double)transposed.groups(), share = (double)active / (groups * width);
         const double listed = (double)sources.blocks_in(gate * blocks, blocks * count);
         const double per_block = share * transposed.group_rows() * row_cost + block_cost;

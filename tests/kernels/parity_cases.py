@@ -67,8 +67,8 @@ class Case(NamedTuple):
             gates[0, :16] = gates[-1, :, -1] = 0
         return Problem(
             x, c0, y0, weight_ih, weight_hh, bias_ih, bias_hh, theta, reset_scale, keep, lengths, self.reset,
-            self.reset_gate, Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell, compare=self.compare,
-            events=self.events,
+            self.reset_gate, Surrogate(self.width, self.height, self.bounded), "", self.lean, cell=self.cell,
+            compare=self.compare, events=self.events,
         )  # fmt: skip
 
 

@@ -45,8 +45,9 @@ def test_bits_do_not_depend_on_threads(level: str, form: str) -> None:
             assert all(torch.equal(x, other[name]) for name, x in results[0].items())
 
 
+# The last three: several groups of rows, whole blocks of 32 units, and several groups of panels.
 @pytest.mark.parametrize(
-    "sizes", [{"B": 1, "T": 60}, {"B": 40, "H": 16}, {"B": 33, "H": 129, "I": 3}, {"B": 64, "T": 2}]
+    "sizes", [{"B": 1, "T": 60}, {"B": 33, "H": 129, "I": 3}, {"B": 64, "T": 2, "H": 64}, {"B": 17, "T": 4, "H": 225}]
 )
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("form", FORMS)
