@@ -5,6 +5,7 @@
     python benchmarks/convert.py engine                       # time per step of the first network of `digits`
     python benchmarks/convert.py calibrate RUN                # a trained run, thresholds chosen without training
     python benchmarks/convert.py finetune RUN --epochs 2      # a trained run, fine-tuned
+    python benchmarks/convert.py trained RUN                  # record a converted run that `egru train` has fine-tuned
     python benchmarks/convert.py engine RUN CONVERTED         # time per step of RUN and its `egru convert`
 
 RUN is the folder of a run with cell gru or lstm: a classifier, such as `egru train smnist --cell gru`, or a language
@@ -17,6 +18,7 @@ with the same input, one step at a time. The engine also computes the readout, t
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import sys
@@ -37,8 +39,11 @@ from egru.bench.event_networks import Contestant
 from egru.bench.infer_cpu import measure
 from egru.data import Classification, Split, digits
 from egru.environment import cpu_name
+from egru.experiments.config import ClassifierConfig, LanguageConfig
 from egru.files import replace_file
-from egru.training import score
+from egru.runs.command import recorded_command
+from egru.runs.load import read_run_config
+from egru.training import Run, score
 from egru.types import EVENTS, WeightFormat
 
 RESULTS = Path(__file__).parent / "results" / "convert.json"
@@ -185,6 +190,29 @@ def _convert_run(options: argparse.Namespace, **arguments: Any) -> dict[str, Any
     }
 
 
+def run_trained(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the test scores of a finished run that started from a converted network, and its command."""
+    run = Run.open(options.run)
+    recipe, config = read_run_config(run)
+    result = run.result()
+    if result is None:
+        raise SystemExit(f"convert: {options.run} is not finished")
+    if not isinstance(config, ClassifierConfig | LanguageConfig) or config.start_from is None:
+        raise SystemExit(f"convert: {options.run} did not start from another network")
+    config = dataclasses.replace(config, start_from=Path(config.start_from).name, root=None)
+    unit = "accuracy" if result.test.perplexity is None else "perplexity"
+    return {
+        "command": recorded_command(recipe, config, result),
+        "events": config.events,
+        "epochs": config.epochs,
+        "limit": config.limit,
+        f"{unit}_events": getattr(result.test, unit),
+        "activity_sparsity": result.activity.activity_sparsity,
+        "macs_of_dense": result.activity.forward_macs / result.activity.dense_forward_macs,
+        "seconds": result.seconds,
+    }
+
+
 # ---- engine ----------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +302,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         command.set_defaults(run_command=run)
     for command in commands.choices.values():
         command.add_argument("--events", choices=EVENTS, default="delta")
+    command = commands.add_parser("trained")
+    command.add_argument("run", type=Path, metavar="RUN")
+    command.set_defaults(run_command=run_trained)
     command = commands.add_parser("engine")
     command.add_argument("run", type=Path, nargs="?", metavar="RUN")
     command.add_argument("converted", type=Path, nargs="?", metavar="CONVERTED")

@@ -10,6 +10,7 @@ import torch
 import egru
 from benchmarks import convert
 from egru import experiments, runs
+from egru.training import Run
 
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
@@ -54,3 +55,13 @@ def test_a_run_without_and_with_training(main, tmp_path):
     assert record["calibrate gru"] == row
     engine = main("engine", "gru", "gru-finetune", "--steps", "20", "--rounds", "2")["engine gru"]
     assert engine["hidden"] == 8
+    tuned = replace(
+        runs.load(tmp_path / "gru-finetune").config, epochs=1, start_from=str(tmp_path / "gru-finetune"), root="data"
+    )
+    runs.train("digits", tuned, tmp_path / "tuned", page=False)
+    row = main("trained", "tuned")["trained tuned"]
+    assert row["accuracy_events"] == Run.open(tmp_path / "tuned").result().test.accuracy
+    assert "--start-from gru-finetune" in row["command"]
+    assert str(tmp_path) not in json.dumps(row)
+    with pytest.raises(SystemExit, match="did not start from another network"):
+        main("trained", "gru")
