@@ -58,11 +58,14 @@ class Record:
         if self.is_derived:
             return f", thresholds raised{remark}"
         if self.config.start_from:
-            return f", fine-tuned{remark}"
+            return f", fine-tuned{self._changed('hidden', 'weight_sparsity')}{remark}"
+        return self._changed("reset", "rate_loss") + (", unfinished" if self.result is None else "") + remark
+
+    def _changed(self, *names: str) -> str:
+        """Return those of the settings that differ from the recipe."""
         default = RECIPES[self.recipe].make()
-        changed = [name for name in ("reset", "rate_loss") if getattr(self.config, name) != getattr(default, name)]
-        settings = "".join(f", {name.replace('_', ' ')} {getattr(self.config, name)}" for name in changed)
-        return settings + (", unfinished" if self.result is None else "") + remark
+        changed = [name for name in names if getattr(self.config, name) != getattr(default, name)]
+        return "".join(f", {name.replace('_', ' ')} {getattr(self.config, name)}" for name in changed)
 
     @property
     def machine(self) -> str:

@@ -11,6 +11,7 @@ docs/results/images.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -122,13 +123,15 @@ def draw_tolerance(record: dict[str, Any]) -> Any:
         axes = figure.subplots()
         hues = iter(LIGHT.event * len(record["runs"]))
         styles = {"gru": "-", "lstm": (0, (4, 2)), "rnn": ":"}
-        for run in record["runs"]:
+        for run, marker in zip(record["runs"], itertools.cycle("os^Dv"), strict=False):
             is_dense = run["cell"] in styles
             colour = LIGHT.dense if is_dense else next(hues)
             for i, (label, fractions) in enumerate(run["near_zero"].items()):
                 name = f"{run['cell'].upper()}, {run['recipe']}" + (f", {label}" if len(run["near_zero"]) > 1 else "")
                 line = styles[run["cell"]] if is_dense else ("-", (0, (4, 2)), ":")[i % 3]
-                axes.plot(record["tolerances"][1:], fractions[1:], label=name, color=colour, linestyle=line, marker="o")
+                axes.plot(
+                    record["tolerances"][1:], fractions[1:], label=name, color=colour, linestyle=line, marker=marker
+                )
         axes.set_xscale("log")
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))

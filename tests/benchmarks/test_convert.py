@@ -60,7 +60,9 @@ def test_a_run_without_and_with_training(main, tmp_path):
     )
     runs.train("digits", tuned, tmp_path / "tuned", page=False)
     row = main("trained", "tuned")["trained tuned"]
-    assert row["accuracy_events"] == Run.open(tmp_path / "tuned").result().test.accuracy
+    result = Run.open(tmp_path / "tuned").result()
+    assert result is not None
+    assert row["accuracy_events"] == result.test.accuracy
     assert "--start-from gru-finetune" in row["command"]
     assert str(tmp_path) not in json.dumps(row)
     with pytest.raises(SystemExit, match="did not start from another network"):
