@@ -165,7 +165,7 @@ def test_derived_and_fine_tuned_runs_have_separate_rows(tmp_path):
     page = write_page(tmp_path)
     rows = our_rows(page)
     seed = f"ours, seed {experiments.find('ptb-evnn').make().seed}"
-    assert [cells[1] for cells in rows] == [seed, f"{seed}, fine-tuned", f"{seed}, thresholds raised"]
+    assert [cells[1] for cells in rows] == [seed, f"{seed}, fine-tuned, hidden 48", f"{seed}, thresholds raised"]
     assert rows[2][3] == f"**{result.test.perplexity:.2f}**"
     before, chosen = (trial.validation.perplexity for trial in result.derivation.trials)
     assert rows[2][4] == f"{result.derivation.validation.perplexity:.2f} (one column: {chosen:.2f})"
@@ -233,7 +233,7 @@ def test_remark_of_a_record_follows_the_seed(tmp_path):
     )
     assert [cells[1] for cells in our_rows(write_page(tmp_path))] == [
         "ours, seed 0",
-        "ours, seed 0, fine-tuned, started from int8 weights",
+        "ours, seed 0, fine-tuned, hidden 48, started from int8 weights",
     ]
     stored = results_page.RUNS / "ptb-evnn-seed0-20261116-0720" / "record.json"
     assert KeptRecord.read(stored).note == "started from int8 weights"
