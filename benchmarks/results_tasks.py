@@ -140,6 +140,11 @@ SMALL_ABLATION = Task(
     before="""\
 The paper's ablation study (Table S4, on gestures) repeated on sequential MNIST with 14 by 14 pixels, 196 steps. Each
 run trains for 20 epochs on 20,000 images, on one CPU core.
+
+Clearing costs accuracy here: no clearing is 4 points better than the paper's clearing by the output (full), and a hard
+clear 2 points, at nearly the same activity sparsity. The paper finds the opposite on gestures, where the full network
+is 1.3 and 3 points ahead. Two of its other findings hold: one threshold for all units makes the network sparser but
+less accurate, and regularisation adds about 7 points of activity sparsity at almost no cost in accuracy.
 """,
 )
 

@@ -265,6 +265,16 @@ def test_keep_refuses_partial_and_unfinished_runs(run, tmp_path):
     assert not any((tmp_path / "records").iterdir())
 
 
+def test_keep_accepts_the_limit_of_the_recipe(run, tmp_path):
+    recipe = RECIPES["smnist14-ablation-full"].make()
+    assert recipe.limit is not None
+    change_config(run, limit=recipe.limit)
+    record = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**record, "recipe": "smnist14-ablation-full"}))
+    folder, _ = keep_run(run, tmp_path / "records", tmp_path / "results.json")
+    assert folder.name.startswith("smnist14-ablation-full-seed")
+
+
 def test_keep_requires_a_checkout(run, tmp_path):
     with pytest.raises(FileNotFoundError, match="runs are kept in a checkout of the repository"):
         keep_run(run, tmp_path / "nowhere", tmp_path / "results.json")

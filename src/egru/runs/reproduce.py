@@ -133,7 +133,7 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS, note: str
         The folder and the file that were written.
 
     Raises:
-        RunError: If the run is not finished or used only a part of its data.
+        RunError: If the run is not finished, or used less data than its recipe does.
         FileNotFoundError: If this is not a checkout of the repository.
     """
     run = Run.open(folder)
@@ -144,8 +144,10 @@ def keep_run(folder: Path, runs: Path = RUNS, results: Path = RESULTS, note: str
     recipe, config = read_run_config(run)
     if isinstance(config, Custom):
         raise RunError(f"{folder} was not trained with a recipe but with {config.label}; only runs of recipes are kept")
-    if config.limit is not None:
-        raise RunError(f"{folder} used only the first {config.limit} of each split; only runs on all data are kept")
+    if config.limit is not None and (recipe not in RECIPES or config.limit != RECIPES[recipe].make().limit):
+        raise RunError(
+            f"{folder} used only the first {config.limit} of each split; only runs on all data of their recipe are kept"
+        )
     if not runs.is_dir():
         raise FileNotFoundError(f"{runs} does not exist: runs are kept in a checkout of the repository")
     settings["config"]["root"] = None
