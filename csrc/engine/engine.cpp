@@ -13,6 +13,7 @@ namespace {
 
 constexpr int chunk_items = 64;         // steps times streams that share a pass over the input weights
 constexpr int max_float32_inputs = 16;  // input weights of smaller layers stay float32: quantising them gains nothing
+constexpr double largest_lazy_reach = 0.5;  // fraction of units that an event reaches, for lazy updates to be faster
 constexpr double unit_work = 40;        // the update of a unit takes as long as about this many multiply-adds
 
 void add_blocks(const float* from, int blocks, int width, int padded, float* to) {
@@ -101,6 +102,13 @@ Engine::Engine(const std::vector<LayerSource>& sources, const EngineOptions& opt
     age_.assign(streams, 0);
     sums_fresh_.assign(streams, 0);
     readout_stale_.assign(streams, 0);
+    lazy_.resize(streams);
+    reached_.resize((static_cast<size_t>(units_max) / sparse_block + 63) / 64);
+    can_be_lazy_ = options.packing != Packing::dense &&
+                   std::none_of(layers_.begin(), layers_.end(), [](const Layer& layer) { return layer.delta(); }) &&
+                   std::any_of(layers_.begin(), layers_.end(), [](const Layer& layer) {
+                       return std::max(layer.w.mean_reach(), layer.v.mean_reach()) <= largest_lazy_reach;
+                   });
     reset_counters();
 }
 
@@ -173,6 +181,7 @@ void Engine::reset(const uint8_t* mask) {
         }
         age_[s] = 0;
         sums_fresh_[s] = 0;
+        lazy_[s] = Lazy{};
         clear(trace_, s);
         trace_steps_[s] = 0;
     }
@@ -185,6 +194,7 @@ void Engine::reset_counters() {
 }
 
 void Engine::get_state(int index, float* c, float* y) {
+    end_lazy();
     std::fill(age_.begin(), age_.end(), 0);
     std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -196,6 +206,7 @@ void Engine::get_state(int index, float* c, float* y) {
 }
 
 void Engine::set_state(int index, const float* c, const float* y) {
+    end_lazy();
     std::fill(age_.begin(), age_.end(), 0);
     std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     Layer& layer = layers_[static_cast<size_t>(index)];

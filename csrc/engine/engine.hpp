@@ -6,7 +6,8 @@
 //
 // For a given dispatch level, the number of threads, the number of streams and the chunk size do not change the result.
 //
-// engine.cpp constructs the engine and handles its state; run.cpp computes steps, and skip.cpp steps without input.
+// engine.cpp constructs the engine and handles its state; run.cpp computes steps, skip.cpp steps without input, and
+// lazy.cpp both for pruned networks, in which an event reaches few units.
 #pragma once
 
 #include <cstdint>
@@ -155,6 +156,10 @@ private:
         Buffer<float> relaxed;      // (units): the states after `relaxed_steps` steps, if this is not zero
         int64_t relaxed_steps = 0;
         Buffer<float> relaxation_gate;
+        // Memory of lazy updates, (streams, groups), allocated by the first of them: the step at which the states of a
+        // group of units were computed, and the next step at which it sends an event if nothing reaches it (`unknown`
+        // until a leap asks for it).
+        Buffer<int64_t> computed, due;
 
         bool delta() const { return cell.events == Events::delta; }
         size_t sums() const { return static_cast<size_t>(gates) * static_cast<size_t>(units); }
@@ -162,6 +167,7 @@ private:
             double* rates = relaxation_rates.data();
             return {rates, rates + units, rates + 2 * units, relaxation_gate.data()};
         }
+        int groups() const { return units / sparse_block; }
     };
     struct Readout {
         int outputs = 0, columns = 0;
@@ -232,6 +238,19 @@ private:
     int advance_silent(const Share& share, Layer& layer, int64_t steps);
     int advance_stream(const Share& share, Layer& layer, const Input& input);
     void decay_trace(int stream, int64_t steps);
+    void write_output(const Share& share, float* out);
+    Share alone(const Team& team, int stream);
+    bool start_lazy(const Share& share);
+    void end_lazy(int stream);
+    void end_lazy();
+    int64_t leap_lazy(const Share& share, int64_t limit, float* out, bool* sends);
+    bool step_lazy(const SparseVector& x, float* out);
+    int advance_all_lazy(const Share& share, const SparseVector& x);
+    int advance_lazy(const Share& share, Layer& layer, const SparseVector& x);
+    void find_reached(const Layer& layer, const SparseVector& x, const SparseVector& active);
+    const float* sum_reached(const Share& share, Layer& layer, const SparseVector& x, const SparseVector& active);
+    void relax_group(Layer& layer, size_t stream, int group, int64_t steps);
+    int64_t next_due(int stream);
     void run_chunk(const Share& share, Input input, int steps, bool last, float* out);
     const float* const* project(const Share& share, Layer& layer, const Input& input, int steps);
     const float* const* project_changes(const Share& share, Layer& layer, const Input& input, int steps);
@@ -259,6 +278,17 @@ private:
     std::vector<char> readout_stale_;
     // Delta events: whether nothing was sent since the sums were computed, so that another computation has no effect.
     std::vector<char> sums_fresh_;
+    // Lazy updates (lazy.cpp): whether the network is suitable, and for each stream whether its states are computed
+    // lazily, whether a unit sent an event at the last step, its clock, and the fraction of units that recent steps
+    // updated. Where this fraction is large, ordinary updates are faster.
+    bool can_be_lazy_ = false;
+    struct Lazy {
+        bool on = false, sends = false;
+        int64_t now = 0;
+        double updated = 0;
+    };
+    std::vector<Lazy> lazy_;  // (streams)
+    std::vector<uint64_t> reached_;  // scratch memory: one bit per group of units
     Buffer<float> embedding_;    // (tokens, inputs)
     Buffer<float> token_table_;  // (tokens, gates * units), filled when a token first occurs
     std::vector<char> token_filled_;

@@ -121,6 +121,6 @@ int update_units(const Cell& cell, int from, int to, int units, const float* sum
 const EngineTable engine_table{int8_interleaved, find_nonzero, all_finite,      add_rows, add_rows_int8,
                                quantise,         add_blocks,   add_blocks_int8, project,  project_dense,
                                apply_reset_gate, update_units, update_lstm,     settle,   first_event,
-                               relax,            emit_relaxed, log_sum_exp,     top};
+                               relax,            find_due,     emit_relaxed,    log_sum_exp, top};
 
 }  // namespace egru::EGRU_LEVEL

@@ -84,6 +84,9 @@ struct Relaxation {
     float* out_gate;  // LSTM only
 };
 
+// A step that is never reached.
+constexpr int64_t never = INT64_MAX;
+
 // The kernels of one dispatch level.
 struct EngineTable {
     bool int8_interleaved;
@@ -130,11 +133,17 @@ struct EngineTable {
     // states after `limit` steps.
     int64_t (*first_event)(const Cell& cell, int units, const Relaxation& relaxation, const float* c, const float* y,
                            int64_t limit, float* next);
-    // Advance the states by `steps` steps without comparing them with the thresholds.
-    void (*relax)(int units, const Relaxation& relaxation, int64_t steps, float* c);
-    // Compare the states with the thresholds, as at the end of a step: y and c in place. Returns the number of events,
-    // or -1 if a state is not finite.
-    int (*emit_relaxed)(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent);
+    // Advance the states of units [from, to) by `steps` steps without comparing them with the thresholds.
+    void (*relax)(int from, int to, const Relaxation& relaxation, int64_t steps, float* c);
+    // For every group of `sparse_block` units in [from, to), both multiples of it, whose states at step `now` are c: the
+    // step at which the first of them sends an event, or `never`. It goes to due[unit / sparse_block]. `next` is scratch
+    // memory for all units. Delta events are not supported.
+    void (*find_due)(const Cell& cell, int from, int to, const Relaxation& relaxation, const float* c, int64_t now,
+                     float* next, int64_t* due);
+    // Compare the states of units [from, to) with the thresholds, as at the end of a step: y and c in place. Returns the
+    // number of events, or -1 if a state is not finite.
+    int (*emit_relaxed)(const Cell& cell, int from, int to, const Relaxation& relaxation, float* c, float* y,
+                        float* sent);
 
     // log(sum(exp(scores))) of n >= 1 scores.
     double (*log_sum_exp)(const float* scores, int n);

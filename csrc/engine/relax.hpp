@@ -145,18 +145,74 @@ int64_t first_event(const Cell& cell, int units, const Relaxation& relaxation, c
     return first_event_of<Events::positive>(cell, units, relaxation, c, y, limit, next);
 }
 
-void relax(int units, const Relaxation& relaxation, int64_t steps, float* c) {
-    int j = 0;
-    for (; j + vectors_at_once * simd::width <= units; j += vectors_at_once * simd::width)
+// The number of steps until one of units [j, j + width) sends an event, or `never`. `next` is scratch memory.
+template <Events events>
+int64_t steps_to_event(const Cell& cell, int j, const Relaxation& relaxation, const float* c, float* next) {
+    const simd::Floats theta = simd::loadf(cell.theta + j), zero = simd::all(0.0f);
+    const auto exceeds = [&](const float* states) {
+        const simd::Floats state = simd::loadf(states + j);
+        const simd::Floats compared = cell.compare_output ? output_of(cell, relaxation, j, state) : state;
+        return simd::bits(is_event<events>(compared, zero, theta)) != 0;
+    };
+    const auto fires = [&](int64_t step) {
+        relax_units<1>(relaxation, j, step, c, next);
+        return exceeds(next);
+    };
+    bool drifts = false;
+    for (int i = 0; i < simd::width; ++i) {
+        next[j + i] = static_cast<float>(relaxation.target[j + i]);
+        drifts |= relaxation.slope[j + i] != 0.0;
+    }
+    // A state is between its current value and its target. After the first step, a unit above its threshold stays there.
+    const bool last = drifts || exceeds(next);
+    if (!last && !exceeds(c)) return never;
+    if (fires(1)) return 1;
+    if (!last) return never;
+    constexpr int64_t growth = 64, longest = int64_t(1) << 54;
+    int64_t before = 1, at = growth;
+    while (!fires(at)) {
+        before = at;
+        at *= growth;
+        if (at > longest) return never;
+    }
+    while (at - before > 1) {
+        const int64_t middle = before + (at - before) / 2;
+        (fires(middle) ? at : before) = middle;
+    }
+    return at;
+}
+
+template <Events events>
+void find_due_of(const Cell& cell, int from, int to, const Relaxation& relaxation, const float* c, int64_t now,
+                 float* next, int64_t* due) {
+    for (int j = from; j < to; j += sparse_block) {
+        int64_t first = never;
+        for (int i = 0; i < sparse_block; i += simd::width) {
+            const int64_t steps = steps_to_event<events>(cell, j + i, relaxation, c, next);
+            first = steps < first ? steps : first;
+        }
+        due[j / sparse_block] = first == never ? never : now + first;
+    }
+}
+
+void find_due(const Cell& cell, int from, int to, const Relaxation& relaxation, const float* c, int64_t now,
+              float* next, int64_t* due) {
+    (cell.events == Events::positive ? find_due_of<Events::positive> : find_due_of<Events::two_sided>)(
+        cell, from, to, relaxation, c, now, next, due);
+}
+
+void relax(int from, int to, const Relaxation& relaxation, int64_t steps, float* c) {
+    int j = from;
+    for (; j + vectors_at_once * simd::width <= to; j += vectors_at_once * simd::width)
         relax_units<vectors_at_once>(relaxation, j, steps, c, c);
-    for (; j < units; j += simd::width) relax_units<1>(relaxation, j, steps, c, c);
+    for (; j < to; j += simd::width) relax_units<1>(relaxation, j, steps, c, c);
 }
 
 template <Events events, Reset reset>
-int emit_units(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent) {
+int emit_units(const Cell& cell, int from, int to, const Relaxation& relaxation, float* c, float* y, float* sent) {
     simd::Ints nonfinite{};
     int count = 0;
-    for (int j = 0; j < units; j += simd::width) {
+    for (int j = from; j < to; j += simd::width) {
         simd::Floats next = simd::loadf(c + j);
         const simd::Floats value = output_of(cell, relaxation, j, next);
         count += emit<events, reset>(value, cell.compare_output ? value : next, simd::loadf(y + j),
@@ -168,20 +224,20 @@ int emit_units(const Cell& cell, int units, const Relaxation& relaxation, float*
 }
 
 template <Events events>
-int emit_with(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent) {
+int emit_with(const Cell& cell, int from, int to, const Relaxation& relaxation, float* c, float* y, float* sent) {
     // Other resets clear a unit at the step after its event.
     return cell.reset == Reset::threshold
-               ? emit_units<events, Reset::threshold>(cell, units, relaxation, c, y, sent)
-               : emit_units<events, Reset::none>(cell, units, relaxation, c, y, sent);
+               ? emit_units<events, Reset::threshold>(cell, from, to, relaxation, c, y, sent)
+               : emit_units<events, Reset::none>(cell, from, to, relaxation, c, y, sent);
 }
 
-int emit_relaxed(const Cell& cell, int units, const Relaxation& relaxation, float* c, float* y, float* sent) {
+int emit_relaxed(const Cell& cell, int from, int to, const Relaxation& relaxation, float* c, float* y, float* sent) {
     switch (cell.events) {
-        case Events::two_sided: return emit_with<Events::two_sided>(cell, units, relaxation, c, y, sent);
-        case Events::delta: return emit_with<Events::delta>(cell, units, relaxation, c, y, sent);
+        case Events::two_sided: return emit_with<Events::two_sided>(cell, from, to, relaxation, c, y, sent);
+        case Events::delta: return emit_with<Events::delta>(cell, from, to, relaxation, c, y, sent);
         case Events::positive: break;
     }
-    return emit_with<Events::positive>(cell, units, relaxation, c, y, sent);
+    return emit_with<Events::positive>(cell, from, to, relaxation, c, y, sent);
 }
 
 }  // namespace

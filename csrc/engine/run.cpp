@@ -14,6 +14,7 @@ constexpr int shared_reads = 2;
 
 bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float* out, const uint8_t* mask) {
     const size_t streams = static_cast<size_t>(options_.streams);
+    end_lazy();
     if (ids != nullptr) fill_token_table(ids, static_cast<size_t>(steps) * streams, mask);
     for (int from = 0; from < steps; from += chunk_steps_) {
         const int count = std::min(chunk_steps_, steps - from);
@@ -30,6 +31,7 @@ bool Engine::run(const float* x, const int64_t* ids, int steps, bool last, float
 
 bool Engine::step_sparse(const int32_t* index, const float* value, int count, float* out) {
     const SparseVector x{const_cast<int32_t*>(index), const_cast<float*>(value), count};
+    if (lazy_.front().on) return step_lazy(x, out);
     Input input;
     input.sparse = &x;
     return launch(input, 1, false, out, nullptr);

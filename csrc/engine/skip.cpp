@@ -10,12 +10,14 @@
 namespace egru::engine {
 
 void Engine::skip(int stream, int64_t steps, float* out, Gap& gap) {
-    Barrier alone(1);
-    const Team team{0, 1, &alone};
-    const Share share{team, scratch_.front(), column_block(options_.weights), true, stream, stream + 1, nullptr};
+    Barrier barrier(1);
+    const Team team{0, 1, &barrier};
+    const Share share = alone(team, stream);
+    const bool lazy = can_be_lazy_ && start_lazy(share);
     for (int jumps = 0; jumps < gap.capacity && gap.steps < steps && gap.finite; ++jumps) {
         bool sends = false;
-        gap.steps += leap(share, steps - gap.steps, out, &sends);
+        const int64_t left = steps - gap.steps;
+        gap.steps += lazy ? leap_lazy(share, left, out, &sends) : leap(share, left, out, &sends);
         gap.finite = collect_counters();
         if (!sends) continue;
         const size_t width = static_cast<size_t>(outputs());
@@ -46,7 +48,7 @@ int64_t Engine::leap(const Share& share, int64_t limit, float* out, bool* sends)
     bool ordinary = silent == 0, changed = false;
     for (Layer& layer : layers_) {
         if (ordinary && steps > 1)
-            table_->relax(layer.units, layer.relaxation(), steps - 1, layer.c.data() + s * layer.units);
+            table_->relax(0, layer.units, layer.relaxation(), steps - 1, layer.c.data() + s * layer.units);
         const int events = ordinary ? advance_stream(share, layer, input) : advance_silent(share, layer, steps);
         ordinary = ordinary || events != 0;
         changed = changed || (layer.delta() && events != 0);
@@ -56,15 +58,26 @@ int64_t Engine::leap(const Share& share, int64_t limit, float* out, bool* sends)
         input.stride = static_cast<size_t>(layer.units);
         input.changes = layer.delta() ? layer.chunk_sent.data() : nullptr;
     }
+    sums_fresh_[s] = !changed && (sums_fresh_[s] || (silent == 0 && refreshes(stream, 0)));
+    write_output(share, out);
+    return steps;
+}
+
+// Write the output of one stream at one step, and count the step.
+void Engine::write_output(const Share& share, float* out) {
+    const size_t s = static_cast<size_t>(share.first_stream);
     if (readout_.outputs != 0)
         write_readout(share, layers_.back(), 1, false, out);
     else
         write_events(share, layers_.back(), 1, false, out);
-    sums_fresh_[s] = !changed && (sums_fresh_[s] || (silent == 0 && refreshes(stream, 0)));
     readout_stale_[s] = 0;
     ++trace_steps_[s];
     ++age_[s];
-    return steps;
+}
+
+// The share of a single thread that advances one stream.
+Engine::Share Engine::alone(const Team& team, int stream) {
+    return {team, scratch_.front(), column_block(options_.weights), true, stream, stream + 1, nullptr};
 }
 
 // The number of steps, at most `limit`, of which all but the last have no events; 0 if the next step is an ordinary
@@ -125,8 +138,8 @@ int Engine::advance_silent(const Share& share, Layer& layer, int64_t steps) {
     if (layer.relaxed_steps == steps)
         std::copy_n(layer.relaxed.data(), units, c);
     else
-        table_->relax(layer.units, layer.relaxation(), steps, c);
-    const int events = table_->emit_relaxed(layer.cell, layer.units, layer.relaxation(), c, y, sent);
+        table_->relax(0, layer.units, layer.relaxation(), steps, c);
+    const int events = table_->emit_relaxed(layer.cell, 0, layer.units, layer.relaxation(), c, y, sent);
     Scratch& scratch = share.scratch;
     scratch.finite = scratch.finite && events >= 0;
     scratch.events[static_cast<size_t>(&layer - layers_.data())] += std::max(events, 0);

@@ -49,19 +49,7 @@ Packing parse_packing(const char* name) {
 WeightMatrix::WeightMatrix(WeightFormat format, const EngineTable& table, const float* source, int inputs,
                            const std::vector<Block>& blocks, Packing packing, bool shared)
     : dense_(format, table.int8_interleaved, source, inputs, blocks) {
-    nonzero_.assign(static_cast<size_t>(inputs), 0);
-    bool has_zeros = false;
-    for (const Block& block : blocks) {
-        weights_per_row_ += block.width;
-        for (int i = 0; i < block.width; ++i) {
-            const float* weights = source + static_cast<size_t>(block.row + i) * inputs;
-            for (int k = 0; k < inputs; ++k) {
-                nonzero_[k] += weights[k] != 0;
-                has_zeros |= weights[k] == 0;
-            }
-        }
-    }
-    if (!has_zeros) nonzero_.clear();
+    const bool has_zeros = count_nonzero(source, inputs, blocks);
     if (packing == Packing::dense || dense_.view().columns / sparse_block > most_blocks) return;
     if (!has_zeros && packing != Packing::sparse) return;
 
@@ -98,6 +86,37 @@ WeightMatrix::WeightMatrix(WeightFormat format, const EngineTable& table, const 
         values_ = Buffer<unsigned char>();
         start_ = Buffer<uint32_t>();
     }
+}
+
+// Count the non-zero weights of each row and find which groups of outputs they belong to. Returns whether a weight is
+// zero.
+bool WeightMatrix::count_nonzero(const float* source, int inputs, const std::vector<Block>& blocks) {
+    const size_t rows = static_cast<size_t>(inputs);
+    const int groups = blocks.front().padded / sparse_block;
+    words_ = (static_cast<size_t>(groups) + 63) / 64;
+    nonzero_.assign(rows, 0);
+    reach_.assign(rows * words_, 0);
+    for (const Block& block : blocks) {
+        weights_per_row_ += block.width;
+        for (int i = 0; i < block.width; ++i) {
+            const float* weights = source + static_cast<size_t>(block.row + i) * rows;
+            const size_t word = static_cast<size_t>(i / sparse_block / 64);
+            const int bit = i / sparse_block % 64;
+            for (size_t k = 0; k < rows; ++k) {
+                nonzero_[k] += weights[k] != 0;
+                reach_[k * words_ + word] |= static_cast<uint64_t>(weights[k] != 0) << bit;
+            }
+        }
+    }
+    if (std::all_of(nonzero_.begin(), nonzero_.end(), [&](int count) { return count == weights_per_row_; })) {
+        nonzero_.clear();
+        reach_.clear();
+        return false;
+    }
+    int64_t reached = 0;
+    for (const uint64_t word : reach_) reached += __builtin_popcountll(word);
+    mean_reach_ = static_cast<double>(reached) / (static_cast<double>(inputs) * groups);
+    return true;
 }
 
 Rows WeightMatrix::view() const { return is_sparse() ? sparse_view() : dense_.view(); }

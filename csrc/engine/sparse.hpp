@@ -24,9 +24,16 @@ public:
     bool is_sparse() const { return block_.size() != 0; }
     // Number of multiply-adds with a non-zero weight of the product with `x`.
     int64_t macs(const SparseVector& x) const;
+    // Which groups of `sparse_block` outputs a row has non-zero weights to, in any section: one bit per group, in
+    // `words` words. Null if no weight is zero.
+    const uint64_t* reach(int row) const {
+        return reach_.empty() ? nullptr : reach_.data() + static_cast<size_t>(row) * words_;
+    }
+    // The mean fraction of groups that a row has non-zero weights to.
+    double mean_reach() const { return mean_reach_; }
 
 private:
-    void build_sparse(const float* source, const std::vector<Block>& blocks);
+    bool count_nonzero(const float* source, int inputs, const std::vector<Block>& blocks);
     bool is_faster_sparse(const EngineTable& table, bool shared) const;
     Rows sparse_view() const;
 
@@ -36,6 +43,9 @@ private:
     Buffer<uint16_t> block_;         // column of each block / sparse_block
     Buffer<unsigned char> values_;   // sparse_block values per block
     std::vector<int32_t> nonzero_;   // per row, empty if no weight is zero
+    std::vector<uint64_t> reach_;    // (inputs, words_), empty if no weight is zero
+    size_t words_ = 0;
+    double mean_reach_ = 1;
     int weights_per_row_ = 0;
 };
 

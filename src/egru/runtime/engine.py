@@ -63,7 +63,9 @@ class EventEngine(GapEngine):
             filled when a token first occurs; later the token costs no product. Not used if it would be larger.
         packing: Layout of the weights. ``"sparse"`` leaves out blocks of 16 outputs whose weights are all zero, as in a
             network pruned with ``block=16``; ``"dense"`` stores all weights. ``"auto"`` measures both layouts of each
-            matrix with zeros and takes the faster one. All layouts compute the same bits.
+            matrix with zeros and takes the faster one. All layouts compute the same bits, except after :meth:`skip`:
+            there, ``"sparse"`` and ``"auto"`` update only the units that an input or an event reaches, if these are
+            few, and states may differ by rounding.
 
     Raises:
         TypeError: If ``module`` is not supported, or its ``forward`` computes something else.
