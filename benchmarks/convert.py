@@ -49,6 +49,7 @@ from egru.types import EVENTS, WeightFormat
 RESULTS = Path(__file__).parent / "results" / "convert.json"
 MODELS = Path("runs") / "convert"
 ENGINE_STEPS = 192
+ACTIVITY = 0.1
 
 
 class Reader(nn.Module):
@@ -147,7 +148,7 @@ def run_digits(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     settings = {key: getattr(options, key) for key in ("hidden", "events", "activity", "dense_epochs")}
     settings["threads"] = torch.get_num_threads()
-    earlier = read_record(options.results).get(options.command, {})
+    earlier = read_record(options.results).get(record_key(options), {})
     same = all(earlier.get(key) == value for key, value in settings.items())
     rows = {row["seed"]: row for row in earlier.get("seeds", ())} if same else {}
     rows |= {seed: convert_digits(seed, options) for seed in options.seeds}
@@ -286,7 +287,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         command.add_argument("--prepare", action="store_true", help="only train the dense networks and store them")
         command.add_argument("--dense-epochs", type=int, help="epochs of the dense network")
         command.add_argument("--rate", type=float, help="learning rate of the dense network")
-        command.add_argument("--activity", type=float, default=0.1, help="target of the fine-tuning")
+        command.add_argument("--activity", type=float, default=ACTIVITY, help="target of the fine-tuning")
         command.add_argument("--models", type=Path, default=MODELS, help="folder for the networks")
         command.set_defaults(run_command=run_digits, **defaults)
     for name, run in (("calibrate", run_calibrate), ("finetune", run_finetune)):
@@ -297,7 +298,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         if name == "calibrate":
             command.add_argument("--within", type=float, default=0.01, help="accepted increase of the loss")
         else:
-            command.add_argument("--activity", type=float, default=0.1, help="target of the fine-tuning")
+            command.add_argument("--activity", type=float, default=ACTIVITY, help="target of the fine-tuning")
             command.add_argument("--epochs", type=int, default=2)
         command.set_defaults(run_command=run)
     for command in commands.choices.values():
@@ -319,6 +320,14 @@ def read_record(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def record_key(options: argparse.Namespace) -> str:
+    """Return the name of the row: the command, and its run or its target if that is not the default."""
+    if getattr(options, "run", None) is not None:
+        return f"{options.command} {options.run.name}"
+    activity = getattr(options, "activity", ACTIVITY)
+    return options.command if activity == ACTIVITY else f"{options.command} {activity:g}"
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     row = options.run_command(options)
@@ -330,8 +339,7 @@ def main(arguments: list[str] | None = None) -> int:
         "torch": torch.__version__,
         "egru": egru.__version__,
     }
-    key = options.command if getattr(options, "run", None) is None else f"{options.command} {options.run.name}"
-    record = read_record(options.results) | {key: row}
+    record = read_record(options.results) | {record_key(options): row}
     replace_file(options.results, (json.dumps(record, indent=2) + "\n").encode())
     print(json.dumps(row, indent=2))
     return 0

@@ -32,11 +32,11 @@ def main(tmp_path, monkeypatch):
 def test_digits_then_its_engine(main, monkeypatch):
     monkeypatch.setattr(egru, "sparsify", functools.partial(egru.sparsify, epochs=2))
     tiny = ("--hidden", "8", "--dense-epochs", "1", "--activity", "0.5", "--seeds", "1")
-    row = main("digits", *tiny)["digits"]
+    row = main("digits", *tiny)["digits 0.5"]
     assert row["seeds"][0]["activity_sparsity"] > 0.4
     assert row["mean"]["dense"] == row["seeds"][0]["dense"]
     record = main("engine", "--steps", "20", "--rounds", "2")
-    assert record["digits"] == row
+    assert record["digits 0.5"] == row
     engine = record["engine"]
     assert engine["network"] == "digits-1"
     assert engine["times_faster"]["torch.nn.GRU"] > 0

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build"
 TOOLS = ("cmake", "aarch64-linux-gnu-g++", "qemu-aarch64")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
-ENGINE = [f"tests/runtime/test_engine{part}.py" for part in ("", "_lstm", "_events", "_gaps", "_pruned")]
+ENGINE = [f"tests/runtime/test_engine{part}.py" for part in ("", "_lstm", "_events", "_gaps", "_lazy", "_pruned")]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 needs_emulator = pytest.mark.skipif(
