@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from egru.kernels.cuda import pack, persistent, prepare, small_batch
+from egru.kernels.cuda import cluster, pack, persistent, prepare, small_batch
 from egru.kernels.cuda.plan import Direction
 from egru.kernels.registry import get
 from egru.types import RESETS, Reset, ResetGate
@@ -108,6 +108,31 @@ def test_every_output_is_written(reset_gate: ResetGate, precision: str, B: int) 
     torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory with NaN; reset by the fixture
     assert torch.empty(4, device="cuda").isnan().all()
     check(make_problem(6, B, 5, 61, reset_gate=reset_gate, precision=precision, ragged=True))
+
+
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize(
+    ("T", "B", "inputs", "H"),
+    [(1, 1, 1, 1), (5, 1, 3, 512), (3, 40, 64, 512), (4, 33, 9, 256), (2, 700, 1, 128), (6, 3, 65, 100), (9, 8, 64, 33),
+     (40, 130, 5, 96)],
+)  # fmt: skip
+def test_small_float32_layers_match_the_reference(T: int, B: int, inputs: int, H: int, reset_gate: ResetGate) -> None:
+    for full in (False, True):
+        problem = make_problem(T, B, inputs, H, reset_gate=reset_gate, precision="", keep=full, ragged=full)
+        for direction in ("forward", "backward"):
+            assert cluster.find_plan(problem.input, H, reset_gate, "", direction) is not None
+        check(problem)
+
+
+@pytest.mark.parametrize("B", [5, 21])
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("reset", RESETS)
+def test_float32_without_clusters_matches_the_reference(
+    reset: Reset, reset_gate: ResetGate, B: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on devices before Hopper, and for larger layers."""
+    monkeypatch.setattr(cluster, "find_plan", lambda *_, **__: None)
+    check(make_problem(8, B, 6, 51, reset=reset, reset_gate=reset_gate, precision="", keep=True, ragged=True))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", ""])

@@ -8,7 +8,7 @@ import torch
 
 from egru.events import Surrogate
 from egru.kernels import begin_sequence, registry
-from egru.kernels.cuda import arguments, pack, persistent, prepare, products, small_batch, stepwise, tensors
+from egru.kernels.cuda import arguments, cluster, pack, persistent, prepare, products, small_batch, stepwise, tensors
 from egru.kernels.cuda import kernel as kernel_module
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Direction, Plan, candidates, choose_plan
 from egru.kernels.problem import Forward, Problem
@@ -352,6 +352,7 @@ def test_lean_saves_nothing_and_recomputes(monkeypatch: pytest.MonkeyPatch) -> N
         return Forward(zero, zero, zero, zero, full if save else torch.empty(0))
 
     reserves: list[torch.Tensor] = []
+    monkeypatch.setattr(cluster, "find_plan", lambda *_, **__: None)
     monkeypatch.setattr(small_batch, "find_plan", lambda *_: None)
     monkeypatch.setattr(persistent, "find_plan", lambda *_: None)
     monkeypatch.setattr(kernel_module, "on_device", lambda index: contextlib.nullcontext())
@@ -362,3 +363,32 @@ def test_lean_saves_nothing_and_recomputes(monkeypatch: pytest.MonkeyPatch) -> N
     kernel.backward(lean, full, full, torch.empty(0), None, None, None, None, True)
     assert saves == [False, True]
     assert reserves[0] is full
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (7, 64), (128, 65), (500, 3)])
+@pytest.mark.parametrize("units", [1, 7, 32, 33, 100, 256, 500, 512])
+def test_cluster_plans_cover_the_problem_and_fit_the_chip(
+    units: int, batch: int, inputs: int, reset_gate: ResetGate, direction: Direction
+) -> None:
+    plan = cluster.choose_plan(units, batch, inputs, H200, reset_gate, direction)
+    if plan is None:
+        assert units * batch > 100_000, "small layers must always fit"
+        return
+    assert plan.blocks in cluster.BLOCKS
+    assert plan.block_units <= cluster.BLOCK_UNITS
+    assert plan.block_units * plan.blocks >= units
+    assert plan.rows * plan.clusters(batch) >= batch > plan.rows * (plan.clusters(batch) - 1), "no cluster is idle"
+    assert plan.bytes <= H200.shared_bytes
+    assert plan.inputs in (0, inputs)
+    assert plan.microseconds < cluster.FUSED_STEP
+
+
+def test_cluster_kernels_leave_large_layers_to_others() -> None:
+    assert cluster.choose_plan(513, 1, 1, H200, "after", "forward") is None
+    assert cluster.choose_plan(512, 4000, 1, H200, "after", "forward") is None, "fused steps are faster"
+    assert cluster.find_plan(torch.zeros(2, 3, 5), 32, "after", "bfloat16") is None
+    large = cluster.choose_plan(512, 32, 64, H200, "after", "forward")
+    assert large is not None
+    assert large.inputs == 0, "more rows per cluster are worth more than one launch less"

@@ -347,7 +347,7 @@ PREPARE = ArgumentStruct(
 GATHER = ArgumentStruct(
     "Gather",  # gather.cu
     [
-        ("hh", "const float*"),  # (3 or 2, HP, HP + 8): V_z ("after" only), r, u; columns of sums and of inputs last
+        ("hh", "const float*"),  # (3 or 2, HP, width): V_z ("after" only), r, u; columns: V, sums, inputs
         ("hh_z", "const float*"),  # (HP, HP), "before" only
         ("ih", "const float*"),  # (3, HP, IP); null if there is nothing to gather
         ("sums", "const float*"),  # (parts, quantities, HP): theta, a_z, a_z times the input
@@ -358,6 +358,7 @@ GATHER = ArgumentStruct(
         ("theta", "float*"),
         ("H", "int"),
         ("HP", "int"),
+        ("width", "int"),
         ("I", "int"),
         ("IP", "int"),
         ("quantities", "int"),  # 3 if the input has one feature, else 2

@@ -39,6 +39,12 @@ def is_hopper(device: int) -> bool:
 
 
 @functools.cache
+def supports_clusters(device: int) -> bool:
+    """Return whether blocks of the device can form clusters of 16."""
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@functools.cache
 def _error_flag() -> Tensor:
     # Pinned host memory: kernels write to it only on failure, and the host reads it without synchronising.
     return torch.zeros(1, dtype=torch.int32, pin_memory=True)

@@ -94,12 +94,16 @@ def _compile(nvrtc: ctypes.CDLL, source: str, options: Sequence[str]) -> bytes:
 
 
 class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
     _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_uint * 16)]
 
 
 _CONFIG = struct.Struct("7I4xPPI4x")  # CUlaunchConfig: grid, block, shared bytes, stream, attributes and their number
-_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_*
+_COOPERATIVE, _CLUSTER_DIMENSION = 2, 4  # CU_LAUNCH_ATTRIBUTE_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_LARGE_CLUSTERS = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+_PORTABLE_CLUSTER = 8
 _NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _Arguments = ctypes.c_char_p * 1
 
@@ -113,9 +117,12 @@ class Function:
         block: Threads per block.
         shared: Bytes of dynamic shared memory per block.
         cooperative: Whether all blocks must be resident at the same time.
+        cluster: Blocks per cluster, which can read each other's shared memory.
     """
 
-    def __init__(self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False):
+    def __init__(
+        self, code: bytes, name: str, *, block: int, shared: int = 0, cooperative: bool = False, cluster: int = 1
+    ):
         driver = _driver()
         torch.cuda.synchronize()  # makes torch's context current
         self._device = torch.cuda.current_device()
@@ -128,8 +135,13 @@ class Function:
         )
         if shared:
             _check(driver.cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared), "cuFuncSetAttribute")
-        self._attribute = _Attribute(_COOPERATIVE, 0, (ctypes.c_uint * 16)(1))
-        self._tail = (ctypes.addressof(self._attribute), 1) if cooperative else (0, 0)
+        if cluster > _PORTABLE_CLUSTER:
+            _check(driver.cuFuncSetAttribute(self._function, _LARGE_CLUSTERS, 1), "cuFuncSetAttribute")
+        if cluster > 1:
+            self._attribute = _Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1))
+        else:
+            self._attribute = _Attribute(_COOPERATIVE, 0, (ctypes.c_uint * 16)(1))
+        self._tail = (ctypes.addressof(self._attribute), 1) if cooperative or cluster > 1 else (0, 0)
         self._launch = driver.cuLaunchKernelEx
         self.block, self.shared = block, shared
 

@@ -25,12 +25,13 @@ def _function(device: int) -> driver.Function:
 
 
 def gather_gradients(
-    problem: Problem, hh: Tensor, hh_z: Tensor | None, ih: Tensor | None, sums: int, parts: int
+    problem: Problem, padded: int, hh: Tensor, hh_z: Tensor | None, ih: Tensor | None, sums: int, parts: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of weight_ih, weight_hh, bias_ih, bias_hh and theta.
 
     Args:
         problem: The problem whose gradients are computed.
+        padded: Units per gate in the products.
         hh: Products over time for the recurrent weights; see :data:`~egru.kernels.cuda.arguments.GATHER`.
         hh_z: The same for V_z, if ``reset_gate`` is "before".
         ih: The product over time for the input weights, which is the gradient itself if it has no padding. None if
@@ -38,8 +39,8 @@ def gather_gradients(
         sums: Address of the partial sums of the recursion.
         parts: The number of partial sums.
     """
-    H, inputs, HP = problem.theta.shape[0], problem.input.shape[2], hh.shape[1] - 8
-    unpadded = ih is not None and ih.shape == problem.weight_ih.shape
+    H, inputs = problem.theta.shape[0], problem.input.shape[2]
+    unpadded = ih is not None and ih.shape == problem.weight_ih.shape and ih.is_contiguous()
     weight_ih = ih if ih is not None and unpadded else torch.empty_like(problem.weight_ih)
     outs = (
         torch.empty_like(problem.weight_hh),
@@ -51,7 +52,7 @@ def gather_gradients(
     args = GATHER.pack(
         hh.data_ptr(), 0 if hh_z is None else hh_z.data_ptr(), 0 if ih is None or unpadded else ih.data_ptr(), sums,
         *[t.data_ptr() for t in outs],
-        H, HP, inputs, 0 if ih is None else ih.shape[1], 3 if ih is None else 2, parts,
+        H, padded, hh.stride(0), inputs, 0 if ih is None else ih.stride(0), 3 if ih is None else 2, parts,
         int(problem.reset_gate == "after"),
     )  # fmt: skip
     _function(hh.device.index)(_GRID, args)

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import persistent, products, small_batch, stepwise
+from egru.kernels.cuda import cluster, persistent, products, small_batch, stepwise
 from egru.kernels.cuda.device import on_device
 from egru.kernels.cuda.plan import Plan
 from egru.kernels.cuda.prepare import PendingForward
@@ -64,6 +64,8 @@ class CUDAKernel:
             if not isinstance(pending, PendingForward):
                 return stepwise.forward(problem, save)
             plan = pending.plan
+            if isinstance(plan, cluster.ClusterPlan):
+                return cluster.forward(problem, plan, pending, save)
             if isinstance(plan, small_batch.SmallBatchPlan):
                 return small_batch.forward(problem, plan, pending, save)
             assert isinstance(plan, Plan)
@@ -80,6 +82,9 @@ class CUDAKernel:
         if precision not in products.OPERANDS:
             return None
         units = weight_hh.shape[1]
+        if (cluster_plan := cluster.find_plan(input, units, reset_gate, precision)) is not None:
+            with on_device(input.device.index):
+                return cluster.begin(cluster_plan, input, weight_ih)
         small_plan = small_batch.find_plan(input, units, reset_gate, precision)
         plan = None if small_plan is not None else persistent.find_plan(input, units, reset_gate, precision)
         with on_device(input.device.index):
@@ -105,8 +110,12 @@ class CUDAKernel:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
-        plan = persistent.find_plan(problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision)
+        sizes = problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision
+        cluster_plan = cluster.find_plan(*sizes, direction="backward")
+        plan = persistent.find_plan(*sizes)
         with on_device(problem.input.device.index):
+            if cluster_plan is not None:
+                return cluster.backward(problem, cluster_plan, c, reserve, *grads, input_gradient)
             if plan is None:
                 return stepwise.backward(problem, c, reserve, *grads, input_gradient)
             return persistent.backward(problem, plan, c, reserve, *grads, input_gradient)

@@ -171,6 +171,7 @@ def begin(
 def forward(problem: Problem, plan: Plan, pending: PendingForward, save: bool) -> Forward:
     """Run the sequence. ``pending`` comes from :func:`begin`; ``save`` fills the reserve."""
     # Little work before the launch: the device may be idle until then.
+    assert pending.buffer is not None
     T, B, _ = problem.input.shape
     call = _call("forward", *_key(problem))
     temporaries: list[Tensor] = []
@@ -288,4 +289,4 @@ def backward(
         grad_input = products.product(wide.as_strided((rows, 3 * HP), (4 * HP, 1), HP), weight_ih)
         grad_input = grad_input[:, :inputs].reshape(T, B, inputs)
     parts = plan.waves * plan.groups * 8
-    return Backward(grad_input, dc0, dy0, *gather_gradients(problem, hh, hh_z, ih, sums, parts))
+    return Backward(grad_input, dc0, dy0, *gather_gradients(problem, HP, hh, hh_z, ih, sums, parts))

@@ -50,7 +50,7 @@ class PendingForward(NamedTuple):
     """A forward pass whose operands and product ``x W`` are already enqueued. They need input and weights alone."""
 
     plan: object  # the partition of the kernel that continues from here
-    buffer: Tensor  # starts with the packed weights, if the kernel reads packed weights
+    buffer: Tensor | None  # starts with the packed weights, if the kernel reads packed weights
     workspace: int  # address of the zeroed bytes, owned by ``buffer``
     input: Tensor | None  # as the operand of products
     projected: Tensor | None

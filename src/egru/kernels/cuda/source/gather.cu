@@ -2,7 +2,7 @@
 
 // Each block copies whole rows, which avoids a division per element.
 extern "C" __global__ void gather(const __grid_constant__ Gather a) {
-  const int H = a.H, HP = a.HP, width = HP + 8, first = a.after ? 1 : 0, quantities = a.quantities;
+  const int H = a.H, HP = a.HP, width = a.width, first = a.after ? 1 : 0, quantities = a.quantities;
   for (int line = blockIdx.x; line < (a.ih ? 6 : 3) * H; line += gridDim.x) {
     const int gate = line / H % 3, row = line % H;
     const bool recurrent = line < 3 * H;
