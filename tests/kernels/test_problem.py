@@ -60,7 +60,7 @@ def test_flattened_numbers_have_the_type_of_the_schema() -> None:
 
 
 def test_schema_lists_the_fields_in_order() -> None:
-    schema = sequence._opoverload._schema
+    schema = sequence._schema
     names = [argument.name for argument in schema.arguments]
     surrogate = [f"surrogate_{field.name}" for field in dataclasses.fields(egru.Surrogate)]
     expected: list[str] = []
