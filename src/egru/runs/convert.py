@@ -16,6 +16,7 @@ from egru.compress.negate import negate_positive_units
 from egru.experiments.config import ClassifierConfig, LanguageConfig, config_record
 from egru.files import new_folder
 from egru.layers import ELSTM, EventRNN, event_directions
+from egru.models.stack import RecurrentStack
 from egru.runs.load import TrainedRun, find_run, load, read_run_config, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
 from egru.training import ClassifierTask, Result, Run, Task, checkpoint, score
@@ -82,6 +83,7 @@ def convert(
     trials = [_trial(model, trained.task)]
     loss = _make_loss(trained.task)
     if events == "positive":
+        assert isinstance(model, RecurrentStack)
         batches = list(_calibration_batches(trained))
         count = negate_positive_units(model, lambda: [loss(model, batch) for batch in batches])
         log(f"{count} units with mostly positive states are negated, which does not change the outputs")
