@@ -51,6 +51,19 @@ def test_exported_network_is_the_converted_run_with_the_chosen_thresholds(source
     assert looser.derivation.command == f"egru convert {cell} OUT --events delta --within 0.1"
 
 
+def test_positive_events_have_few_positive_states_before_thresholds_rise(source, tmp_path):
+    run, messages = source("gru", normalise=True), []
+    convert(run, tmp_path / "out", "positive", within=0.0, weights="float32", log=messages.append)
+    assert "units with mostly positive states are negated, which does not change the outputs" in messages[0]
+    dense, events = load(run, **QUIET), load(tmp_path / "out", **QUIET)
+    assert int(messages[0].split()[0]) > 0
+    assert not torch.equal(
+        events.model.get_parameter("layer0.weight_hh_l0"), dense.model.get_parameter("layer0.weight_hh_l0")
+    )
+    x = torch.randn(4, 64, 1)
+    torch.testing.assert_close(events.model(x)[0], dense.model(x)[0])
+
+
 def test_command_fine_tunes_to_an_activity_and_the_page_shows_the_run(source, tmp_path, capsys):
     run = source("gru")
     arguments = ["convert", str(run), "out", "--events", "signed", "--activity", "0.4", "--epochs", "3"]

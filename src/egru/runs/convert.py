@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from egru.compress import calibrate, sparsify
 from egru.compress import convert as convert_model
+from egru.compress.negate import negate_positive_units
 from egru.experiments.config import ClassifierConfig, LanguageConfig, config_record
 from egru.files import new_folder
 from egru.layers import ELSTM, EventRNN, event_directions
+from egru.models.stack import RecurrentStack
 from egru.runs.load import TrainedRun, find_run, load, read_run_config, require_new_folder, resolve_source
 from egru.runtime.shards import save_shards
 from egru.training import ClassifierTask, Result, Run, Task, checkpoint, score
@@ -45,6 +47,9 @@ def convert(
     Without ``activity``, nothing is trained: thresholds are chosen by :func:`egru.calibrate` on training sequences.
     With ``activity``, the network is fine-tuned to it by :func:`egru.sparsify`, with the run as the teacher. The test
     split is scored once, at the end, with the exported network.
+
+    With positive events, units with mostly positive states are negated first. This does not change the outputs, and
+    leaves fewer events to remove.
 
     Args:
         folder: The folder of a run or an export with cell ``gru`` or ``lstm``.
@@ -77,6 +82,11 @@ def convert(
     model = convert_model(trained.model, events)
     trials = [_trial(model, trained.task)]
     loss = _make_loss(trained.task)
+    if events == "positive":
+        assert isinstance(model, RecurrentStack)
+        batches = list(_calibration_batches(trained))
+        count = negate_positive_units(model, lambda: [loss(model, batch) for batch in batches])
+        log(f"{count} units with mostly positive states are negated, which does not change the outputs")
     if activity is None:
         log(str(calibrate(model, list(_calibration_batches(trained)), within, loss=loss)))
         option = f"--within {within:g}"
