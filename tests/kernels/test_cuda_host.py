@@ -8,9 +8,10 @@ import torch
 
 from egru.events import Surrogate
 from egru.kernels import begin_sequence, registry
-from egru.kernels.cuda import arguments, pack, persistent, prepare, products, small_batch, stepwise, tensors
+from egru.kernels.cuda import arguments, pack, persistent, prepare, products, small_batch, steps, stepwise, tensors
 from egru.kernels.cuda import kernel as kernel_module
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Direction, Plan, candidates, choose_plan
+from egru.kernels.cuda.structs import PackedArguments
 from egru.kernels.problem import Forward, Problem
 from egru.types import RESETS, Reset, ResetGate
 
@@ -261,7 +262,7 @@ def test_fused_steps_launch_in_order(
     launches: list[tuple[str, int, int]] = []
     shapes: list[int] = []
 
-    def launch(name: str, threads: int, args: arguments.PackedArguments) -> None:
+    def launch(name: str, threads: int, args: PackedArguments) -> None:
         struct = arguments.STEP_FORWARD if name.startswith("forward") else arguments.STEP_BACKWARD
         values = struct.unpack(bytes(args.data))
         launches.append((name, values["t"], threads))
@@ -270,7 +271,7 @@ def test_fused_steps_launch_in_order(
 
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
-    monkeypatch.setattr(stepwise, "_launch", launch)
+    monkeypatch.setattr(steps, "launch", launch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     problem = dataclasses.replace(
         random_problem(reset_gate, H=100), keep=None if keep is None else torch.full((1, 1, 1), keep)
