@@ -175,10 +175,26 @@ def test_wgmma_overload_names_every_register() -> None:
     assert text.count('"+f"') == 12
 
 
+LSTM_OPTIONS: dict[str, dict[str, object]] = {
+    "cell": {},
+    "output": {"compare": "output"},
+    "delta": {"compare": "output", "events": "delta", "reset": "none"},
+}
+
+
 def test_reserve_size_depends_on_reset_gate_and_precision() -> None:
     assert tensors.reserve_shape(make_problem(H=9)) == (2, 3, 15)
     assert tensors.reserve_shape(make_problem(H=9, reset_gate="before")) == (2, 3, 10)
     assert tensors.reserve_shape(make_problem(H=9, precision="")) == (2, 3, 9, 4)
+
+
+def test_reserve_size_of_the_lstm_depends_on_its_options() -> None:
+    sizes = {name: make_problem(9, cell="lstm", precision="", **options) for name, options in LSTM_OPTIONS.items()}
+    assert {name: tensors.lstm_reserve_shape(problem)[0] for name, problem in sizes.items()} == {
+        "cell": 4, "output": 5, "delta": 6
+    }  # fmt: skip
+    assert tensors.lstm_reserve_shape(make_problem(9, cell="lstm")) == (2, 2, 3, 9)
+    assert registry.get("cuda").reserve_shape(make_problem(9, cell="lstm", lean=True)) == (0,)
 
 
 def test_cpu_tensors_are_rejected_with_a_reason() -> None:

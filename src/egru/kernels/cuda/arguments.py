@@ -79,6 +79,61 @@ STEP_BACKWARD = ArgumentStruct(
     ],
 )
 
+LSTM_FORWARD = ArgumentStruct(
+    "LstmForward",  # lstm_steps.cu: one step
+    [
+        ("projected", "const float*"),  # (T, B, 4, HP): x W without bias, gates i, f, g, o
+        ("product", "const float*"),  # (B, 4, HP): y V
+        ("bias_ih", "const float*"),
+        ("bias_hh", "const float*"),
+        ("theta", "const float*"),
+        ("rho", "const float*"),
+        ("keep", KEEP),
+        ("lengths", "const i64*"),
+        ("c_last", "float*"),  # (B, H), updated in place, as are the next two
+        ("y_last", "float*"),
+        ("fired", "unsigned char*"),
+        ("operand", "Operand*"),  # (B, HP): the input of the next product
+        ("y", "float*"),  # (T, B, H)
+        ("c", "float*"),  # (T, B, H): what was compared with the threshold
+        ("reserve", "float*"),  # see lstm.cuh; null if nothing is saved
+        ("T", "int"),
+        ("t", "int"),
+        ("B", "int"),
+        ("H", "int"),
+        ("HP", "int"),
+    ],
+)
+
+LSTM_BACKWARD = ArgumentStruct(
+    "LstmBackward",  # lstm_steps.cu: one step
+    [
+        ("c", "const float*"),  # (T, B, H): what was compared with the threshold
+        ("c0", "const float*"),  # (B, H)
+        ("y0", "const float*"),  # (B, H)
+        ("reserve", "const float*"),
+        ("grad_y", "const float*"),
+        ("grad_c", "const float*"),
+        ("product", "const float*"),  # (B, HP): the gradient through the weights; null at the last step
+        ("theta", "const float*"),
+        ("rho", "const float*"),
+        ("keep", KEEP),
+        ("lengths", "const i64*"),
+        ("dc", "float*"),  # (B, H), updated in place, as are the next three
+        ("dy", "float*"),  # the element-wise path only
+        ("de", "float*"),
+        ("dtheta", "float*"),
+        ("gates", "Operand*"),  # (T, B, 4, HP): gradients of the pre-activations
+        ("source", "Operand*"),  # (T, B, HP): y of the previous step
+        ("surrogate", SURROGATE),
+        ("T", "int"),
+        ("t", "int"),
+        ("B", "int"),
+        ("H", "int"),
+        ("HP", "int"),
+    ],
+)
+
 SEQUENCE_FORWARD = ArgumentStruct(
     "SequenceForward",  # forward.cu
     [
