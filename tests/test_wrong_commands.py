@@ -84,7 +84,7 @@ WRONG = [
     # benchmarks
     ("bench", USAGE, "a device is required: cpu or gpu; see `egru bench --help`"),
     ("bench cpx", USAGE, "unknown device 'cpx' (did you mean cpu?)"),
-    ("bench gpu infer", USAGE, "there is no gpu benchmark 'infer'; choose from train, small"),
+    ("bench gpu infer", USAGE, "there is no gpu benchmark 'infer'; choose from train, small, lstm"),
     ("bench cpu --rounds 3", USAGE, "--rounds 3: options require the name of one benchmark, infer or train"),
     ("bench cpu infer --size 590x1", USAGE, "unknown option --size (did you mean --sizes?); see `egru bench cpu infer"),
     ("bench cpu infer --sizes 590", USAGE, "--sizes: must be UNITSxINPUTS such as 590x1, got '590'"),

@@ -13,9 +13,20 @@ import torch
 from torch import Tensor
 
 from egru.events import Surrogate
-from egru.kernels.cuda import arguments, driver, gather, persistent, prepare, products, small_batch, sources, stepwise
-from egru.kernels.cuda.arguments import ArgumentStruct, PackedArguments
+from egru.kernels.cuda import (
+    arguments,
+    driver,
+    gather,
+    persistent,
+    prepare,
+    products,
+    small_batch,
+    sources,
+    steps,
+    stepwise,
+)
 from egru.kernels.cuda.plan import Chip
+from egru.kernels.cuda.structs import ArgumentStruct, PackedArguments, definitions
 from egru.kernels.problem import Problem
 from egru.types import ResetGate
 
@@ -98,7 +109,7 @@ def test_one_field_changes_between_launches() -> None:
 
 
 def test_structs_are_defined_once_and_before_use() -> None:
-    text = arguments.definitions([arguments.STEP_FORWARD, arguments.STEP_BACKWARD])
+    text = definitions([arguments.STEP_FORWARD, arguments.STEP_BACKWARD])
     assert text.count("struct Keep {") == 1
     assert text.index("struct Keep {") < text.index("struct StepForward {")
     assert text.index("struct Surrogate {") < text.index("struct StepBackward {")
@@ -306,7 +317,7 @@ def test_fused_step_arguments(reset_gate: ResetGate, monkeypatch: pytest.MonkeyP
     seen: list[tuple[str, bytes]] = []
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
-    monkeypatch.setattr(stepwise, "_launch", lambda name, threads, args: seen.append((name, bytes(args.data))))
+    monkeypatch.setattr(steps, "launch", lambda name, threads, args: seen.append((name, bytes(args.data))))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     problem = make_problem(5, 7, reset_gate=reset_gate, precision="")
     out = stepwise.forward(problem, save=True)

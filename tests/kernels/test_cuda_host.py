@@ -8,9 +8,21 @@ import torch
 
 from egru.events import Surrogate
 from egru.kernels import begin_sequence, registry
-from egru.kernels.cuda import arguments, cluster, pack, persistent, prepare, products, small_batch, stepwise, tensors
+from egru.kernels.cuda import (
+    arguments,
+    cluster,
+    pack,
+    persistent,
+    prepare,
+    products,
+    small_batch,
+    steps,
+    stepwise,
+    tensors,
+)
 from egru.kernels.cuda import kernel as kernel_module
 from egru.kernels.cuda.plan import MAX_TILES, ROWS, Chip, Direction, Plan, candidates, choose_plan
+from egru.kernels.cuda.structs import PackedArguments
 from egru.kernels.problem import Forward, Problem
 from egru.types import RESETS, Reset, ResetGate
 
@@ -174,10 +186,26 @@ def test_wgmma_overload_names_every_register() -> None:
     assert text.count('"+f"') == 12
 
 
+LSTM_OPTIONS: dict[str, dict[str, object]] = {
+    "cell": {},
+    "output": {"compare": "output"},
+    "delta": {"compare": "output", "events": "delta", "reset": "none"},
+}
+
+
 def test_reserve_size_depends_on_reset_gate_and_precision() -> None:
     assert tensors.reserve_shape(make_problem(H=9)) == (2, 3, 15)
     assert tensors.reserve_shape(make_problem(H=9, reset_gate="before")) == (2, 3, 10)
     assert tensors.reserve_shape(make_problem(H=9, precision="")) == (2, 3, 9, 4)
+
+
+def test_reserve_size_of_the_lstm_depends_on_its_options() -> None:
+    sizes = {name: make_problem(9, cell="lstm", precision="", **options) for name, options in LSTM_OPTIONS.items()}
+    assert {name: tensors.lstm_reserve_shape(problem)[0] for name, problem in sizes.items()} == {
+        "cell": 4, "output": 5, "delta": 6
+    }  # fmt: skip
+    assert tensors.lstm_reserve_shape(make_problem(9, cell="lstm")) == (2, 2, 3, 9)
+    assert registry.get("cuda").reserve_shape(make_problem(9, cell="lstm", lean=True)) == (0,)
 
 
 def test_cpu_tensors_are_rejected_with_a_reason() -> None:
@@ -261,7 +289,7 @@ def test_fused_steps_launch_in_order(
     launches: list[tuple[str, int, int]] = []
     shapes: list[int] = []
 
-    def launch(name: str, threads: int, args: arguments.PackedArguments) -> None:
+    def launch(name: str, threads: int, args: PackedArguments) -> None:
         struct = arguments.STEP_FORWARD if name.startswith("forward") else arguments.STEP_BACKWARD
         values = struct.unpack(bytes(args.data))
         launches.append((name, values["t"], threads))
@@ -270,7 +298,7 @@ def test_fused_steps_launch_in_order(
 
     names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
     monkeypatch.setattr(stepwise, "_functions", lambda *_: {name: name for name in names})
-    monkeypatch.setattr(stepwise, "_launch", launch)
+    monkeypatch.setattr(steps, "launch", launch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     problem = dataclasses.replace(
         random_problem(reset_gate, H=100), keep=None if keep is None else torch.full((1, 1, 1), keep)

@@ -43,8 +43,8 @@ def layer(**options: Any) -> egru.EGRU:
 DECLINED_BY_CUDA = [
     ({"reset_scale": torch.ones(5)}, "it requires one reset_scale for all units, got one per unit"),
     ({"recurrent_clip": 0.5}, "it does not support recurrent_clip"),
-    ({"events": "signed"}, "it does not support events='signed'"),
-    ({"events": "delta", "reset": "none", "reset_gate": "after"}, "it does not support events='delta'"),
+    ({"events": "signed"}, "it does not support events='signed' in a GRU"),
+    ({"events": "delta", "reset": "none", "reset_gate": "after"}, "it does not support events='delta' in a GRU"),
     ({"surrogate": egru.Surrogate(shape="rectangle")}, "it supports the triangle surrogate only, got 'rectangle'"),
     ({"weight_hh": torch.zeros(15, 5).double()}, "it requires float32 parameters, got torch.float64"),
 ]
@@ -89,13 +89,14 @@ def test_cells_without_a_kernel_warn_once() -> None:
     model(X)
 
 
-def test_lstms_run_on_the_core_and_warn_by_their_name_where_they_cannot() -> None:
+def test_lstms_run_on_kernels_and_warn_by_their_name_where_they_cannot() -> None:
     egru.ELSTM(4, 5)(X)
     egru.ELSTM(4, 5, compare="output", lean=True)(X)
     with pytest.warns(RuntimeWarning, match="ELSTM runs in plain torch.*the cpu kernel.*recurrent_clip"):
         egru.ELSTM(4, 5, recurrent_clip=1.0)(X)
-    with pytest.warns(RuntimeWarning, match="ELSTM runs in plain torch.*it does not support cell='lstm'"):
-        assert registry.choose("auto", cuda_problem(cell="lstm")) == "reference"
+    assert registry.choose("auto", cuda_problem(cell="lstm")) == "cuda"
+    with pytest.warns(RuntimeWarning, match="ELSTM runs in plain torch.*the cuda kernel.*recurrent_clip"):
+        assert registry.choose("auto", cuda_problem(cell="lstm", recurrent_clip=1.0)) == "reference"
 
 
 def test_compiled_layer_warns_too() -> None:
@@ -167,12 +168,12 @@ def test_doctor_shows_which_options_kernels_support() -> None:
     assert {
         "option cpu cuda reason",
         "default yes yes",
-        "events='signed' yes no it does not support events='signed'",
-        "events='delta' yes no it does not support events='delta'",
+        "events='signed' yes no it does not support events='signed' in a GRU",
+        "events='delta' yes no it does not support events='delta' in a GRU",
         "reset_scale per unit yes no it requires one reset_scale for all units, got one per unit",
         "recurrent_clip, training no no it does not support recurrent_clip",
         "surrogates other than 'triangle' no no it supports the triangle surrogate only, got 'rectangle'",
-        "ELSTM yes no it does not support cell='lstm'",
+        "ELSTM yes yes",
         "ERNN no no no kernel supports this cell",
     } <= lines
 

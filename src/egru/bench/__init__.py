@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS = {
     "cpu": {"infer": "infer_cpu", "train": "train_cpu", "small": "small_cpu", "lstm": "lstm_cpu"},
-    "gpu": {"train": "train_gpu", "small": "small_gpu"},
+    "gpu": {"train": "train_gpu", "small": "small_gpu", "lstm": "lstm_gpu"},
 }
 """Module of each benchmark, by device and by what is measured."""
 

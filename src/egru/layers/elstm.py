@@ -29,8 +29,10 @@ class ELSTM(KernelEventRNN):
 
     Parameters have the names, shapes and gate order (i, f, g, o) of ``torch.nn.LSTM``, plus the thresholds
     ``threshold_l{k}``; the state dict of an LSTM loads unchanged. :meth:`from_lstm` builds a layer that computes the
-    same function as a ``torch.nn.LSTM``. The compiled CPU
-    core runs it; there are no CUDA kernels for this cell.
+    same function as a ``torch.nn.LSTM``.
+
+    The compiled core runs the layer on CPUs. On NVIDIA GPUs it runs in fused steps: one matrix product and one
+    element-wise kernel per step.
 
     Args:
         input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional: As in ``torch.nn.LSTM``.

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from egru.kernels.cuda import driver, products, sources
-from egru.kernels.cuda.arguments import KEEP, SURROGATE, ArgumentStruct
+from egru.kernels.cuda.arguments import KEEP, SURROGATE
 from egru.kernels.cuda.device import architecture, chip, supports_clusters
 from egru.kernels.cuda.gather import gather_gradients
 from egru.kernels.cuda.plan import Chip, Direction, ceil_to
 from egru.kernels.cuda.prepare import PendingForward
+from egru.kernels.cuda.structs import ArgumentStruct
 from egru.kernels.cuda.tensors import address, keep_argument, reserve_shape, start_state
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.types import Reset, ResetGate

@@ -5,21 +5,24 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import cluster, persistent, products, small_batch, stepwise
+from egru.kernels.cuda import cluster, lstm_steps, persistent, products, small_batch, stepwise
 from egru.kernels.cuda.device import on_device
 from egru.kernels.cuda.plan import Plan
 from egru.kernels.cuda.prepare import PendingForward
-from egru.kernels.cuda.tensors import reserve_shape
+from egru.kernels.cuda.tensors import lstm_reserve_shape, reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.types import ResetGate
 
 
 class CUDAKernel:
-    """NVIDIA GPUs: one kernel for the whole sequence if the weights fit into shared memory, else fused steps."""
+    """NVIDIA GPUs: one kernel for the whole sequence if the weights fit into shared memory, else fused steps.
+
+    LSTMs always run in fused steps.
+    """
 
     name = "cuda"
     device: str | None = "cuda"
-    options = frozenset({"lean"})
+    options = frozenset({"lean", "cell", "compare", "events"})
     reads_y = False
 
     def describe(self) -> str:
@@ -36,6 +39,10 @@ class CUDAKernel:
             return "it requires NVIDIA CUDA, got ROCm"
         if problem.weight_hh.dtype != torch.float32:
             return f"it requires float32 parameters, got {problem.weight_hh.dtype}"
+        if problem.cell == "gru" and problem.events != "positive":
+            return f"it does not support events={problem.events!r} in a GRU"
+        if problem.events == "delta" and (problem.reset != "none" or problem.compare != "output"):
+            return "it requires reset='none' and compare='output' with events='delta'"
         if problem.precision not in products.OPERANDS:
             return f"it supports products in float32, bfloat16 or float16, got {problem.precision}"
         if problem.reset_scale.dim() and problem.reset != "none":
@@ -49,12 +56,17 @@ class CUDAKernel:
         return None
 
     def reserve_shape(self, problem: Problem) -> tuple[int, ...]:
-        """Return the shape of the reserve, which all implementations share."""
-        return (0,) if problem.lean else reserve_shape(problem)
+        """Return the shape of the reserve, which all implementations of a cell share."""
+        if problem.lean:
+            return (0,)
+        return lstm_reserve_shape(problem) if problem.cell == "lstm" else reserve_shape(problem)
 
     def forward(self, problem: Problem, save: bool) -> Forward:
         """Run the sequence. ``save`` requests the reserve, unless the problem is lean."""
         save = save and not problem.lean
+        if problem.cell == "lstm":
+            with on_device(problem.input.device.index):
+                return lstm_steps.forward(problem, save)
         pending = problem.started
         if pending is None:
             pending = self.begin(
@@ -110,6 +122,9 @@ class CUDAKernel:
             problem = dataclasses.replace(problem, lean=False)
             reserve = self.forward(problem, save=True).reserve
         grads = (grad_y, grad_c, grad_c_last, grad_y_last)
+        if problem.cell == "lstm":
+            with on_device(problem.input.device.index):
+                return lstm_steps.backward(problem, c, reserve, *grads, input_gradient)
         sizes = problem.input, problem.theta.shape[0], problem.reset_gate, problem.precision
         cluster_plan = cluster.find_plan(*sizes, direction="backward")
         plan = persistent.find_plan(*sizes)

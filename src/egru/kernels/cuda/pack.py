@@ -45,11 +45,11 @@ def pack_backward(weight_hh: Tensor, plan: Plan, reset_gate: ResetGate, low: tor
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def pad_gates(weight: Tensor, padded: int, inputs: int, low: torch.dtype) -> Tensor:
-    """Pad ``(3H, I)`` to ``(3*padded, inputs)`` and convert to ``low``: whole tiles and aligned rows."""
-    H, inputs_now = weight.shape[0] // 3, weight.shape[1]
-    w = F.pad(weight.to(low).view(3, H, inputs_now), (0, inputs - inputs_now, 0, padded - H))
-    return w.view(3 * padded, inputs)
+def pad_gates(weight: Tensor, padded: int, inputs: int, low: torch.dtype, gates: int = 3) -> Tensor:
+    """Pad ``(gates*H, I)`` to ``(gates*padded, inputs)`` and convert to ``low``: whole tiles and aligned rows."""
+    H, inputs_now = weight.shape[0] // gates, weight.shape[1]
+    w = F.pad(weight.to(low).view(gates, H, inputs_now), (0, inputs - inputs_now, 0, padded - H))
+    return w.view(gates * padded, inputs)
 
 
 def pad_input(input: Tensor, inputs: int, low: torch.dtype) -> Tensor:

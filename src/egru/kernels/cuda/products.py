@@ -21,10 +21,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def project(problem: Problem, padded: int) -> Tensor:
-    """Return ``x W`` without bias, ``(T*B, 3*padded)``."""
+    """Return ``x W`` without bias, ``(T*B, gates*padded)``."""
     low = operand_type(problem)
     inputs = ceil_to(problem.input.shape[2], 8)
-    weight = pack.pad_gates(problem.weight_ih, padded, inputs, low)
+    weight = pack.pad_gates(problem.weight_ih, padded, inputs, low, _gate_count(problem))
     return product(pack.pad_input(problem.input, inputs, low), weight.T)
 
 
@@ -47,16 +47,29 @@ def recurrent_gradient(problem: Problem, gates: Tensor, source: Tensor, source_z
 
 
 def input_weight_gradient(problem: Problem, gates: Tensor) -> Tensor:
-    """Return ``dW``, ``(3H, I)``."""
-    H, HP, inputs = problem.theta.shape[0], gates.shape[1] // 4, problem.input.shape[2]
-    x = pack.pad_input(problem.input, ceil_to(inputs, 8), gates.dtype)
-    result = product(gates[:, HP:].T, x).view(3, HP, -1)
-    return result[:, :H, :inputs].reshape(3 * H, inputs)
+    """Return ``dW``, ``(3H, I)`` or ``(4H, I)``."""
+    x = pack.pad_input(problem.input, ceil_to(problem.input.shape[2], 8), gates.dtype)
+    return unpad_gates(product(_pre_activations(problem, gates).T, x), problem.weight_ih, problem.theta.shape[0])
 
 
 def input_gradient(problem: Problem, gates: Tensor) -> Tensor:
     """Return ``dx``, ``(T, B, I)``."""
     T, B, inputs = problem.input.shape
-    HP = gates.shape[1] // 4
-    weight = pack.pad_gates(problem.weight_ih, HP, ceil_to(inputs, 8), gates.dtype)
-    return product(gates[:, HP:], weight)[:, :inputs].reshape(T, B, inputs)
+    a, count = _pre_activations(problem, gates), _gate_count(problem)
+    weight = pack.pad_gates(problem.weight_ih, a.shape[1] // count, ceil_to(inputs, 8), gates.dtype, count)
+    return product(a, weight)[:, :inputs].reshape(T, B, inputs)
+
+
+def unpad_gates(gradient: Tensor, weight: Tensor, units: int) -> Tensor:
+    """Return the gradient of ``weight``, given that of the padded weight (:func:`egru.kernels.cuda.pack.pad_gates`)."""
+    blocks = gradient.view(weight.shape[0] // units, -1, gradient.shape[1])
+    return blocks[:, :units, : weight.shape[1]].reshape(weight.shape)
+
+
+def _gate_count(problem: Problem) -> int:
+    return problem.weight_ih.shape[0] // problem.theta.shape[0]
+
+
+def _pre_activations(problem: Problem, gates: Tensor) -> Tensor:
+    """Return the gradients of the pre-activations, the last of four blocks for a GRU and all of them for an LSTM."""
+    return gates[:, (4 - _gate_count(problem)) * (gates.shape[1] // 4) :]

@@ -3,7 +3,8 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from egru.kernels.cuda.arguments import KEEP, SURROGATE, ArgumentStruct, definitions
+from egru.kernels.cuda.arguments import KEEP, SURROGATE
+from egru.kernels.cuda.structs import ArgumentStruct, definitions
 from egru.types import RESETS, Reset, ResetGate
 
 PRECISIONS = ("", "bfloat16", "float16")

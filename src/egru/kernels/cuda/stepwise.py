@@ -8,15 +8,15 @@ import functools
 import torch
 from torch import Tensor
 
-from egru.kernels.cuda import driver, pack, products, sources
-from egru.kernels.cuda.arguments import STEP_BACKWARD, STEP_FORWARD, PackedArguments
-from egru.kernels.cuda.device import architecture
+from egru.kernels.cuda import driver, pack, products, sources, steps
+from egru.kernels.cuda.arguments import STEP_BACKWARD, STEP_FORWARD
 from egru.kernels.cuda.plan import ceil_to
+from egru.kernels.cuda.structs import PackedArguments
 from egru.kernels.cuda.tensors import address, keep_argument, reserve_shape
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.types import Reset, ResetGate
 
-_BLOCK = 256
+_NAMES = ("forward_gates", "forward_state", "backward_state", "backward_reset")
 
 
 def kernel_source(reset: Reset, reset_gate: ResetGate, precision: str) -> str:
@@ -27,13 +27,7 @@ def kernel_source(reset: Reset, reset_gate: ResetGate, precision: str) -> str:
 
 @functools.cache
 def _functions(reset: Reset, reset_gate: ResetGate, precision: str, device: int) -> dict[str, driver.Function]:
-    code = driver.compile_source(kernel_source(reset, reset_gate, precision), [architecture(device)])
-    names = ("forward_gates", "forward_state", "backward_state", "backward_reset")
-    return {name: driver.Function(code, name, block=_BLOCK) for name in names}
-
-
-def _launch(function: driver.Function, threads: int, args: PackedArguments) -> None:
-    function(-(-threads // _BLOCK), bytes(args.data))
+    return steps.compile_functions(kernel_source(reset, reset_gate, precision), _NAMES, device)
 
 
 def forward(problem: Problem, save: bool) -> Forward:
@@ -87,16 +81,11 @@ def forward(problem: Problem, save: bool) -> Forward:
         else:
             v = products.product(operand, weight[:, : 2 * HP])
             set_product(v.data_ptr())
-            _launch(functions["forward_gates"], B * H, args)
+            steps.launch(functions["forward_gates"], B * H, args)
             v = products.product(operand, weight[:, 2 * HP :])
         set_product(v.data_ptr())
-        _launch(functions["forward_state"], B * H, args)
+        steps.launch(functions["forward_state"], B * H, args)
     return Forward(y, c, c_last, y_last, reserve)
-
-
-def _initial_gradient(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """Return a copy of the gradient of the last state, or zeros."""
-    return torch.zeros_like(like) if gradient is None else gradient.clone(memory_format=torch.contiguous_format)
 
 
 def backward(
@@ -120,7 +109,7 @@ def backward(
     source = torch.empty(T, B, HP, dtype=low, device=device)
     source_z = source if after else torch.empty_like(source)
     de = torch.zeros(B, H, dtype=torch.float32, device=device)
-    dc, dy = _initial_gradient(grad_c_last, de), _initial_gradient(grad_y_last, de)
+    dc, dy = steps.initial_gradient(grad_c_last, de), steps.initial_gradient(grad_y_last, de)
     dtheta = torch.zeros_like(de)
     temporaries: list[Tensor] = []
     surrogate = problem.surrogate
@@ -156,13 +145,13 @@ def backward(
     for t in reversed(range(T)):
         set_step(t)
         set_product(0 if v is None else v.data_ptr())
-        _launch(functions["backward_state"], B * HP, args)
+        steps.launch(functions["backward_state"], B * HP, args)
         if after:
             v = products.product(gates[t, :, : 3 * HP], V)
             continue
         v = products.product(gates[t, :, :HP], V_z)
         set_product(v.data_ptr())
-        _launch(functions["backward_reset"], B * HP, args)
+        steps.launch(functions["backward_reset"], B * HP, args)
         v = products.product(gates[t, :, HP : 3 * HP], V[HP:])
     assert v is not None
     dy = dy + v[:, :H]

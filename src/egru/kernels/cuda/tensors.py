@@ -46,9 +46,16 @@ def start_state(problem: Problem) -> tuple[Tensor, Tensor, int]:
 
 
 def reserve_shape(problem: Problem) -> tuple[int, ...]:
-    """Return the shape of the reserve in float32 words, the same for all kernels; see ``source/reserve.cuh``."""
+    """Return the shape of the reserve of a GRU in float32 words, for all kernels; see ``source/reserve.cuh``."""
     T, B, _ = problem.input.shape
     H = problem.theta.shape[0]
     if not problem.precision:
         return (T, B, H, 4)
     return (T, B, ceil_to(H, 2) * (3 if problem.reset_gate == "after" else 2) // 2)
+
+
+def lstm_reserve_shape(problem: Problem) -> tuple[int, ...]:
+    """Return the shape of the reserve of an LSTM in float32 words; see ``source/lstm.cuh``."""
+    gates = 2 if problem.precision else 4
+    words = gates + int(problem.compare == "output") + int(problem.events == "delta")
+    return (words, problem.input.shape[0], *problem.c0.shape)

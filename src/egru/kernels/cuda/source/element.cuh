@@ -1,4 +1,5 @@
-// The equations of one unit at one step, shared by all kernels. Names follow the paper; u = 1 - z_torch.
+// The equations of one unit at one step, shared by all kernels of the GRU. Names follow the paper; u = 1 - z_torch.
+// lstm.cuh uses the activations and `memory_of`.
 // RESET: 0 output, 1 threshold, 2 hard, 3 none.
 // ACCURATE selects expf and tanhf (float32) instead of the fast approximations (low-precision products).
 
