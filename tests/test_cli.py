@@ -78,6 +78,7 @@ def test_bench_passes_options_to_the_benchmark(monkeypatch):
         (["gpu"], "{infer,train,small,lstm}"),
         (["gpu", "train"], "--rows"),
         (["gpu", "small"], "--precisions"),
+        (["gpu", "lstm"], "--rows"),
     ],
 )
 def test_bench_help_shows_the_options_of_the_benchmark(arguments, option, capsys):
