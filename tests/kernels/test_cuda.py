@@ -73,6 +73,15 @@ def test_large_layers_run_in_fused_steps() -> None:
     check(make_problem(3, 8, 6, 3000))
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", ""])
+@pytest.mark.parametrize("reset_gate", GATES)
+@pytest.mark.parametrize("inputs", [1, 6, 66])
+def test_transposed_weights_match_the_reference(inputs: int, reset_gate: ResetGate, precision: str) -> None:
+    problem = make_problem(5, 20, inputs, 51, reset_gate=reset_gate, precision=precision)
+    weights = {name: getattr(problem, name).T.contiguous().T for name in ("weight_ih", "weight_hh")}
+    check(dataclasses.replace(problem, **weights))
+
+
 def test_missing_gradients_mean_zero() -> None:
     kernel, problem = get("cuda"), make_problem(5, 20, 6, 50)
     out = kernel.forward(problem, True)

@@ -2,7 +2,6 @@
 
 import functools
 
-import torch
 from torch import Tensor
 
 from egru.kernels.cuda import driver, sources
@@ -41,9 +40,9 @@ def gather_gradients(
     """
     H, inputs = problem.theta.shape[0], problem.input.shape[2]
     unpadded = ih is not None and ih.shape == problem.weight_ih.shape and ih.is_contiguous()
-    weight_ih = ih if ih is not None and unpadded else torch.empty_like(problem.weight_ih)
+    weight_ih = ih if ih is not None and unpadded else hh.new_empty(problem.weight_ih.shape)
     outs = (
-        torch.empty_like(problem.weight_hh),
+        hh.new_empty(problem.weight_hh.shape),  # contiguous, unlike empty_like of a transposed weight
         weight_ih,
         hh.new_empty((3 * H,)),
         hh.new_empty((3 * H,)),
