@@ -195,6 +195,7 @@ void Engine::reset_counters() {
 
 void Engine::get_state(int index, float* c, float* y) {
     end_lazy();
+    std::fill(lazy_.begin(), lazy_.end(), Lazy{});
     std::fill(age_.begin(), age_.end(), 0);
     std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     const Layer& layer = layers_[static_cast<size_t>(index)];
@@ -207,6 +208,7 @@ void Engine::get_state(int index, float* c, float* y) {
 
 void Engine::set_state(int index, const float* c, const float* y) {
     end_lazy();
+    std::fill(lazy_.begin(), lazy_.end(), Lazy{});
     std::fill(age_.begin(), age_.end(), 0);
     std::fill(sums_fresh_.begin(), sums_fresh_.end(), 0);
     Layer& layer = layers_[static_cast<size_t>(index)];

@@ -121,7 +121,8 @@ public:
     void set_time(int64_t time) { time_ = time; }
 
     // (streams, hidden). Accumulated sums are not part of the state: both functions make the next step compute them, so
-    // that an engine and a copy of it continue with the same bits.
+    // that an engine and a copy of it continue with the same bits. For the same reason, both end lazy updates and forget
+    // how many units recent steps have updated.
     void get_state(int layer, float* c, float* y);
     void set_state(int layer, const float* c, const float* y);
     // The trace, (streams, outputs), and the number of steps that it covers, (streams).

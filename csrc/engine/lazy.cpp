@@ -126,6 +126,7 @@ bool Engine::step_lazy(const SparseVector& x, float* out) {
     ++lazy_.front().now;
     advance_all_lazy(share, x);
     write_output(share, out);
+    if (lazy_.front().updated > most_updated) end_lazy(0);
     ++counters_.steps;
     ++time_;
     return collect_counters();

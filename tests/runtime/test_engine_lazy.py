@@ -1,5 +1,6 @@
 """Lazy updates of pruned networks: the same events as ordinary steps, with inputs between gaps."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -122,10 +123,10 @@ def test_most_examples_have_events() -> None:
     assert sum(events > 0 for events in checked) > len(checked) / 4
 
 
-def wide(density: float = 0.1) -> EGRU:
+def wide(density: float = 0.1, threshold: float = 0.3) -> EGRU:
     """Return a layer of 640 units in which an input or an event reaches a fraction of them."""
     torch.manual_seed(0)
-    layer = EGRU(INPUTS, 640, threshold=Threshold.constant(0.3)).eval()
+    layer = EGRU(INPUTS, 640, threshold=Threshold.constant(threshold)).eval()
     prune(layer, density)
     return layer
 
@@ -185,3 +186,140 @@ def test_streams_that_reach_most_units_are_advanced_as_usual_until_they_are_quie
     assert macs_per_input(busy, 40) > 0.95
     assert macs_per_input(quiet, 20) > 0.95
     assert macs_per_input(quiet, 600) < 0.3
+
+
+def test_output_after_a_sequence_is_that_of_its_last_step() -> None:
+    engine = EventEngine(wide())
+    x = torch.zeros(3, INPUTS)
+    x[0, 4] = 40.0
+    y = engine.run(x)
+    assert y[0].any()
+    assert not y[-1].any()
+    assert not engine.skip(1).output.any()
+
+
+def test_several_words_of_groups_and_a_dense_layer() -> None:
+    """Groups of over 1024 units need several words. An event of the pruned layer reaches all units of the dense one."""
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"threshold": Threshold.constant(0.3), "reset": "output"}
+    layers = nn.Sequential(EGRU(INPUTS, 3100, **options), EGRU(3100, 48, **options)).eval()
+    prune(layers[0], 0.01)
+    with torch.no_grad():
+        layers[1].get_parameter("weight_ih_l0").mul_(20)
+    engine, ordinary = EventEngine(layers), EventEngine(layers, packing="dense")
+    x = torch.zeros(INPUTS)
+    for i in range(INPUTS):
+        x.zero_()[i] = 60.0
+        engine.skip(3)
+        ordinary.skip(3)
+        assert_close(torch.as_tensor(engine.step(nonzero(x))), torch.as_tensor(ordinary.step(x)))
+    assert engine.activity.events == ordinary.activity.events
+    assert min(engine.activity.events) > 0
+    assert engine.activity.macs < ordinary.activity.macs / 2
+    for name, value in engine.state.items():
+        assert_close(value, ordinary.state[name])
+
+
+def slow(threshold: float, density: float = 0.1) -> EGRU:
+    """Return a layer with slow states and random biases."""
+    layer = wide(density, threshold)
+    with torch.no_grad():
+        layer.get_parameter("bias_ih_l0").normal_(0, 0.3)[:1280] += 4
+    return layer
+
+
+def test_streams_are_computed_at_different_steps() -> None:
+    layer = slow(0.3)
+    engine, ordinary = EventEngine(layer, streams=3), EventEngine(layer, streams=3, packing="dense")
+    x = 4 * torch.randn(3, INPUTS)
+    for e in (engine, ordinary):
+        e.step(x)
+        e.skip(50)
+    assert 0 < engine.activity.events[0] == ordinary.activity.events[0]
+    assert engine.activity.macs < ordinary.activity.macs
+    for name, value in engine.state.items():
+        assert_close(value, ordinary.state[name])
+
+
+def test_overflowing_states_raise() -> None:
+    engine = EventEngine(wide())
+    state = engine.state
+    engine.state = {"c": torch.full_like(state["c"], 3e38), "y": torch.full_like(state["y"], -3e38)}
+    with pytest.raises(ValueError, match="became NaN or infinite"):
+        engine.skip(1)
+    engine.reset()
+    assert torch.isfinite(engine.skip(1).output).all()
+
+
+def test_states_above_the_threshold_send_events_at_the_first_step() -> None:
+    """Targets are below the threshold, and the assigned state had no events."""
+    layer = slow(0.9)
+    engine, ordinary = EventEngine(layer), EventEngine(layer, packing="dense")
+    for e in (engine, ordinary):
+        state = e.state
+        e.state = {"c": torch.full_like(state["c"], 1.0), "y": torch.zeros_like(state["y"])}
+    skipped, expected = engine.skip(5), ordinary.skip(5)
+    assert torch.equal(skipped.steps, expected.steps)
+    assert skipped.steps[0] == 0
+    assert_close(skipped.outputs, expected.outputs)
+
+
+def test_states_without_decay_send_events_when_they_reach_the_threshold() -> None:
+    """The forget gate of the units is 1, so their states grow by a constant per step and have no target."""
+    torch.manual_seed(0)
+    layer = ELSTM(INPUTS, 640, threshold=Threshold.constant(3.0), compare="cell").eval()
+    prune(layer, 0.1)
+    with torch.no_grad():
+        layer.get_parameter("bias_ih_l0").view(4, -1)[1] = 40.0
+        layer.get_parameter("bias_ih_l0").view(4, -1)[2].normal_(0, 0.03)
+    engine, ordinary = EventEngine(layer), EventEngine(layer, packing="dense")
+    skipped, expected = engine.skip(80), ordinary.skip(80)
+    assert 0 < len(expected.steps) < 40
+    assert torch.equal(skipped.steps, expected.steps)
+    assert_close(skipped.outputs, expected.outputs)
+
+
+def test_copies_continue_with_the_same_bits() -> None:
+    engine = EventEngine(slow(0.9, 0.25))
+    every = torch.arange(INPUTS, dtype=torch.int32), torch.ones(INPUTS)
+    one = torch.tensor([4], dtype=torch.int32), torch.tensor([0.5])
+    for _ in range(40):  # most units are reached
+        engine.skip(2)
+        engine.step(every)
+    copied = copy.deepcopy(engine)
+    for e in (engine, copied):
+        e.reset_activity()
+        for _ in range(8):
+            e.skip(3)
+            e.step(one)
+    assert engine.activity == copied.activity
+    assert torch.equal(engine.state["c"], copied.state["c"])
+
+
+@pytest.mark.parametrize("how", ["step", "run", "state", "reset", "time"])
+def test_lazy_updates_end(how: str) -> None:
+    """States are slow: one that is not up to date, or relaxed twice, differs after the next gap."""
+    layer = slow(0.9)
+    engine, ordinary, other = EventEngine(layer), EventEngine(layer, packing="dense"), EventEngine(layer)
+    other.run(torch.randn(9, INPUTS))
+    x = torch.randn(2, INPUTS)
+    one = torch.tensor([4], dtype=torch.int32), torch.tensor([0.5])
+    for e in (engine, ordinary):
+        e.skip(20)
+        e.step(one)
+        e.skip(20)
+        match how:
+            case "step":
+                e.step(x[0])
+            case "run":
+                e.run(x)
+            case "state":
+                e.state = other.state
+            case "reset":
+                e.reset()
+            case _:
+                e.time = 3
+        e.skip(5)
+        e.step(one)
+    assert engine.activity.macs < ordinary.activity.macs
+    assert_close(engine.state["c"], ordinary.state["c"])

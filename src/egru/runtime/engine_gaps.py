@@ -48,7 +48,8 @@ class GapEngine(StatefulEngine):
         if a state is that close to its threshold. A state equal to its threshold sends no event.
 
         Each stream is computed by itself on one thread. :attr:`activity` counts ``n`` steps, and the multiply-adds of
-        a single step for each jump. After Ctrl-C, several streams may have advanced by different numbers of steps.
+        a single step for each jump; in a pruned network, only those of the units that are updated. After Ctrl-C,
+        several streams may have advanced by different numbers of steps.
 
         Args:
             n: Number of steps, 1 to 2**53.
