@@ -182,7 +182,7 @@ def test_best_epoch_has_the_final_thresholds(tmp_path, monkeypatch):
     lines = {line.epoch: line.validation.loss for line in Run.open(tmp_path / "run").metrics()}
     assert min(lines, key=lambda epoch: lines[epoch]) < 3  # fewer events, worse scores
     assert result.best_epoch >= 3
-    assert model.layers[0].thresholds()["l0"].min() >= 0.95 - 1e-6
+    assert model.layers[0].get_parameter("threshold_l0").sigmoid().min() >= 0.95 - 1e-6
 
 
 def test_a_rise_of_thresholds_is_validated(tmp_path):
