@@ -211,6 +211,9 @@ def run_trained(options: argparse.Namespace) -> dict[str, Any]:
         "activity_sparsity": result.activity.activity_sparsity,
         "macs_of_dense": result.activity.forward_macs / result.activity.dense_forward_macs,
         "seconds": result.seconds,
+        "machine": run.environment().cuda or cpu_name(),
+        "torch": run.environment().versions["torch"],
+        "egru": run.environment().versions["egru"],
     }
 
 
@@ -333,12 +336,12 @@ def main(arguments: list[str] | None = None) -> int:
     row = options.run_command(options)
     if row is None:
         return 0
-    row |= {
+    row = {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_name(),
         "torch": torch.__version__,
         "egru": egru.__version__,
-    }
+    } | row
     record = read_record(options.results) | {record_key(options): row}
     replace_file(options.results, (json.dumps(record, indent=2) + "\n").encode())
     print(json.dumps(row, indent=2))

@@ -230,6 +230,7 @@ def test_persistent_forward_arguments(launches: Launches, B: int, inputs: int) -
     out = persistent.forward(problem, plan, pending, save=True)
     (prepared,) = launches.of("prepare")
     assert prepared["pack"]["weight"] == problem.weight_hh.data_ptr()
+    assert pending.buffer is not None
     assert prepared["pack"]["out"] == pending.buffer.data_ptr()
     assert (prepared["pack"]["H"], prepared["pack"]["blocks"], prepared["pack"]["after"]) == (40, plan.blocks, 1)
     assert prepared["workspace"] == pending.workspace
