@@ -154,49 +154,6 @@ def test_regularisers_increase_activity_sparsity(tmp_path):
     assert pressed.activity.activity_sparsity > plain.activity.activity_sparsity + 0.1
 
 
-def test_thresholds_rise_linearly_and_keep_higher_ones():
-    model = make_classifier()
-    parameter = model.layers[0].get_parameter("threshold_l0")
-    with torch.no_grad():
-        parameter.copy_(torch.logit(torch.linspace(0.01, 0.6, 12)))
-    before = parameter.sigmoid().detach()
-    rise = loop_module.ThresholdRise(model, 0.1, 0.5, epochs=2.0)
-    for epoch, floor in ((0.0, 0.1), (0.5, 0.2), (2.0, 0.5), (3.0, 0.5)):
-        rise.update(epoch)
-        torch.testing.assert_close(parameter.sigmoid(), before.clamp(min=floor))
-
-
-def test_best_epoch_has_the_final_thresholds(tmp_path, monkeypatch):
-    calls = []
-    update = loop_module.ThresholdRise.update
-    monkeypatch.setattr(
-        loop_module.ThresholdRise, "update", lambda rise, epoch: (calls.append(epoch), update(rise, epoch))[1]
-    )
-    result, model = classifier_run(tmp_path / "run", epochs=4, threshold_rise=(0.05, 0.95), rise_share=0.75)
-    assert calls == [epoch / 3 for epoch in range(3)] + [1, *[1 + i / 3 for i in range(3)], 2] + [
-        *[2 + i / 3 for i in range(3)],
-        3,
-        *[3 + i / 3 for i in range(3)],
-        4,
-    ]
-    lines = {line.epoch: line.validation.loss for line in Run.open(tmp_path / "run").metrics()}
-    assert min(lines, key=lambda epoch: lines[epoch]) < 3  # fewer events, worse scores
-    assert result.best_epoch >= 3
-    assert model.layers[0].get_parameter("threshold_l0").sigmoid().min() >= 0.95 - 1e-6
-
-
-def test_a_rise_of_thresholds_is_validated(tmp_path):
-    for rise in ((0.2, 0.1), (0.0, math.inf), (math.nan, 0.1)):
-        with pytest.raises(ValueError, match="threshold_rise must be two finite numbers in ascending order, or none"):
-            ClassifierTraining(threshold_rise=rise)
-    with pytest.raises(ValueError, match="rise_share must be between 0 and 1, got 2"):
-        ClassifierTraining(rise_share=2)
-    with pytest.raises(ValueError, match="floor must be at least 0 and below 1 with kind='sigmoid', got -1"):
-        classifier_run(tmp_path / "negative", threshold_rise=(-1.0, 0.1))
-    with pytest.raises(ValueError, match="threshold_rise requires an event layer, got LanguageModel"):
-        loop_module.make_threshold_rise(make_language_model("gru"), LanguageTraining(threshold_rise=(0.0, 0.1)))
-
-
 def test_frozen_thresholds_do_not_change(tmp_path):
     torch.manual_seed(0)
     start = make_classifier().layers[0].get_parameter("threshold_l0").detach().clone()
@@ -313,10 +270,7 @@ def test_training_steps_do_not_synchronise_with_the_gpu(kind, optimiser, precisi
     """After the first step, torch raises an error for every call that makes the host wait for the device."""
     common: Any = {"batch": 8, "device": "cuda", "precision": precision, "clip": 1.0, "optimiser": optimiser}
     if kind == "classifier":
-        training, model = (
-            ClassifierTraining(**common, rate_loss=0.1, threshold_rise=(0.1, 0.2)),
-            make_classifier().cuda(),
-        )
+        training, model = ClassifierTraining(**common, rate_loss=0.1), make_classifier().cuda()
         task: Any = ClassifierTask(sequences(), training)
     else:
         training, model = LanguageTraining(**common, evaluation_batch=4, bptt=10), make_language_model().cuda()

@@ -134,13 +134,9 @@ class Threshold:
         Raises:
             ValueError: If a threshold of this kind cannot take the value ``floor``.
         """
-        if isinstance(floor, Tensor):
-            for value in (floor.min().item(), floor.max().item()):
-                self.check_floor(value)
-            floor = floor.to(parameter)
-        else:  # without waiting for the device
-            self.check_floor(floor)
-            floor = torch.full((), floor, dtype=parameter.dtype, device=parameter.device)
+        floor = torch.as_tensor(floor, dtype=parameter.dtype, device=parameter.device)
+        for value in (floor.min().item(), floor.max().item()):
+            self.check_floor(value)
         match self.kind:
             case "sigmoid":
                 parameter.clamp_(min=torch.logit(floor))

@@ -1,7 +1,6 @@
 """Training settings: frozen dataclasses that are validated when they are created. Each field is a CLI option."""
 
 import dataclasses
-import math
 import typing
 from typing import Any, Literal
 
@@ -53,11 +52,6 @@ class Training:
     """Learning rate of the thresholds. If None, that of the other parameters."""
     freeze_thresholds: bool = False
     """Do not train the thresholds."""
-    threshold_rise: tuple[float, float] | None = None
-    """Raise lower thresholds, linearly from the first value to the second during training (event cells). If None, raise
-    none."""
-    rise_share: float = 0.5
-    """Fraction of the epochs after which the second value of threshold_rise is reached."""
     rate_loss: float = 0.0
     """Weight of the loss on event rates above 5 % (w_reg in the paper)."""
     state_loss: float = 0.0
@@ -99,7 +93,7 @@ class Training:
         _require(self, "weight_decay", self.weight_decay >= 0, "zero or more")
         _require(self, "clip", self.clip is None or self.clip > 0, "positive, or none")
         _require(self, "weight_sparsity", 0 <= self.weight_sparsity < 1, "in [0, 1)")
-        for name in ("constant_share", "final_factor", "step_factor", "pruning_share", "rise_share"):
+        for name in ("constant_share", "final_factor", "step_factor", "pruning_share"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name in ("optimiser", "schedule", "pruning_scope", "precision", "exchange"):
             choices = typing.get_args(typing.get_type_hints(type(self))[name])
@@ -110,9 +104,6 @@ class Training:
         _require(self, "precision", self.precision != "float16" or on_cuda, accepted)
         accepted = f"off on device {self.device} in {self.precision} (graphs require cuda, and not float16)"
         _require(self, "graph", not self.graph or (on_cuda and self.precision != "float16"), accepted)
-        rise = self.threshold_rise
-        fits = rise is None or (all(map(math.isfinite, rise)) and rise[0] <= rise[1])
-        _require(self, "threshold_rise", fits, "two finite numbers in ascending order, or none")
         rate = self.threshold_learning_rate
         _require(self, "threshold_learning_rate", rate is None or rate > 0, "positive, or none")
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from egru.activity import ActivityLoss, ActivityMonitor, ActivitySummary, measure_stability
 from egru.compress.weights import WeightPruning
-from egru.layers import event_directions
 from egru.training import checkpoint, distributed
 from egru.training.config import Training
 from egru.training.energy import EnergyRecorder
@@ -87,7 +86,7 @@ def _train(
     start = time.monotonic()
     deadline = math.inf if minutes is None else start + 60 * minutes
     device = torch.device(training.device)
-    pruning, thresholds = make_pruning(model, training), make_threshold_rise(model, training)
+    pruning = make_pruning(model, training)
     optimiser, scaler = make_optimiser(model, training), make_scaler(training)
     step = make_step(model, task, training, optimiser, scaler)
     is_rank_zero = distributed.rank() == 0
@@ -108,7 +107,7 @@ def _train(
         energy.start_epoch()
         statistics = EpochStatistics(epoch + 1, saved_epoch, device, overflows=scaler.is_enabled())
         training_activity = train_epoch(
-            epoch, model, task, training, step, optimiser, scaler, statistics, progress, pruning, thresholds
+            epoch, model, task, training, step, optimiser, scaler, statistics, progress, pruning
         )
         epoch += 1
         train_metrics = statistics.summary()
@@ -122,8 +121,6 @@ def _train(
         merit = task.merit(scores)
         if pruning is not None:  # epochs with the final sparsity are better than those before
             merit = (pruning.goal(pruning_progress(epoch, training)), *merit)
-        if thresholds is not None:
-            merit = (thresholds.value(epoch), *merit)
         is_last = epoch == training.epochs
         is_late = distributed.from_rank_zero(lambda: time.monotonic() >= deadline)
         is_saved = epoch % training.save_every == 0 or is_last or is_late
@@ -181,49 +178,6 @@ def make_pruning(model: nn.Module, training: Training) -> WeightPruning | None:
     )
 
 
-class ThresholdRise:
-    """Raises the thresholds of a model that are below a value, which rises linearly during training.
-
-    Args:
-        model: Model with at least one event layer.
-        start: Smallest threshold at the start.
-        end: Smallest threshold after ``epochs``.
-        epochs: Number of epochs in which the value rises. May have a fraction.
-
-    Raises:
-        ValueError: If the model has no event layer, or its thresholds cannot take these values.
-    """
-
-    def __init__(self, model: nn.Module, start: float, end: float, epochs: float) -> None:
-        self.start, self.end, self.epochs = start, end, epochs
-        self._thresholds = [
-            (layer.threshold_config, layer.threshold_parameters()[direction.name])
-            for _, layer, direction in event_directions(model)
-        ]
-        if not self._thresholds:
-            raise ValueError(f"threshold_rise requires an event layer, got {type(model).__name__}")
-        for config, _ in self._thresholds:
-            config.check_floor(start)
-            config.check_floor(end)
-
-    def value(self, epoch: float) -> float:
-        """Return the smallest threshold after a number of epochs, including fractions."""
-        share = min(1.0, epoch / self.epochs) if self.epochs else 1.0
-        return self.start + share * (self.end - self.start)
-
-    def update(self, epoch: float) -> None:
-        """Raise the thresholds to the value after a number of epochs."""
-        for config, parameter in self._thresholds:
-            config.raise_(parameter, self.value(epoch))
-
-
-def make_threshold_rise(model: nn.Module, training: Training) -> ThresholdRise | None:
-    """Return the rise of the thresholds of the config, or None."""
-    if training.threshold_rise is None:
-        return None
-    return ThresholdRise(model, *training.threshold_rise, training.rise_share * training.epochs)
-
-
 def mask_updates(training: Training) -> int:
     """Return how often the masks change per epoch: about :data:`MASK_UPDATES` times in all, at least once per epoch."""
     return max(1, math.ceil(MASK_UPDATES / max(1.0, training.epochs * training.pruning_share)))
@@ -250,7 +204,6 @@ def train_epoch(
     statistics: EpochStatistics,
     progress: Progress,
     pruning: WeightPruning | None = None,
-    thresholds: ThresholdRise | None = None,
 ) -> ActivitySummary | None:
     """Train on every batch once, after ``epoch`` epochs.
 
@@ -267,8 +220,6 @@ def train_epoch(
         if pruning is not None and (update := int(batch.epoch_fraction * mask_updates(training))) != masks:
             masks = update
             pruning.update(pruning_progress(epoch, training, update))
-        if thresholds is not None:
-            thresholds.update(epoch + batch.epoch_fraction)
         if statistics.steps == 1:
             with monitor:
                 loss, objective, state = eager_step(batch, state)
@@ -282,8 +233,6 @@ def train_epoch(
         progress.step(epoch + batch.epoch_fraction)
     if pruning is not None:  # an epoch with few batches may have passed over its last change
         pruning.update(pruning_progress(epoch + 1, training))
-    if thresholds is not None:
-        thresholds.update(epoch + 1)
     return monitor.summary() if statistics.steps > 1 else None
 
 
