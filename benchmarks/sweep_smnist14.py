@@ -1,9 +1,9 @@
 """Search space of a sweep on small images: size of the layer, reset, surrogate, and how strongly events are limited.
 
     egru sweep smnist14-egru-128 --search benchmarks/sweep_smnist14.py --objectives quality,macs --pruner none \
-        --trials 72 --workers 12 --epochs 10
+        --trials 60 --workers 2 --epochs 5
 
-`egru report` draws accuracy against multiply-accumulates with the Pareto front (docs/results/sweep.md).
+`egru report` draws accuracy against multiply-accumulates with the Pareto front (docs/guides/sweeps.md).
 """
 
 from typing import Any
