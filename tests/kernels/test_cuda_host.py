@@ -417,6 +417,22 @@ def test_cluster_kernels_leave_large_layers_to_others() -> None:
     assert cluster.choose_plan(513, 1, 1, H200, "after", "forward") is None
     assert cluster.choose_plan(512, 4000, 1, H200, "after", "forward") is None, "fused steps are faster"
     assert cluster.find_plan(torch.zeros(2, 3, 5), 32, "after", "bfloat16") is None
+    assert cluster.choose_plan(512, 1, 1, Chip(15, 232448), "after", "forward") is None, "a cluster needs 16"
     large = cluster.choose_plan(512, 32, 64, H200, "after", "forward")
     assert large is not None
     assert large.inputs == 0, "more rows per cluster are worth more than one launch less"
+
+
+@pytest.mark.parametrize(("inputs", "computed"), [(64, 64), (65, 0)])
+def test_cluster_kernels_compute_products_of_few_inputs(inputs: int, computed: int) -> None:
+    plan = cluster.choose_plan(32, 1, inputs, H200, "after", "forward")
+    assert plan is not None
+    assert plan.inputs == computed
+
+
+def test_batches_with_one_cluster_partition_share_compiled_kernels() -> None:
+    small, large = (cluster.choose_plan(64, batch, 3, H200, "after", "forward") for batch in (1056, 1500))
+    assert small is not None
+    assert large is not None
+    assert small.microseconds != large.microseconds
+    assert (small, hash(small)) == (large, hash(large))

@@ -102,7 +102,7 @@ class ClusterPlan:
     block_units: int
     blocks: int  # per cluster
     bytes: int  # of shared memory, per block
-    microseconds: float  # estimated time of one step
+    microseconds: float = dataclasses.field(compare=False)  # estimated per step; batches share compiled kernels
 
     def clusters(self, batch: int) -> int:
         """Return the number of clusters for a batch."""
@@ -148,7 +148,7 @@ def _best_rows(
 ) -> ClusterPlan | None:
     """Return the partition with the best number of rows per cluster, or None if none fits."""
     blocks = next((blocks for blocks in BLOCKS if blocks * BLOCK_UNITS >= units), None)
-    if blocks is None:
+    if blocks is None or blocks > chip.multiprocessors:
         return None
     block_units = -(-units // blocks)
     terms = 3 * (units + (inputs if direction == "forward" else 0))
