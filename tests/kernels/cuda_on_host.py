@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from egru.kernels.cuda import kernel, lstm_steps, persistent, products, small_batch, sources, steps, stepwise
+from egru.kernels.cuda import cluster, kernel, lstm_steps, persistent, products, small_batch, sources, steps, stepwise
 from egru.types import COMPARES, EVENTS, RESET_GATES, RESETS
 
 COMPILER = shutil.which("c++")
@@ -140,8 +140,8 @@ def on_host(kernels: HostKernels) -> Iterator[None]:
         patch.setattr(products, "product", lambda a, b: a.float() @ b.float())
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(kernel, "on_device", lambda index: contextlib.nullcontext())
-        for module in (persistent, small_batch):
-            patch.setattr(module, "find_plan", lambda *_: None)
+        for module in (cluster, persistent, small_batch):
+            patch.setattr(module, "find_plan", lambda *_, **__: None)
         for cached in caches:
             cached.cache_clear()
         try:

@@ -106,7 +106,7 @@ def cuda_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[kerne
         return EmulatedFunction(cluster.kernel_source(plan, variant), name, struct, plan.blocks, plan.bytes, folder)
 
     monkeypatch.setattr(cluster, "_function", function)
-    monkeypatch.setattr(cluster, "supports_clusters", lambda _: True)
+    monkeypatch.setattr(cluster, "is_hopper", lambda _: True)
     monkeypatch.setattr(cluster, "chip", lambda _: CHIP)
     monkeypatch.setattr(cluster, "gather_gradients", emulated_gather)
     monkeypatch.setattr(kernel, "on_device", lambda _: torch.no_grad())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from egru.kernels.cuda import driver, products, sources
 from egru.kernels.cuda.arguments import KEEP, SURROGATE
-from egru.kernels.cuda.device import architecture, chip, supports_clusters
+from egru.kernels.cuda.device import architecture, chip, is_hopper
 from egru.kernels.cuda.gather import gather_gradients
 from egru.kernels.cuda.plan import Chip, Direction, ceil_to
 from egru.kernels.cuda.prepare import PendingForward
@@ -192,7 +192,7 @@ def kernel_source(plan: ClusterPlan, variant: Variant) -> str:
 def _plan(
     units: int, batch: int, inputs: int, reset_gate: ResetGate, direction: Direction, device: int
 ) -> ClusterPlan | None:
-    if not supports_clusters(device):
+    if not is_hopper(device):
         return None
     forward = choose_plan(units, batch, inputs, chip(device), reset_gate, "forward")
     if forward is None or direction == "forward":

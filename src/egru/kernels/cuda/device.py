@@ -34,14 +34,8 @@ def architecture(device: int) -> str:
 
 @functools.cache
 def is_hopper(device: int) -> bool:
-    """Return whether the device can run the persistent kernels."""
+    """Return whether the device can run the persistent kernels and the cluster kernels."""
     return torch.cuda.get_device_capability(device)[0] == 9
-
-
-@functools.cache
-def supports_clusters(device: int) -> bool:
-    """Return whether blocks of the device can form clusters of 16."""
-    return torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @functools.cache
