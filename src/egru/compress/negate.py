@@ -47,8 +47,8 @@ def negate_units(model: RecurrentStack, units: Sequence[Tensor]) -> None:
 def negate_positive_units(model: RecurrentStack, run: Callable[[], object]) -> int:
     """Negate the units whose states are positive at most steps, in place.
 
-    Positive events report positive states. Afterwards fewer of them are lost or have to be sent when thresholds rise
-    to zero.
+    With positive events and thresholds near zero, a unit sends an event at every step with a positive state. After
+    this call, these are fewer than half of the steps of every unit.
 
     Args:
         model: A converted classifier or language model, see :func:`negate_units`.

@@ -49,7 +49,7 @@ def convert(
     split is scored once, at the end, with the exported network.
 
     With positive events, units with mostly positive states are negated first. This does not change the outputs, and
-    leaves fewer events to remove.
+    thresholds near zero then leave fewer events.
 
     Args:
         folder: The folder of a run or an export with cell ``gru`` or ``lstm``.
