@@ -31,10 +31,12 @@ inline float __uint_as_float(unsigned u) { float f; std::memcpy(&f, &u, 4); retu
 template <class T>
 T min(T a, T b) { return b < a ? b : a; }
 
-enum State { READY, AT_BLOCK_BARRIER, AT_CLUSTER_BARRIER, FINISHED };
+enum State { READY, AT_WARP_BARRIER, AT_BLOCK_BARRIER, AT_CLUSTER_BARRIER, FINISHED };
 struct Coroutine {
   ucontext_t context;
   State state;
+  int exchanges;  // between the lanes of a warp so far
+  float exchanged[2];  // by the last even and the last odd one
 };
 const int STACK = 1 << 16;
 
@@ -52,6 +54,13 @@ inline void stop_at(State state) {
 }
 inline void __syncthreads() { stop_at(AT_BLOCK_BARRIER); }
 inline void cluster_sync() { stop_at(AT_CLUSTER_BARRIER); }
+// Two places suffice: a lane writes the first one again only after all lanes have reached the exchange in between.
+inline float __shfl_xor_sync(unsigned, float value, int distance) {
+  const int place = current->exchanges++ % 2;
+  current->exchanged[place] = value;
+  stop_at(AT_WARP_BARRIER);
+  return coroutines[block_rank][threadIdx.x ^ distance].exchanged[place];
+}
 inline float4* block_memory() { return (float4*)shared_memory[block_rank].data(); }
 inline bool all_at(const std::vector<Coroutine>& block, State state) {
   for (auto& coroutine : block)
@@ -69,18 +78,26 @@ inline void share_with(int blocks, float* place, float value) {
   }
 }
 
-// Runs the threads of one block until all of them wait for the cluster or have finished.
+// Runs the threads of one block until none of them can continue: all wait for the cluster, or all have finished.
 inline void run_block(int first, int rank, int threads, int& turn) {
   auto& block = coroutines[rank];
-  while (all_at(block, READY)) {
+  for (bool ready = true; ready;) {
     turn++;
     for (int i = 0; i < threads; i++) {
       const int t = turn % 2 ? i : threads - 1 - i;
+      if (block[t].state != READY) continue;
       threadIdx.x = t, blockIdx.x = first + rank, block_rank = rank;
       current = &block[t];
       swapcontext(&scheduler, &current->context);
     }
-    if (all_at(block, AT_BLOCK_BARRIER)) release(block);
+    ready = all_at(block, AT_BLOCK_BARRIER);
+    if (ready) release(block);
+    for (int lane = 0; lane < threads; lane += 32) {
+      int waiting = 0;
+      for (int t = lane; t < lane + 32; t++) waiting += block[t].state == AT_WARP_BARRIER;
+      for (int t = lane; t < lane + 32 && waiting == 32; t++) block[t].state = READY;
+      ready = ready || waiting == 32;
+    }
   }
 }
 

@@ -160,18 +160,23 @@ def make_problem(T: int, B: int, inputs: int, H: int, gate: ResetGate, reset: Re
 
 @pytest.mark.parametrize("gate", ["after", "before"])
 @pytest.mark.parametrize(
-    ("T", "B", "inputs", "H", "rows", "reset", "full"),
-    [(4, 3, 3, 7, 2, "output", True), (3, 2, 65, 40, 1, "none", False), (1, 1, 1, 1, 8, "hard", False),
-     (3, 5, 6, 33, 4, "hard", True), (4, 11, 2, 70, 8, "threshold", True)],
+    ("T", "B", "inputs", "H", "rows", "lanes", "reset", "full"),
+    [(4, 3, 3, 7, 2, 1, "output", True), (3, 2, 65, 40, 1, 1, "none", False), (1, 1, 1, 1, 8, 1, "hard", False),
+     (3, 5, 6, 33, 4, 1, "hard", True), (4, 11, 2, 70, 8, 1, "threshold", True), (4, 3, 3, 7, 2, 4, "output", True),
+     (3, 2, 65, 40, 1, 4, "none", False), (1, 1, 1, 1, 2, 4, "hard", False), (3, 5, 21, 33, 4, 4, "hard", True),
+     (4, 3, 2, 70, 1, 4, "threshold", True), (2, 3, 64, 128, 2, 4, "output", False)],
 )  # fmt: skip
 def test_sequences_and_gradients_match_float64(
     cuda_kernel: kernel.CUDAKernel, monkeypatch: pytest.MonkeyPatch, T: int, B: int, inputs: int, H: int, rows: int,
-    gate: ResetGate, reset: Reset, full: bool,
+    lanes: int, gate: ResetGate, reset: Reset, full: bool,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cluster, "ROWS", (rows,))
+    choose_division(monkeypatch, rows, lanes)
     problem = make_problem(T, B, inputs, H, gate, reset, full)
     tensors = [None if tensor is None else at_page_end(tensor) for tensor in problem.tensors()]
     problem = Problem(*tensors, *problem.options())  # pyright: ignore[reportArgumentType]
+    forward_plan = cluster.find_plan(problem.input, H, gate, "")
+    assert forward_plan is not None
+    assert (forward_plan.rows, forward_plan.lanes) == (rows, lanes)
     got, plan = run_forward(cuda_kernel, problem, save=True)
     exact, leaves = reference(problem)
     assert H == 1 or (exact[0] != 0).any()
@@ -187,10 +192,11 @@ def test_sequences_and_gradients_match_float64(
 
 
 @pytest.mark.parametrize("gate", ["after", "before"])
+@pytest.mark.parametrize("lanes", [1, 4])
 def test_views_and_absent_gradients_give_the_same_result(
-    cuda_kernel: kernel.CUDAKernel, monkeypatch: pytest.MonkeyPatch, gate: ResetGate
+    cuda_kernel: kernel.CUDAKernel, monkeypatch: pytest.MonkeyPatch, gate: ResetGate, lanes: int
 ) -> None:
-    monkeypatch.setattr(cluster, "ROWS", (2,))
+    choose_division(monkeypatch, 2, lanes)
     problem = make_problem(4, 3, 3, 7, gate, "output", full=True)
     assert problem.keep is not None
     c0, y0 = torch.randn(7), torch.randn(7).relu()
@@ -217,6 +223,13 @@ def test_views_and_absent_gradients_give_the_same_result(
         result = cluster.backward(views, plan, got.c, got.reserve, *absent, input_gradient=False)
         assert result.input is None
         torch.testing.assert_close(result[1:], exact[1:], rtol=1e-6, atol=1e-6)
+
+
+def choose_division(monkeypatch: pytest.MonkeyPatch, rows: int, lanes: int) -> None:
+    """Let all plans have ``rows`` rows per cluster, and forward kernels ``lanes`` lanes per unit."""
+    monkeypatch.setattr(cluster, "ROWS", (rows,))
+    monkeypatch.setattr(cluster, "STEP_OVERHEAD", 1.0 if lanes == 1 else 30.0)
+    monkeypatch.setattr(cluster, "BLOCK_STEP_OVERHEAD", 30.0 if lanes == 1 else 1.0)
 
 
 def run_forward(cuda_kernel: kernel.CUDAKernel, problem: Problem, save: bool) -> tuple[Forward, cluster.ClusterPlan]:

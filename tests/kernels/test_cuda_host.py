@@ -396,16 +396,19 @@ def test_lean_saves_nothing_and_recomputes(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("reset_gate", GATES)
 @pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (7, 64), (128, 65), (500, 3)])
-@pytest.mark.parametrize("units", [1, 7, 32, 33, 100, 256, 500, 512])
+@pytest.mark.parametrize("units", [1, 7, 32, 33, 100, 128, 129, 256, 500, 512])
+@pytest.mark.parametrize("steps", [1, 64])
 def test_cluster_plans_cover_the_problem_and_fit_the_chip(
-    units: int, batch: int, inputs: int, reset_gate: ResetGate, direction: Direction
+    units: int, batch: int, inputs: int, steps: int, reset_gate: ResetGate, direction: Direction
 ) -> None:
-    plan = cluster.choose_plan(units, batch, inputs, H200, reset_gate, direction)
+    plan = cluster.choose_plan(units, batch, inputs, steps, H200, reset_gate, direction)
     if plan is None:
         assert units * batch > 100_000, "small layers must always fit"
         return
     assert plan.blocks in cluster.BLOCKS
-    assert plan.block_units <= cluster.BLOCK_UNITS
+    assert plan.lanes == 1 or (direction == "forward" and plan.blocks == 1)
+    assert plan.block_units <= (cluster.BLOCK_UNITS if plan.lanes == 1 else cluster.REGISTER_UNITS)
+    assert plan.threads * (1 if plan.lanes == 1 else 3 * units // plan.lanes) <= 65536 * 3 // 4, "registers of a block"
     assert plan.block_units * plan.blocks >= units
     assert plan.rows * plan.clusters(batch) >= batch > plan.rows * (plan.clusters(batch) - 1), "no cluster is idle"
     assert plan.bytes <= H200.shared_bytes
@@ -414,24 +417,26 @@ def test_cluster_plans_cover_the_problem_and_fit_the_chip(
 
 
 def test_cluster_kernels_leave_large_layers_to_others() -> None:
-    assert cluster.choose_plan(513, 1, 1, H200, "after", "forward") is None
-    assert cluster.choose_plan(512, 4000, 1, H200, "after", "forward") is None, "fused steps are faster"
+    assert cluster.choose_plan(513, 1, 1, 64, H200, "after", "forward") is None
+    assert cluster.choose_plan(512, 4000, 1, 64, H200, "after", "forward") is None, "fused steps are faster"
     assert cluster.find_plan(torch.zeros(2, 3, 5), 32, "after", "bfloat16") is None
-    assert cluster.choose_plan(512, 1, 1, Chip(15, 232448), "after", "forward") is None, "a cluster needs 16"
-    large = cluster.choose_plan(512, 32, 64, H200, "after", "forward")
-    assert large is not None
-    assert large.inputs == 0, "more rows per cluster are worth more than one launch less"
+    assert cluster.choose_plan(512, 1, 1, 64, Chip(15, 232448), "after", "forward") is None, "a cluster needs 16"
+    long, short = (cluster.choose_plan(512, 32, 64, steps, H200, "after", "forward") for steps in (64, 1))
+    assert long is not None
+    assert long.inputs == 0, "more rows per cluster are worth more than one launch less"
+    assert short is not None
+    assert short.inputs == 64, "one launch less is worth more than one step with more rows per cluster"
 
 
 @pytest.mark.parametrize(("inputs", "computed"), [(64, 64), (65, 0)])
 def test_cluster_kernels_compute_products_of_few_inputs(inputs: int, computed: int) -> None:
-    plan = cluster.choose_plan(32, 1, inputs, H200, "after", "forward")
+    plan = cluster.choose_plan(32, 1, inputs, 64, H200, "after", "forward")
     assert plan is not None
     assert plan.inputs == computed
 
 
 def test_batches_with_one_cluster_partition_share_compiled_kernels() -> None:
-    small, large = (cluster.choose_plan(64, batch, 3, H200, "after", "forward") for batch in (1056, 1500))
+    small, large = (cluster.choose_plan(200, batch, 3, 64, H200, "after", "forward") for batch in (400, 700))
     assert small is not None
     assert large is not None
     assert small.microseconds != large.microseconds

@@ -22,15 +22,24 @@ from egru.kernels.cuda.tensors import address, keep_argument, reserve_shape, sta
 from egru.kernels.problem import Backward, Forward, Problem
 from egru.types import Reset, ResetGate
 
-THREADS = 256
 BLOCK_UNITS = 32
 BLOCKS = (1, 2, 4, 8, 16)
 """Allowed numbers of blocks per cluster."""
 MAX_INPUTS = 64
 """Largest number of input features for which the kernel computes x W itself."""
 ROWS = (1, 2, 4, 8)
+LANES = 4
+"""Threads per unit if the recurrent weights are in registers."""
+REGISTER_UNITS = 128
+"""Largest layer whose recurrent weights fit into the registers of one block."""
 STEP_OVERHEAD = 1.3
-"""Microseconds per step for barriers and the element-wise part."""
+"""Microseconds per step for the barriers of a cluster and the element-wise part."""
+BLOCK_STEP_OVERHEAD = 0.4
+"""The same for a block without a cluster."""
+LAUNCH = 60.0
+"""Microseconds that the host needs to compute x W beforehand."""
+LONG = 64
+"""Plans of longer sequences do not depend on their length."""
 FUSED_STEP = 40.0
 """Microseconds that fused steps take per step, limited by the host. Slower plans are not used."""
 
@@ -101,8 +110,14 @@ class ClusterPlan:
     rows: int  # of the batch, per cluster; one of ROWS
     block_units: int
     blocks: int  # per cluster
+    lanes: int  # threads per unit, with recurrent weights in registers; 1 if warps share them, in shared memory
     bytes: int  # of shared memory, per block
     microseconds: float = dataclasses.field(compare=False)  # estimated per step; batches share compiled kernels
+
+    @property
+    def threads(self) -> int:
+        """Threads per block."""
+        return 256 if self.lanes == 1 else ceil_to(self.lanes * self.units, 32)
 
     def clusters(self, batch: int) -> int:
         """Return the number of clusters for a batch."""
@@ -110,20 +125,22 @@ class ClusterPlan:
 
 
 def shared_bytes(
-    units: int, inputs: int, rows: int, block_units: int, reset_gate: ResetGate, direction: Direction
+    units: int, inputs: int, rows: int, block_units: int, lanes: int, reset_gate: ResetGate, direction: Direction
 ) -> int:
     """Return the shared memory of one block."""
-    padded, padded_inputs = ceil_to(units, 4), ceil_to(inputs, 4)
+    padded, padded_inputs = ceil_to(units, 4 * lanes), ceil_to(inputs, 4 * lanes)
     if direction == "backward":
         exchanged = 6 if reset_gate == "after" else 3
         return 4 * (3 * padded * block_units + exchanged * rows * padded + 8 * rows * 32)
-    weights = 3 * (padded + padded_inputs) * block_units
-    return 4 * (weights + 2 * rows * (padded + padded_inputs) + 8 * (4 if inputs else 3) * rows * 32)
+    in_registers = lanes > 1
+    weights = 3 * ((0 if in_registers else padded) + padded_inputs) * block_units
+    scratch = 0 if in_registers else 8 * (4 if inputs else 3) * rows * 32
+    return 4 * (weights + 2 * rows * (padded + padded_inputs) + scratch)
 
 
 @functools.lru_cache(maxsize=1024)
 def choose_plan(
-    units: int, batch: int, inputs: int, chip: Chip, reset_gate: ResetGate, direction: Direction
+    units: int, batch: int, inputs: int, steps: int, chip: Chip, reset_gate: ResetGate, direction: Direction
 ) -> ClusterPlan | None:
     """Return the cheapest partition, or None if the weights do not fit or fused steps are faster.
 
@@ -131,40 +148,79 @@ def choose_plan(
         units: Size of the layer.
         batch: Number of sequences.
         inputs: Number of input features.
+        steps: Length of the sequences.
         chip: The device.
         reset_gate: "after" or "before".
         direction: Forward or backward.
     """
-    computed = _best_rows(units, batch, 0, chip, reset_gate, direction)
-    inline = _best_rows(units, batch, inputs, chip, reset_gate, direction) if inputs <= MAX_INPUTS else None
-    best = computed
-    if inline is not None and (computed is None or inline.microseconds <= 1.5 * computed.microseconds):
-        best = inline  # one launch less
-    return best if best is not None and best.microseconds < FUSED_STEP else None
+    computed = _best(units, batch, 0, chip, reset_gate, direction)
+    inline = _best(units, batch, inputs, chip, reset_gate, direction) if inputs <= MAX_INPUTS else None
+    if inline is None or computed is None:
+        return inline or computed
+    worth = max(1.5 * computed.microseconds, computed.microseconds + LAUNCH / steps)
+    return inline if inline.microseconds <= worth else computed  # inline: one launch less
 
 
-def _best_rows(
+def _best(
     units: int, batch: int, inputs: int, chip: Chip, reset_gate: ResetGate, direction: Direction
 ) -> ClusterPlan | None:
-    """Return the partition with the best number of rows per cluster, or None if none fits."""
+    """Return the fastest partition for a given number of features whose products the kernel computes."""
+    plans = _shared_plans(units, batch, inputs, chip, reset_gate, direction)
+    if direction == "forward" and units <= REGISTER_UNITS:
+        plans += _register_plans(units, batch, inputs, chip, reset_gate)
+    fast = [plan for plan in plans if plan.microseconds < FUSED_STEP]
+    return min(fast, key=lambda plan: plan.microseconds, default=None)
+
+
+def _shared_plans(
+    units: int, batch: int, inputs: int, chip: Chip, reset_gate: ResetGate, direction: Direction
+) -> list[ClusterPlan]:
+    """Return the partitions that fit with the weights in shared memory, one per number of rows."""
     blocks = next((blocks for blocks in BLOCKS if blocks * BLOCK_UNITS >= units), None)
     if blocks is None or blocks > chip.multiprocessors:
-        return None
+        return []
     block_units = -(-units // blocks)
     terms = 3 * (units + (inputs if direction == "forward" else 0))
-    best: ClusterPlan | None = None
+    plans: list[ClusterPlan] = []
     for rows in ROWS:
-        used = shared_bytes(units, inputs, rows, block_units, reset_gate, direction)
-        if used > chip.shared_bytes:
-            continue
-        clusters, at_once = -(-batch // rows), chip.multiprocessors // blocks
-        per_multiprocessor = min(4, chip.shared_bytes // used, -(-clusters // at_once))
-        waves = -(-clusters // (at_once * per_multiprocessor))
+        used = shared_bytes(units, inputs, rows, block_units, 1, reset_gate, direction)
         cycles = max(terms * block_units / 32 + terms * rows / 12, terms * rows / 4)  # reading weights, multiplying
-        microseconds = waves * (STEP_OVERHEAD + per_multiprocessor * cycles / 1700)
-        if best is None or microseconds < best.microseconds:
-            best = ClusterPlan(units, inputs, rows, block_units, blocks, used, microseconds)
-    return best
+        per_multiprocessor, waves = _occupancy(-(-batch // rows), chip.multiprocessors // blocks, 4, used, chip)
+        if per_multiprocessor:
+            microseconds = waves * (STEP_OVERHEAD + per_multiprocessor * cycles / 1700)
+            plans.append(ClusterPlan(units, inputs, rows, block_units, blocks, 1, used, microseconds))
+    return plans
+
+
+def _register_plans(units: int, batch: int, inputs: int, chip: Chip, reset_gate: ResetGate) -> list[ClusterPlan]:
+    """Return the partitions into single blocks with the recurrent weights in registers, one per number of rows."""
+    terms, input_terms = ceil_to(units, 4 * LANES), ceil_to(inputs, 4 * LANES)
+    threads = ceil_to(LANES * units, 32)
+    plans: list[ClusterPlan] = []
+    for rows in (rows for rows in ROWS if rows <= LANES):
+        used = shared_bytes(units, inputs, rows, units, LANES, reset_gate, "forward")
+        instructions = 3 * (terms + input_terms) // LANES * rows + 20 * rows + 90  # products, sums and the rest
+        cycles = max(threads * instructions / 128, 3 * input_terms * units / 32)  # the second: reading input weights
+        at_most = min(4, max(1, 65536 // (threads * (3 * terms // LANES + 24 + 14 * rows))))  # registers, as compiled
+        per_multiprocessor, waves = _occupancy(-(-batch // rows), chip.multiprocessors, at_most, used, chip)
+        if per_multiprocessor:
+            microseconds = waves * (BLOCK_STEP_OVERHEAD + per_multiprocessor * cycles / 1700)
+            plans.append(ClusterPlan(units, inputs, rows, units, 1, LANES, used, microseconds))
+    return plans
+
+
+def _occupancy(clusters: int, at_once: int, at_most: int, used: int, chip: Chip) -> tuple[int, int]:
+    """Return the number of blocks per multiprocessor, 0 if none fits, and how often the device is filled.
+
+    Args:
+        clusters: Number of clusters.
+        at_once: Clusters that run at the same time with one block per multiprocessor.
+        at_most: Largest number of blocks per multiprocessor.
+        used: Shared memory of a block.
+        chip: The device.
+    """
+    per_multiprocessor = min(at_most, chip.shared_bytes // used, -(-clusters // at_once))
+    return per_multiprocessor, -(-clusters // max(1, at_once * per_multiprocessor))
 
 
 class Variant(NamedTuple):
@@ -181,30 +237,33 @@ def kernel_source(plan: ClusterPlan, variant: Variant) -> str:
     """Return the CUDA C++ of one kernel, with sizes and options compiled in."""
     constants = {
         "H": plan.units, "I": plan.inputs, "C": plan.blocks, "U": plan.block_units, "R": plan.rows,
+        "LANES": plan.lanes, "THREADS": plan.threads,
         "KEEP": int(variant.keep), "RAGGED": int(variant.ragged), "ACCURATE": 1,
         **sources.option_constants(variant.reset, variant.reset_gate, ""),
     }  # fmt: skip
     struct = FORWARD if variant.direction == "forward" else BACKWARD
-    return sources.assemble(constants, [struct], [*sources.RECURSION, "cluster.cuh", f"cluster_{variant.direction}.cu"])
+    division = "cluster_warps.cuh" if plan.lanes == 1 else "cluster_lanes.cuh"
+    files = [*sources.RECURSION, "cluster.cuh", division, f"cluster_{variant.direction}.cu"]
+    return sources.assemble(constants, [struct], files)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _plan(
-    units: int, batch: int, inputs: int, reset_gate: ResetGate, direction: Direction, device: int
+    units: int, batch: int, inputs: int, steps: int, reset_gate: ResetGate, direction: Direction, device: int
 ) -> ClusterPlan | None:
     if not is_hopper(device):
         return None
-    forward = choose_plan(units, batch, inputs, chip(device), reset_gate, "forward")
+    forward = choose_plan(units, batch, inputs, steps, chip(device), reset_gate, "forward")
     if forward is None or direction == "forward":
         return forward
-    return choose_plan(units, batch, forward.inputs, chip(device), reset_gate, "backward")
+    return choose_plan(units, batch, forward.inputs, steps, chip(device), reset_gate, "backward")
 
 
 @functools.cache
 def _function(plan: ClusterPlan, variant: Variant, device: int) -> driver.Function:
     code = driver.compile_source(kernel_source(plan, variant), [architecture(device), "--std=c++17"])
     name = f"cluster_{variant.direction}"
-    return driver.Function(code, name, block=THREADS, shared=plan.bytes, cluster=plan.blocks)
+    return driver.Function(code, name, block=plan.threads, shared=plan.bytes, cluster=plan.blocks)
 
 
 def find_plan(
@@ -213,8 +272,8 @@ def find_plan(
     """Return the partition for a sequence on its device, or None if these kernels cannot run it."""
     if precision:
         return None
-    _, batch, inputs = input.shape
-    return _plan(units, batch, inputs, reset_gate, direction, input.device.index)
+    steps, batch, inputs = input.shape
+    return _plan(units, batch, inputs, min(steps, LONG), reset_gate, direction, input.device.index)
 
 
 def begin(plan: ClusterPlan, input: Tensor, weight_ih: Tensor) -> PendingForward:

@@ -91,13 +91,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) cluster_backward(const __g
 #if AFTER
     a_r = a_z * gate.q * gate.r * (1.f - gate.r);
     if (p.active) {
-      float* const row_grads = grads + ((t & 1) * R + p.warp) * 3 * HK + p.unit;
+      float* const row_grads = grads + ((t & 1) * R + p.row) * 3 * HK + p.unit;
       share(row_grads, a_r);
       share(row_grads + HK, a_u);
       share(row_grads + 2 * HK, gate.r * a_z);
     }
 #else
-    if (p.active) share(grads + p.warp * HK + p.unit, a_z);
+    if (p.active) share(grads + p.row * HK + p.unit, a_z);
     cluster_sync();
     float sums[4][R] = {}, m[4] = {};
     accumulate<1, 0, 1, 0, KC>(sums, weights + 2 * KC * U, grads, p);
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cluster_backward(const __g
         a_r = m[0] * prev.y * gate.r * (1.f - gate.r);
         dy += gate.r * m[0];
       }
-      float* const row_grads = grads + (R + 2 * p.warp) * HK + p.unit;
+      float* const row_grads = grads + (R + 2 * p.row) * HK + p.unit;
       share(row_grads, a_r);
       share(row_grads + HK, a_u);
       __stcs(a.source_z + row * H + p.unit, gate.r * prev.y);
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cluster_backward(const __g
   // Add the rows of the cluster.
   __syncthreads();
   for (int s = 0; s < 2; s++) {
-    if (p.warp < R) scratch[p.warp * 32 + p.lane] = p.active ? (s ? sum_z : sum_theta) : 0.f;
+    if (p.row < R) scratch[p.row * 32 + p.lane] = p.active ? (s ? sum_z : sum_theta) : 0.f;
     __syncthreads();
     if (p.warp == 0 && p.lane < U && p.unit < H) {
       float total = 0.f;

@@ -2,38 +2,30 @@
 
 constexpr int GATES = I ? 4 : 3;  // sums per unit: r, u, the recurrent part of z, and its input part
 
-// Copies the rows of three gates of a (3 H, `columns`) matrix as [chunk][gate][unit][4].
+// Copies the rows of three gates of a (3 H, `columns`) matrix as [chunk / LANES][gate][unit][chunk % LANES].
 __device__ __forceinline__ void load_weights(float4* to, const float* from, int columns, int chunks) {
   const int first = blockIdx.x % C * U;
   for (int at = threadIdx.x; at < chunks * 3 * U; at += THREADS) {
-    const int k = at % chunks * 4, gate = at / chunks % 3, unit = at / (3 * chunks);
-    const float* row = from + ((i64)gate * H + first + unit) * columns + k;
-    float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (first + unit < H) {
-      if (columns % 4 == 0) {
-        v = *(const float4*)row;
-      } else {
-        v.x = row[0];
-        if (k + 1 < columns) v.y = row[1];
-        if (k + 2 < columns) v.z = row[2];
-        if (k + 3 < columns) v.w = row[3];
-      }
-    }
-    to[(k / 4 * 3 + gate) * U + unit] = v;
+    const int k = at % chunks, gate = at / chunks % 3, unit = at / (3 * chunks);
+    to[((k / LANES * 3 + gate) * U + unit) * LANES + k % LANES] = weight_chunk(from, gate, first + unit, 4 * k, columns);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) cluster_forward(const __grid_constant__ ClusterForward a) {
   extern __shared__ __align__(16) float4 memory[];
-  float4* const weights = memory;                                // [KC][3][U]
-  float4* const input_weights = weights + KC * 3 * U;            // [IC][3][U]
-  float* const y_rows = (float*)(input_weights + IC * 3 * U);    // [2][R][HK]: y; "before": y, then r y
-  float* const x_rows = y_rows + 2 * R * HK;                     // [2][R][IK]
-  float* const scratch = x_rows + 2 * R * IK;                    // [WARPS][GATES][R][32]
   const Place p = place_of(a.B);
   const int T = a.T, B = a.B, b0 = p.cluster * R;
-
+#if LANES == 1
+  float4* const weights = memory;                      // [KC][3][U]
+  float4* const input_weights = weights + KC * 3 * U;  // [IC][3][U]
   load_weights(weights, a.weights, H, KC);
+#else
+  const Registers weights = load_registers(a.weights, p);
+  float4* const input_weights = memory;  // [IC / LANES][3][U][LANES]
+#endif
+  float* const y_rows = (float*)(input_weights + IC * 3 * U);  // [2][R][HK]: y; "before": y, then r y
+  float* const x_rows = y_rows + 2 * R * HK;                   // [2][R][IK]
+  float* const scratch = x_rows + 2 * R * IK;                  // [WARPS][GATES][R][32], if warps share the terms
   if (I) load_weights(input_weights, a.weight_ih, I, IC);
   for (int i = threadIdx.x; i < 2 * R * (HK + IK); i += THREADS) y_rows[i] = 0.f;
   __syncthreads();
@@ -91,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cluster_forward(const __gr
     if (I) input_z = v[GATES - 1];
     r = sigmoid(p_r + v[0]);
     u = sigmoid(-(p_u + v[1]));
-    if (p.active) share(y_rows + (R + p.warp) * HK + p.unit, r * y);
+    if (p.active) share(y_rows + (R + p.row) * HK + p.unit, r * y);
     cluster_sync();
     accumulate<3, 2, 1, 2, KC>(sums, weights, y_rows + R * HK, p);
     combine<4, GATES>(sums, v, scratch, p);
@@ -113,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cluster_forward(const __gr
         y = e ? c_seen : 0.f;
         fired = e;
       }
-      if (t + 1 < T) share(y_rows + ((AFTER ? ((t + 1) & 1) * R : 0) + p.warp) * HK + p.unit, y);
+      if (t + 1 < T) share(y_rows + ((AFTER ? ((t + 1) & 1) * R : 0) + p.row) * HK + p.unit, y);
       __stcs(a.y + at, valid ? y : 0.f);
       __stcs(a.c + at, valid ? c_seen : 0.f);
     }
