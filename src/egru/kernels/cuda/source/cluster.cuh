@@ -8,7 +8,7 @@
 // KEEP, RAGGED.
 
 // Chunks of four terms, the same number for each of the lanes that share a unit.
-constexpr int chunks_of(int terms) { return (terms + 4 * LANES - 1) / (4 * LANES) * LANES; }
+__device__ constexpr int chunks_of(int terms) { return (terms + 4 * LANES - 1) / (4 * LANES) * LANES; }
 constexpr int KC = chunks_of(H), IC = chunks_of(I);
 constexpr int HK = 4 * KC, IK = 4 * IC;
 static_assert(U * C >= H, "every unit has a block");
