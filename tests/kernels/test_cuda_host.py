@@ -426,6 +426,9 @@ def test_cluster_kernels_leave_large_layers_to_others() -> None:
     assert long.inputs == 0, "more rows per cluster are worth more than one launch less"
     assert short is not None
     assert short.inputs == 64, "one launch less is worth more than one step with more rows per cluster"
+    wide = cluster.choose_plan(512, 128, 64, 1, H200, "after", "forward")
+    assert wide is not None
+    assert wide.inputs == 0, "one launch less is not worth filling the device 16 times"
 
 
 @pytest.mark.parametrize(("inputs", "computed"), [(64, 64), (65, 0)])

@@ -1,5 +1,6 @@
 """Images read one pixel at a time: scikit-learn's digits, sequential and permuted MNIST (Tables 2 and S5)."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -222,3 +223,27 @@ add(
     "an event does not reset the state",
     note=_NOTE,
 )
+
+
+def thresholds(mean: float, std: float, trainable: bool) -> ClassifierConfig:
+    """Return one point of the grid over initial thresholds."""
+    return replace(small(), threshold=Threshold(mean=mean, std=std), freeze_thresholds=not trainable)
+
+
+for _mean, _std, _trainable in itertools.product((-4.0, -2.0, 0.0), (0.0, 1.0, 2.0), (True, False)):
+    add(
+        f"smnist14-threshold{_mean:g}-{_std:g}{'' if _trainable else '-fixed'}",
+        partial(thresholds, _mean, _std, _trainable),
+        f"EGRU 128, initial thresholds from N({_mean:g}, {_std:g}√2), {'trainable' if _trainable else 'fixed'}",
+        note="our version of Table S7, on small images",
+    )
+
+WIDTHS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
+"""Widths of the surrogate, as in the study on Penn Treebank."""
+for _width in WIDTHS:
+    add(
+        f"smnist14-epsilon-{_width:g}",
+        lambda width=_width: replace(small(), surrogate=Surrogate(width=width, height=0.2)),
+        f"EGRU 128, surrogate of half-width {_width:g}",
+        note="our version of a figure of the paper, on small images",
+    )

@@ -78,8 +78,16 @@ TABLES = {
     "small-ablation": Table(
         "Sequential MNIST with 14 by 14 pixels, ablation study (our task)", "smnist", ("smnist14-ablation-",)
     ),
+    "small-thresholds": Table(
+        "Sequential MNIST with 14 by 14 pixels, initial thresholds (our task)", "smnist", ("smnist14-threshold",)
+    ),
+    "small-epsilon": Table(
+        "Sequential MNIST with 14 by 14 pixels, width of the surrogate (our task)", "smnist", ("smnist14-epsilon-",)
+    ),
     "gestures": Table("DVS128 Gesture (Tables 1 and S1 of the paper)", "dvs-raw", _GESTURES, quoted=_GESTURE_ROWS),
-    "ablation": Table("DVS128 Gesture, ablation study (Table S4 of the paper)", "dvs-raw", ("dvs-ablation-",)),
+    "ablation": Table(
+        "DVS128 Gesture, ablation study (Table S4 of the paper)", "dvs-raw", ("dvs-ablation-",), ("dvs-egru-1024",)
+    ),
     "frames": Table("DVS128 Gesture on packed frames (our task)", "dvs", names=("dvs", "dvs-gru")),
     "ptb": Table("Penn Treebank (Tables 3 and S6 of the paper)", "ptb", _LANGUAGE),
     "thresholds": Table("Penn Treebank, initial thresholds (Table S7 of the paper)", "ptb", ("ptb-threshold",)),

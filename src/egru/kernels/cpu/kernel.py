@@ -42,6 +42,9 @@ class Limits:
     """The same for the backward pass, which would also have to unpack the weight gradients."""
     one_thread: int = 800_000
     """Multiplications of dense products per call up to which one thread is faster than several."""
+    one_thread_weights: int = 150_000
+    """The same for the number of weights. More of them do not fit into the cache of one core, together with their
+    gradients, and two cores read and write them faster than one."""
     per_thread: int = 120_000
     """Multiplications per step and thread. With fewer, threads wait longer for each other's events than they gain."""
     own_threads: int = 200_000_000
@@ -51,10 +54,15 @@ class Limits:
     zero_blocks: float = 0.65
     """Share of zero blocks (16 outputs of one source) in a weight from which products skip them. 2: never."""
 
+    def one_thread_work(self, weights: int) -> int:
+        """Return the number of multiplications up to which one thread is faster, given the number of weights."""
+        return self.one_thread if weights <= self.one_thread_weights else 0
+
     def threads(self, steps: int, batch: int, features: int, hidden: int, gates: int = 3) -> int:
         """Return the number of threads for a call."""
-        work = batch * gates * hidden * (hidden + features)
-        if steps * work <= (self.one_thread if _core.shares_threads() else self.own_threads):
+        weights = gates * hidden * (hidden + features)
+        work = batch * weights
+        if steps * work <= (self.one_thread_work(weights) if _core.shares_threads() else self.own_threads):
             return 1
         return max(1, min(torch.get_num_threads(), -(-hidden // 32), work // self.per_thread, 64))
 
@@ -207,10 +215,11 @@ def set_work(call: "TrainCall", rows: int, direct_rows: int) -> None:
     """Choose the chunks, the products and the threads of a call whose sizes are set."""
     T, B, features, H = call.T, call.B, call.I, call.H
     gates = 4 if call.lstm else 3
-    small = T * B * gates * H * (H + features) <= limits.one_thread
-    threads = 1 if small else limits.threads(T, B, features, H, gates)
+    weights = gates * H * (H + features)
+    one_thread = limits.one_thread_work(weights)
+    threads = 1 if T * B * weights <= one_thread else limits.threads(T, B, features, H, gates)
     work = _CHUNK_WORK[_core.level()]
-    call.set_work(rows, work, direct_rows, limits.direct_forward, limits.one_thread, threads)
+    call.set_work(rows, work, direct_rows, limits.direct_forward, one_thread, threads)
     call.zero_blocks = limits.zero_blocks
 
 

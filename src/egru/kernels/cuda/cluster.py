@@ -36,8 +36,10 @@ STEP_OVERHEAD = 1.3
 """Microseconds per step for the barriers of a cluster and the element-wise part."""
 BLOCK_STEP_OVERHEAD = 0.4
 """The same for a block without a cluster."""
-LAUNCH = 60.0
-"""Microseconds that the host needs to compute x W beforehand."""
+WAVE = 15.0
+"""Microseconds to load the weights into shared memory, each time the device is filled."""
+HOST = 140.0
+"""Microseconds that the host needs for a call that computes x W beforehand. A kernel that takes less is not noticed."""
 LONG = 64
 """Plans of longer sequences do not depend on their length."""
 FUSED_STEP = 40.0
@@ -113,11 +115,16 @@ class ClusterPlan:
     lanes: int  # threads per unit, with recurrent weights in registers; 1 if warps share them, in shared memory
     bytes: int  # of shared memory, per block
     microseconds: float = dataclasses.field(compare=False)  # estimated per step; batches share compiled kernels
+    start: float = dataclasses.field(compare=False)  # estimated microseconds before the first step
 
     @property
     def threads(self) -> int:
         """Threads per block."""
         return 256 if self.lanes == 1 else ceil_to(self.lanes * self.units, 32)
+
+    def total(self, steps: int) -> float:
+        """Return the estimated microseconds of a sequence."""
+        return self.start + steps * self.microseconds
 
     def clusters(self, batch: int) -> int:
         """Return the number of clusters for a batch."""
@@ -153,23 +160,23 @@ def choose_plan(
         reset_gate: "after" or "before".
         direction: Forward or backward.
     """
-    computed = _best(units, batch, 0, chip, reset_gate, direction)
-    inline = _best(units, batch, inputs, chip, reset_gate, direction) if inputs <= MAX_INPUTS else None
+    computed = _best(units, batch, 0, steps, chip, reset_gate, direction)
+    inline = _best(units, batch, inputs, steps, chip, reset_gate, direction) if inputs <= MAX_INPUTS else None
     if inline is None or computed is None:
         return inline or computed
-    worth = max(1.5 * computed.microseconds, computed.microseconds + LAUNCH / steps)
-    return inline if inline.microseconds <= worth else computed  # inline: one launch less
+    limit = max(1.5 * computed.total(steps), HOST)  # one launch less is worth up to this time on the device
+    return inline if inline.total(steps) <= limit else computed
 
 
 def _best(
-    units: int, batch: int, inputs: int, chip: Chip, reset_gate: ResetGate, direction: Direction
+    units: int, batch: int, inputs: int, steps: int, chip: Chip, reset_gate: ResetGate, direction: Direction
 ) -> ClusterPlan | None:
     """Return the fastest partition for a given number of features whose products the kernel computes."""
     plans = _shared_plans(units, batch, inputs, chip, reset_gate, direction)
     if direction == "forward" and units <= REGISTER_UNITS:
         plans += _register_plans(units, batch, inputs, chip, reset_gate)
     fast = [plan for plan in plans if plan.microseconds < FUSED_STEP]
-    return min(fast, key=lambda plan: plan.microseconds, default=None)
+    return min(fast, key=lambda plan: plan.total(steps), default=None)
 
 
 def _shared_plans(
@@ -188,7 +195,7 @@ def _shared_plans(
         per_multiprocessor, waves = _occupancy(-(-batch // rows), chip.multiprocessors // blocks, 4, used, chip)
         if per_multiprocessor:
             microseconds = waves * (STEP_OVERHEAD + per_multiprocessor * cycles / 1700)
-            plans.append(ClusterPlan(units, inputs, rows, block_units, blocks, 1, used, microseconds))
+            plans.append(ClusterPlan(units, inputs, rows, block_units, blocks, 1, used, microseconds, waves * WAVE))
     return plans
 
 
@@ -205,7 +212,7 @@ def _register_plans(units: int, batch: int, inputs: int, chip: Chip, reset_gate:
         per_multiprocessor, waves = _occupancy(-(-batch // rows), chip.multiprocessors, at_most, used, chip)
         if per_multiprocessor:
             microseconds = waves * (BLOCK_STEP_OVERHEAD + per_multiprocessor * cycles / 1700)
-            plans.append(ClusterPlan(units, inputs, rows, units, 1, LANES, used, microseconds))
+            plans.append(ClusterPlan(units, inputs, rows, units, 1, LANES, used, microseconds, waves * WAVE))
     return plans
 
 
