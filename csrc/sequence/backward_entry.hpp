@@ -1,6 +1,7 @@
 // Entry points of the backward pass of all cells: pack the weights, run the chunks, unpack the gradients.
 #pragma once
 
+#include "common/flush.hpp"
 #include "sequence/backward_space.hpp"
 
 namespace egru::EGRU_LEVEL {
@@ -51,7 +52,10 @@ void begin(const TrainCall& call) {
 template <template <class> class Pass, class S>
 void run_chunk(const TrainCall& call) {
     const Layer<S> layer(call);
-    run_team(call.threads, [&](const Team& team) { Pass<S>(layer, team).run(); });
+    run_team(call.threads, [&](const Team& team) {
+        const FlushSubnormals flush;
+        Pass<S>(layer, team).run();
+    });
 }
 
 template <class S>
