@@ -25,7 +25,8 @@ def gradient_of_start(layer: egru.EGRU | egru.ELSTM, dtype: torch.dtype, batch: 
         for parameter in layer.parameters():
             parameter.zero_()
         layer.get_parameter("threshold_l0").fill_(100.0)
-    start = EventState(torch.zeros(1, batch, 40, dtype=dtype, requires_grad=True), torch.zeros(1, batch, 40, dtype=dtype))
+    zeros = torch.zeros(1, batch, 40, dtype=dtype)
+    start = EventState(zeros.clone().requires_grad_(), zeros)
     _, state = layer(torch.randn(STEPS, batch, 3, dtype=dtype), start)
     state.c.sum().backward()
     gradient = start.c.grad
