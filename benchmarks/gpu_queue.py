@@ -5,7 +5,7 @@
     python benchmarks/gpu_queue.py set --work /tmp/queue --slots 2          # change the limits of a running queue
     python benchmarks/gpu_queue.py collect --work /tmp/queue --out OUT      # pack the records of what has ended so far
 
-JOBS is a file as described in gpu_jobs.py.
+JOBS is a file as described in gpu_jobs.py. The folder benchmarks/jobs has lists of the rows that were not run yet.
 
 Recipes that keep the GPU busy, such as smnist, gain nothing side by side: an epoch takes 3.5 s alone on an H200,
 7.3 s with two runs and 10.8 s with three. Two more gesture runs raise it to 12.4 s. Give large networks a

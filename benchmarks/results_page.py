@@ -195,7 +195,11 @@ def engine_table(contestants: dict[str, dict[str, float]]) -> str:
 def describe_task(task: Task, runs: list[Record], images: pathlib.Path) -> str:
     """Return the section of a task, and write its figures to ``images``."""
     names = task.models | {run.recipe: run.recipe for run in runs if run.recipe not in task.models}
-    published = [(model.split(",")[0], paper) for recipe, model in names.items() for paper in RECIPES[recipe].papers]
+    published = [
+        (model.removesuffix(", the paper's settings"), paper)
+        for recipe, model in names.items()
+        for paper in RECIPES[recipe].papers
+    ]
     published += [(model, paper) for table in task.tables for model, paper in TABLES[table].quoted.items()]
     rows = [paper_row(task, model, paper) for model, paper in published if task.is_comparable(paper)]
     rows += task.others

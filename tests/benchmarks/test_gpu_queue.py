@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from egru import experiments
 from tests.helpers import PATIENCE, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
@@ -269,3 +271,14 @@ def test_terminated_queue_stops_its_jobs(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(int(log.read_text().split()[0]), 0)
     assert json.loads((work / "queue.json").read_text())["jobs"][0]["status"] == "stopped"
+
+
+@pytest.mark.parametrize("path", sorted((pathlib.Path(SCRIPT).parent / "jobs").iterdir()), ids=lambda path: path.stem)
+def test_lists_of_missing_rows_name_recipes_and_fit_a_session(path: pathlib.Path) -> None:
+    jobs, comment = read_jobs(path), path.read_text()
+    slots, minutes = (int(re.search(rf"--{name} (\d+)", comment)[1]) for name in ("slots", "minutes"))  # pyright: ignore
+    assert sum(job.minutes for job in jobs) / slots <= minutes <= 28
+    for job in jobs:
+        recipe = experiments.find(job.recipe).make()
+        epochs = dict(zip(job.options, job.options[1:], strict=False)).get("--epochs", recipe.epochs)
+        assert 0 < int(epochs) <= recipe.epochs

@@ -93,6 +93,8 @@ def test_numbers_of_the_paper_for_other_frames_are_in_a_separate_table(tmp_path)
     assert "| ours |" not in paper
     assert "| EGRU 512 | paper, Table 1 | 5.5M | 88.0 % |" in paper
     assert "| EGRU 1024 | paper, Table S1, over 5 runs | 15.7M | 87.7 ± 2.1 % | - | 79.8 ± 3.3 % |" in paper
+    assert "| EGRU 1024, with augmentation | paper, Table 1 | 15.7M | 97.1 % |" in paper
+    assert "| EGRU 1024, hard clear | paper, Table S4 | - | 87.2 % |" in paper
 
 
 def test_page_says_what_is_counted_and_where_settings_differ(tmp_path):

@@ -230,16 +230,18 @@ def thresholds(mean: float, std: float, trainable: bool) -> ClassifierConfig:
     return replace(small(), threshold=Threshold(mean=mean, std=std), freeze_thresholds=not trainable)
 
 
-for _mean, _std, _trainable in itertools.product((-4.0, -2.0, 0.0), (0.0, 1.0, 2.0), (True, False)):
+MEANS, STDS = (-4.0, -2.0, 0.0), (0.0, 1.0, 2.0)
+"""The grid over initial thresholds, as in Table S7."""
+for _mean, _std, _trainable in itertools.product(MEANS, STDS, (True, False)):
     add(
         f"smnist14-threshold{_mean:g}-{_std:g}{'' if _trainable else '-fixed'}",
         partial(thresholds, _mean, _std, _trainable),
-        f"EGRU 128, initial thresholds from N({_mean:g}, {_std:g}√2), {'trainable' if _trainable else 'fixed'}",
+        f"EGRU 128, initial thresholds with mean {_mean:g} and std {_std:g}, {'trainable' if _trainable else 'fixed'}",
         note="our version of Table S7, on small images",
     )
 
 WIDTHS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Widths of the surrogate, as in the study on Penn Treebank."""
+"""Half-widths of the surrogate, also in the study on Penn Treebank. The paper's figure does not name its values."""
 for _width in WIDTHS:
     add(
         f"smnist14-epsilon-{_width:g}",

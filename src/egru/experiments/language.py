@@ -5,6 +5,7 @@ from functools import partial
 
 from egru.events import Surrogate
 from egru.experiments.config import LanguageConfig
+from egru.experiments.images import WIDTHS
 from egru.experiments.registry import Paper, add
 from egru.layers import Threshold
 from egru.types import TextData
@@ -261,7 +262,7 @@ for (_mean, _std), _numbers in GRID.items():
         add(
             f"ptb-threshold{_mean:g}-{_std:g}{'' if _trainable else '-fixed'}",
             partial(thresholds, _mean, _std, _trainable),
-            f"initial thresholds from N({_mean:g}, {_std:g}√2), {'trainable' if _trainable else 'fixed'}",
+            f"initial thresholds with mean {_mean:g} and std {_std:g}, {'trainable' if _trainable else 'fixed'}",
             Paper("Table S7", "", _number, note="over 3 runs"),
         )
 
@@ -271,9 +272,7 @@ def epsilon(width: float) -> LanguageConfig:
     return replace(egru(), surrogate=Surrogate(width=width))
 
 
-EPSILONS = (0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)
-"""Widths in the sweep. The paper shows them in a figure without numbers."""
-for _width in EPSILONS:
+for _width in WIDTHS:
     add(
         f"ptb-epsilon-{_width:g}",
         partial(epsilon, _width),
