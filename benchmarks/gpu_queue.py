@@ -4,6 +4,7 @@
     python benchmarks/gpu_queue.py watch --work /tmp/queue --seconds 560    # follow a queue that runs in the background
     python benchmarks/gpu_queue.py set --work /tmp/queue --slots 2          # change the limits of a running queue
     python benchmarks/gpu_queue.py collect --work /tmp/queue --out OUT      # pack the records of what has ended so far
+    python benchmarks/gpu_queue.py collect --work /tmp/queue --out OUT --weights int8 --part 15   # and weights so far
 
 JOBS is a file as described in gpu_jobs.py. The folder benchmarks/jobs has lists of the rows that were not run yet.
 
@@ -16,9 +17,11 @@ fits and its minutes fit the time left; a job that does not fit is passed over f
 ``python -m egru train`` process that logs to ``WORK/logs/NAME.log`` and trains in ``WORK/runs/NAME``.
 
 ``run`` writes ``records.tar.gz`` to OUT (per run: config.json, environment.json, metrics.jsonl and result.json,
-plus all logs and queue.json) and, for jobs with ``export``, ``exports.tar.gz``. To outlive the command
-that starts it, run it as ``setsid nohup python benchmarks/gpu_queue.py run ... > /dev/null 2>&1 &`` and follow it with
-``watch``, which exits with 0 when the queue has ended, 1 when it died and 3 when it is still running.
+plus all logs and queue.json) and, for jobs with ``export``, ``exports.tar.gz``. ``collect --weights`` also exports the
+best weights so far of unfinished runs, so that a lost machine costs less, and ``--part`` splits large archives.
+
+To outlive the command that starts it, run it as ``setsid nohup python benchmarks/gpu_queue.py run ... > /dev/null 2>&1 &``
+and follow it with ``watch``, which exits with 0 when the queue has ended, 1 when it died and 3 when it is still running.
 """
 
 import argparse
@@ -41,7 +44,7 @@ from typing import Any
 
 from gpu_jobs import Job, read_jobs
 from gpu_logs import cut, gpu_load, last_epoch, last_lines, nvidia_smi
-from gpu_records import LIMITS, LOG, PID, QUEUE, collect, watch
+from gpu_records import LIMITS, LOG, PID, QUEUE, collect, export_unfinished, watch
 
 
 @dataclasses.dataclass
@@ -338,6 +341,9 @@ def parser() -> argparse.ArgumentParser:
     change = commands.add_parser("set", help="change the limits of a running queue")
     pack = commands.add_parser("collect", help="pack the records")
     pack.add_argument("--out", type=pathlib.Path, required=True, help="where the archives go")
+    pack.add_argument("--weights", help="also export unfinished runs: float32, bfloat16 or int8")
+    for command in (run, pack):
+        command.add_argument("--part", type=float, help="split archives larger than this many MiB")
     for command in (run, follow, change, pack):
         command.add_argument("--work", type=pathlib.Path, default=pathlib.Path("/tmp/queue"), help="(/tmp/queue)")
     for command, slots, memory, ramp in ((run, 2, 120.0, 0.0), (change, None, None, None)):
@@ -364,7 +370,7 @@ def run_queue(options: argparse.Namespace) -> int:
         signal.signal(number, interrupt)
     complete = queue.run()
     if options.out is not None:
-        for path in collect(options.work, options.out):
+        for path in collect(options.work, options.out, options.part):
             queue.log(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     return 0 if complete else 1
 
@@ -381,7 +387,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given = {name: getattr(options, name) for name in ("slots", "memory", "minutes", "ramp")}
             (options.work / LIMITS).write_text(json.dumps({k: v for k, v in given.items() if v is not None}))
         case _:
-            for path in collect(options.work, options.out):
+            if options.weights is not None:
+                print("exported", ", ".join(export_unfinished(options.work, options.weights)) or "nothing")
+            for path in collect(options.work, options.out, options.part):
                 print(f"{path}: {path.stat().st_size / 2**20:.2f} MiB")
     return 0
 

@@ -4,7 +4,10 @@ import contextlib
 import json
 import os
 import pathlib
+import subprocess
+import sys
 import tarfile
+import tempfile
 import time
 
 RECORDS = ("config.json", "environment.json", "metrics.jsonl", "result.json")
@@ -61,15 +64,42 @@ def watch(work: pathlib.Path, seconds: float, patience: float = 10.0) -> int:
         time.sleep(min(0.5, max(0.01, seconds - passed)))
 
 
-def collect(work: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
+def export_unfinished(work: pathlib.Path, weights: str) -> list[str]:
+    """Export the best weights so far of every run that has not finished, so that a lost machine costs less.
+
+    Args:
+        work: The queue's folder.
+        weights: float32, bfloat16 or int8.
+
+    Returns:
+        The names of the runs that were exported. A run without a checkpoint is left out.
+    """
+    exported = []
+    for run in sorted((work / "runs").iterdir()):
+        if (run / "result.json").exists():
+            continue
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            new, target = pathlib.Path(folder) / run.name, work / "exports" / run.name
+            command = [sys.executable, "-m", "egru", "export", str(run), str(new), "--weights", weights]
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                if target.exists():
+                    target.replace(pathlib.Path(folder) / "old")
+                target.parent.mkdir(exist_ok=True)
+                new.replace(target)
+                exported.append(run.name)
+    return exported
+
+
+def collect(work: pathlib.Path, out: pathlib.Path, part: float | None = None) -> list[pathlib.Path]:
     """Pack the small files of all runs, and exported weights, into archives.
 
     Args:
         work: The queue's folder.
         out: Where ``records.tar.gz`` and ``exports.tar.gz`` go.
+        part: Split archives larger than this many MiB into ``exports.tar.gz.00``, ``.01``, ... (``cat`` joins them).
 
     Returns:
-        The archives written.
+        The files written.
     """
     out.mkdir(parents=True, exist_ok=True)
     archives = [out / "records.tar.gz"]
@@ -87,4 +117,18 @@ def collect(work: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
         with tarfile.open(archives[1], "w:gz") as tar:
             for path in exports:
                 tar.add(path, str(path.relative_to(work)))
-    return archives
+    return [file for archive in archives for file in split(archive, part)]
+
+
+def split(path: pathlib.Path, part: float | None) -> list[pathlib.Path]:
+    """Replace a file larger than ``part`` MiB by numbered parts, and return the files."""
+    size = path.stat().st_size if part is None else int(part * 2**20)
+    if path.stat().st_size <= size:
+        return [path]
+    parts = []
+    with path.open("rb") as whole:
+        while data := whole.read(size):
+            parts.append(path.with_name(f"{path.name}.{len(parts):02d}"))
+            parts[-1].write_bytes(data)
+    path.unlink()
+    return parts

@@ -1,6 +1,8 @@
 """Host logic of benchmarks/gpu_queue.py with small processes in place of training runs; needs no GPU."""
 
 import contextlib
+import dataclasses
+import io
 import json
 import os
 import pathlib
@@ -13,8 +15,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from egru import experiments
+from egru import experiments, runs
 from tests.helpers import PATIENCE, wait_until
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
@@ -229,6 +232,27 @@ def test_records_come_back_in_one_archive(tmp_path: pathlib.Path) -> None:
         names = set(tar.getnames())
     assert {"queue.json", "queue.log", "logs/run0.log", "logs/dead.log", "runs/run1/result.json"} <= names
     assert not any("weights" in name or name.startswith("runs/dead") for name in names)
+
+
+def test_collect_brings_back_weights_of_unfinished_runs_in_parts(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
+    torch.set_default_dtype(torch.float32)
+    work, out = tmp_path / "work", tmp_path / "out"
+    config = dataclasses.replace(experiments.find("digits").make(), epochs=2, limit=60, hidden=20, batch=30)
+    runs.train("digits", config, work / "runs" / "long", page=False)
+    (work / "runs" / "long" / "result.json").unlink()  # as if it was still running
+    (work / "runs" / "started").mkdir()
+    arguments = ["collect", "--work", str(work), "--out", str(out), "--part", "0.002"]
+    for _ in range(2):  # a later export replaces the earlier one
+        assert gpu_queue.main([*arguments, "--weights", "float32"]) == 0
+    parts = sorted(out.glob("exports.tar.gz.*"))
+    assert len(parts) > 1
+    assert not (out / "exports.tar.gz").exists()
+    assert all(part.stat().st_size <= 0.002 * 2**20 for part in parts)
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as tar:
+        tar.extractall(tmp_path / "back", filter="data")
+    trained, back = (runs.load(path).model for path in (work / "runs" / "long", tmp_path / "back" / "exports" / "long"))
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), back.parameters(), strict=True))
 
 
 @contextlib.contextmanager
