@@ -20,8 +20,9 @@ fits and its minutes fit the time left; a job that does not fit is passed over f
 plus all logs and queue.json) and, for jobs with ``export``, ``exports.tar.gz``. ``collect --weights`` also exports the
 best weights so far of unfinished runs, so that a lost machine costs less, and ``--part`` splits large archives.
 
-To outlive the command that starts it, run it as ``setsid nohup python benchmarks/gpu_queue.py run ... > /dev/null 2>&1 &``
-and follow it with ``watch``, which exits with 0 when the queue has ended, 1 when it died and 3 when it is still running.
+To outlive the command that starts it, run it as ``setsid nohup python benchmarks/gpu_queue.py run ... > /dev/null 2>&1
+&`` and follow it with ``watch``, which exits with 0 when the queue has ended, 1 when it died and 3 when it is still
+running.
 """
 
 import argparse
