@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import gpu_queue  # pyright: ignore[reportMissingImports]
 from gpu_jobs import Job, read_jobs  # pyright: ignore[reportMissingImports]
 
-SCRIPT = gpu_queue.__file__
+SCRIPT = pathlib.Path(__file__).parents[2] / "benchmarks" / "gpu_queue.py"
 Queue = gpu_queue.Queue
 
 
@@ -297,7 +297,7 @@ def test_terminated_queue_stops_its_jobs(tmp_path: pathlib.Path) -> None:
     assert json.loads((work / "queue.json").read_text())["jobs"][0]["status"] == "stopped"
 
 
-@pytest.mark.parametrize("path", sorted((pathlib.Path(SCRIPT).parent / "jobs").iterdir()), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((SCRIPT.parent / "jobs").iterdir()), ids=lambda path: path.stem)
 def test_lists_of_missing_rows_name_recipes_and_fit_a_session(path: pathlib.Path) -> None:
     jobs, comment = read_jobs(path), path.read_text()
     slots, minutes = (int(re.search(rf"--{name} (\d+)", comment)[1]) for name in ("slots", "minutes"))  # pyright: ignore
