@@ -14,23 +14,30 @@ from egru.layers import EGRU, ELSTM, Direction, EGRUCell
 # fmt: off
 _APPLIED_TO_BOTH = {
     "__getitem__", "__setitem__", "__mul__", "__rmul__", "__imul__", "bfloat16", "cat", "chunk", "clone", "concat",
-    "contiguous", "cpu", "cuda", "detach", "detach_", "double", "expand", "flatten", "flip", "float", "gather",
-    "half", "index_select", "masked_fill", "masked_fill_", "mul", "mul_", "narrow", "permute", "pin_memory",
-    "repeat", "repeat_interleave", "requires_grad_", "reshape", "roll", "select", "split", "squeeze", "stack",
-    "swapaxes", "to", "transpose", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as",
-    "where", "zero_",
+    "contiguous", "copy_", "cpu", "cuda", "detach", "detach_", "double", "expand", "fill_", "flatten", "flip", "float",
+    "gather", "half", "index_copy_", "index_fill_", "index_put_", "index_select", "masked_fill", "masked_fill_",
+    "masked_scatter_", "mul", "mul_", "narrow", "permute", "pin_memory", "repeat", "repeat_interleave",
+    "requires_grad_", "reshape", "roll", "scatter_", "select", "split", "squeeze", "stack", "swapaxes", "to",
+    "transpose", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as", "where", "zero_",
+}
+_COMBINATIONS = {"__add__", "__sub__", "add", "lerp", "sub"}
+_IN_PLACE_OPERATORS = {
+    "__iadd__", "__iand__", "__ifloordiv__", "__imod__", "__imul__", "__ior__", "__ipow__", "__isub__", "__itruediv__",
+    "__ixor__", "__setitem__",
 }
 # fmt: on
-"""Functions that select, arrange, copy or mask states. They act on both parts of a :class:`HiddenState`."""
-_PROPERTIES_OF_BOTH = ("data", "T", "mT")
+"""Functions that select, arrange, copy, mask or overwrite states act on both parts of a :class:`HiddenState`, and so do
+combinations of two states, as in ``mask * new + (1 - mask) * old``."""
+_PROPERTIES_OF_BOTH = ("data", "T", "mT", "requires_grad")
 
 
 class HiddenState(Tensor):
     """The state of a converted GRU: a tensor with the outputs of the last step, as ``torch.nn.GRU`` returns it.
 
     The attribute ``c`` is the internal state, which differs from the output for units without an event. Passed back to
-    the layer, the object continues the sequence exactly. Indexing, stacking, copying, detaching and multiplication
-    with a mask act on both parts. Other functions see the outputs and return plain tensors.
+    the layer, the object continues the sequence exactly. Indexing, stacking, copying, overwriting, detaching,
+    multiplication with a mask and sums of two states act on both parts. Other functions see the outputs and return
+    plain tensors; if they change the state in place, ``c`` restarts from the changed outputs.
 
     Args:
         y: Outputs of the last step.
@@ -55,17 +62,26 @@ class HiddenState(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.__name__
-        if name == "__get__":
+        target = kwargs.get("out", args[0] if args and _writes(name) else None)
+        if target is not None and not isinstance(target, HiddenState):
+            both = False  # a plain tensor receives the outputs
+        elif name in ("__get__", "__set__"):
             both = func.__self__.__name__ in _PROPERTIES_OF_BOTH
+        elif name in _COMBINATIONS:
+            both = all(isinstance(operand, HiddenState) for operand in args[:2])
         else:
             both = name in _APPLIED_TO_BOTH
         with torch._C.DisableTorchFunctionSubclass():
             y = func(*_halves(args, _output), **_halves(kwargs, _output))
-            if not both:
+            if both:
+                c = func(*_halves(args, _internal), **_halves(kwargs, _internal))
+            elif isinstance(target, HiddenState):
+                target.c = target.y.clone()
+                return target
+            else:
                 return y
-            c = func(*_halves(args, _internal), **_halves(kwargs, _internal))
-        if (name.endswith("_") and not name.startswith("__")) or name == "__imul__":
-            return args[0]  # changed in place
+        if isinstance(target, HiddenState):
+            return target
         if isinstance(y, tuple | list):
             return tuple(map(HiddenState, y, c))
         return HiddenState(y, c) if isinstance(y, Tensor) else y
@@ -75,6 +91,14 @@ class HiddenState(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return self.clone()
+
+
+torch.serialization.add_safe_globals([HiddenState])  # torch.load reads states with weights_only=True
+
+
+def _writes(name: str) -> bool:
+    """Return whether a function changes its first argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
 
 
 def _halves(values: Any, half: Callable[[HiddenState], Tensor]) -> Any:
