@@ -399,6 +399,29 @@ class Extra(nn.GRU):
         self.scale = nn.Parameter(torch.ones(1))
 
 
+class OwnCall(nn.GRU):
+    def __call__(self, *args):
+        output, h = super().__call__(*args)
+        return 2 * output, h
+
+
+class Helper(nn.GRU):
+    def init_hidden(self, batch):
+        return torch.zeros(1, batch, self.hidden_size)
+
+
+class StoredMethod(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(3, 4)
+        self.run = [self.rnn.forward]
+
+
+class PlainSubclass(nn.GRU):
+    def __init__(self, size):
+        super().__init__(size, size)
+
+
 def with_old_weight_norm():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -425,6 +448,9 @@ class Lazy(nn.GRU):
         (lambda: egru.EGRU(3, 4), ValueError, "EGRU has event layers already"),
         (lambda: nn.ModuleList([nn.LSTM(3, 4, proj_size=2)]), ValueError, r"0 \(LSTM\) has proj_size=2"),
         (lambda: nn.ModuleList([OwnForward(3, 4)]), TypeError, r"0 \(OwnForward\) has its own forward method"),
+        (lambda: OwnCall(3, 4), TypeError, "OwnCall is a subclass that defines __call__"),
+        (lambda: Helper(3, 4), TypeError, "Helper is a subclass that defines init_hidden"),
+        (StoredMethod, TypeError, "run is a method of a GRU, which would still run the dense layer"),
         (replaced_forward, TypeError, "GRU has its own forward method"),
         (lambda: Extra(3, 4), TypeError, "Extra has parameters or submodules that torch's layer lacks: scale"),
         (with_old_weight_norm, TypeError, "weight_hh_l0_g, weight_hh_l0_v"),
@@ -452,6 +478,23 @@ def test_a_model_that_cannot_be_copied_is_refused():
     gru.cached = (gru.weight_hh_l0 * 2,)
     with pytest.raises(TypeError, match="convert: GRU cannot be copied"):
         egru.convert(gru, "positive")
+
+
+def test_subclass_without_methods_is_converted():
+    layer = PlainSubclass(3)
+    parametrizations.weight_norm(layer, "weight_hh_l0")
+    assert_same(layer, egru.convert(layer, "positive"), torch.randn(5, 2, 3))
+
+
+def test_layers_in_plain_lists_and_hooks_of_parameters_warn():
+    model: Any = nn.ModuleDict({"a": nn.GRU(3, 4)})
+    model.others = {"b": nn.LSTM(3, 4)}
+    with pytest.warns(UserWarning, match=r"others contains a layer \(LSTM\) that is not a submodule and stays dense"):
+        egru.convert(model, "positive")
+    model.others = {"b": model["a"]}
+    model["a"].bias_ih_l0.register_hook(lambda gradient: gradient)
+    with pytest.warns(UserWarning, match="hooks of parameters are not copied: a.bias_ih_l0"):
+        egru.convert(model, "positive")
 
 
 def test_mixed_batch_first_warns():

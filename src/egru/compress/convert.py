@@ -1,7 +1,9 @@
 """Replacement of the dense recurrent layers of a model by event layers that compute the same function."""
 
 import copy
+import types
 import warnings
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from egru.types import Events
 Model = TypeVar("Model", bound=nn.Module)
 Dense = nn.GRU | nn.LSTM | nn.GRUCell | nn.LSTMCell
 _KNOWN_FORWARDS = {c.forward for c in (nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell, GRU, LSTM)}
+_UNUSED_BY_FORWARD = {"__init__", "__repr__", "extra_repr", "reset_parameters"}
 _SIZES = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
 
@@ -27,7 +30,8 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
     outputs to rounding: every change of a state is an event. :func:`egru.compress.raise_thresholds` reduces the number
     of events. Event layers are called like the layers they replace: they return ``(output, h_n)`` or
     ``(output, (h_n, c_n))``, read packed sequences, and have the same parameters plus thresholds. Parameters that
-    several layers share stay shared, parametrisations and hooks are kept.
+    several layers share stay shared. Parametrisations and hooks of modules are kept; hooks of parameters are lost, with
+    a warning.
 
     Args:
         model: Any module, or a recurrent layer itself. It does not change.
@@ -40,7 +44,8 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
         The converted copy, in the same mode (training or evaluation).
 
     Raises:
-        TypeError: If a layer is a subclass with its own ``forward``, or the model cannot be copied.
+        TypeError: If a layer is a subclass with methods of its own, such as ``forward``, if the model stores a bound
+            method of a layer, or if it cannot be copied.
         ValueError: If there is no recurrent layer, or one with ``proj_size``, with parameters that are not initialised
             yet, or with weights that a hook computes.
 
@@ -62,6 +67,7 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Dense)]
     if not layers:
         raise ValueError(f"convert: {_describe_missing(model)}")
+    _check_references(model)
     orders = {module.batch_first: name for name, module in layers if isinstance(module, nn.RNNBase)}
     if len(orders) > 1:
         warnings.warn(
@@ -69,6 +75,8 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
             "both, check that the model transposes between them",
             stacklevel=2,
         )
+    if hooked := [name for name, p in model.named_parameters() if p._backward_hooks]:
+        warnings.warn(f"convert: hooks of parameters are not copied: {', '.join(hooked)}", stacklevel=2)
     try:
         converted = copy.deepcopy(model)
     except Exception as error:  # deepcopy of arbitrary attributes
@@ -102,6 +110,11 @@ def _check_layer(label: str, layer: Dense) -> None:
             f"convert: {label} has its own forward method, which the event layer would not run; replace it by the "
             "torch layer"
         )
+    if methods := _own_methods(type(layer)):
+        raise TypeError(
+            f"convert: {label} is a subclass that defines {', '.join(methods)}, which the event layer would not have; "
+            "move them to a module that contains the torch layer"
+        )
     names = _parameter_names(layer)
     tensors = {name for name, value in (layer._parameters | layer._buffers).items() if value is not None}
     if extra := sorted({*tensors, *layer._modules} - {*names, "parametrizations"}):
@@ -115,6 +128,46 @@ def _check_layer(label: str, layer: Dense) -> None:
             )
         if is_lazy(getattr(layer, name)):
             raise ValueError(f"convert: {name} of {label} is not initialised yet; run the model once first")
+
+
+def _own_methods(layer_type: type[Dense]) -> list[str]:
+    """Return the methods and properties that a subclass adds to a dense layer or overrides."""
+    functions = (types.FunctionType, property, classmethod, staticmethod)
+    found: set[str] = set()
+    for parent in layer_type.__mro__:
+        if vars(parent).get("forward") in _KNOWN_FORWARDS:
+            break
+        if not parent.__name__.startswith("Parametrized"):  # created by torch.nn.utils.parametrize
+            found |= {name for name, value in vars(parent).items() if isinstance(value, functions)}
+    return sorted(found - _UNUSED_BY_FORWARD)
+
+
+def _check_references(model: nn.Module) -> None:
+    """Raise an error for stored methods of dense layers, and warn of dense layers that torch has not registered."""
+    modules = set(model.modules())
+    for name, module in model.named_modules():
+        for attribute, value in _attributes(module):
+            owner = f"{name}.{attribute}" if name else attribute
+            if isinstance(value, types.MethodType) and isinstance(value.__self__, Dense):
+                raise TypeError(
+                    f"convert: {owner} is a method of a {type(value.__self__).__name__}, which would still run the dense "
+                    "layer; store the layer and call it"
+                )
+            if isinstance(value, Dense) and value not in modules:
+                warnings.warn(
+                    f"convert: {owner} contains a layer ({type(value).__name__}) that is not a submodule and stays dense; "
+                    "use nn.ModuleList or nn.ModuleDict",
+                    stacklevel=3,
+                )
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module, and the entries of its lists, tuples and dictionaries."""
+    for name, value in vars(module).items():
+        if isinstance(value, dict) and not name.startswith("_"):
+            value = list(value.values())
+        for entry in value if isinstance(value, list | tuple) else [value]:
+            yield name, entry
 
 
 def _parameter_names(layer: Dense) -> list[str]:
