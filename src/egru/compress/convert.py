@@ -150,13 +150,13 @@ def _check_references(model: nn.Module) -> None:
             owner = f"{name}.{attribute}" if name else attribute
             if isinstance(value, types.MethodType) and isinstance(value.__self__, Dense):
                 raise TypeError(
-                    f"convert: {owner} is a method of a {type(value.__self__).__name__}, which would still run the dense "
-                    "layer; store the layer and call it"
+                    f"convert: {owner} is a method of a {type(value.__self__).__name__}, which would still run the "
+                    "dense layer; store the layer and call it"
                 )
             if isinstance(value, Dense) and value not in modules:
                 warnings.warn(
-                    f"convert: {owner} contains a layer ({type(value).__name__}) that is not a submodule and stays dense; "
-                    "use nn.ModuleList or nn.ModuleDict",
+                    f"convert: {owner} contains a layer ({type(value).__name__}) that is not a submodule and stays "
+                    "dense; use nn.ModuleList or nn.ModuleDict",
                     stacklevel=3,
                 )
 
