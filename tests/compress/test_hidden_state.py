@@ -3,6 +3,7 @@
 import copy
 import io
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,7 @@ def test_plain_tensors_receive_the_outputs_of_a_state():
 def test_sums_of_two_states_act_on_both_parts():
     old, new = (HiddenState(torch.full((2, 3), y), torch.full((2, 3), c)) for y, c in ((1.0, 2.0), (3.0, 4.0)))
     keep = torch.tensor([[1.0], [0.0]])
+    mixed: Any
     for mixed in (keep * new + (1 - keep) * old, torch.lerp(old, new, keep), old - (old - new) * keep):
         assert mixed[:, 0].tolist() == [3.0, 1.0]
         assert mixed.c[:, 0].tolist() == [4.0, 2.0]

@@ -1,5 +1,6 @@
 """Fine-tuning to a budget: the schedule of thresholds, distillation, and the whole procedure."""
 
+import copy
 import math
 from typing import Any
 
@@ -205,8 +206,64 @@ def test_wrong_arguments_are_refused(arguments, error, message):
         egru.sparsify(**arguments)
 
 
-def test_a_budget_below_the_cost_of_the_input_is_reported():
+def test_a_budget_below_the_cost_of_the_input_is_reported_before_training():
     model = egru.convert(nn.GRU(30, 4))
-    batches = [torch.randn(5, 2, 30)]
-    with pytest.raises(RuntimeError, match=r"without any event the model takes 0\.8"):
-        egru.sparsify(model, batches, lambda m, x: m(x)[0].square().mean(), Budget(macs=0.1), epochs=1, **QUIET)
+    batches, lines = [torch.randn(5, 2, 30)], []
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"without any event the model takes 0\.8"):
+        egru.sparsify(model, batches, lambda m, x: m(x)[0].square().mean(), Budget(macs=0.1), log=lines.append)
+    assert not lines
+    assert unchanged(model, before)
+
+
+def unchanged(model, before):
+    """Return whether a model has the given parameters and buffers."""
+    after = model.state_dict()
+    return after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("failure", ["loss", "metric"])
+def test_model_does_not_change_if_fine_tuning_fails(trained, failure):
+    dense, batches = trained
+    model = egru.convert(dense).eval()
+    before, calls = copy.deepcopy(model.state_dict()), []
+
+    def failing(model, batch):
+        calls.append(batch)
+        return loss(model, batch) * (math.nan if failure == "loss" and len(calls) > 10 else 1)
+
+    def metric(model):
+        return math.nan if failure == "metric" and len(calls) > 10 else 1.0
+
+    error = {"loss": RuntimeError, "metric": ValueError}[failure]
+    with pytest.raises(error, match=r"the loss became nan|metric must return a finite number, got nan"):
+        egru.sparsify(model, batches, failing, 0.3, metric=metric, epochs=5, **QUIET)
+    assert len(calls) > 10
+    assert unchanged(model, before)
+    assert not any(module.training for module in model.modules())
+
+
+def test_modes_are_restored_and_frozen_modules_stay_in_evaluation_mode(trained):
+    _, batches = trained
+    model = nn.Sequential(Classifier(), nn.BatchNorm1d(2))
+    for batch, _ in batches:
+        model(batch)
+    converted: Any = egru.convert(model).train()
+    converted[1].eval()
+    before = converted[1].running_mean.clone()
+    egru.sparsify(converted, batches, loss, 0.3, epochs=1, **QUIET)
+    assert torch.equal(converted[1].running_mean, before)
+    assert converted.training
+    assert not converted[1].training
+
+
+@pytest.mark.parametrize("events", EVENTS)
+def test_activity_below_the_target_does_not_rise_to_it(trained, events):
+    dense, batches = trained
+    model = egru.convert(dense, events)
+    egru.compress.raise_thresholds(model, 0.3)
+    lines = []
+    result = egru.sparsify(model, batches, loss, 0.95, epochs=3, rate=0.0, lr=1e-5, log=lines.append)
+    assert result.before.events < 0.8
+    assert result.after.events == pytest.approx(result.before.events, abs=0.02)
+    assert "meets the target already" in lines[1]

@@ -204,7 +204,7 @@ class LinearCounts(Counts):
         if isinstance(self.module, nn.Linear):
             self.calls += x.numel() // x.shape[-1]
             changes = self.changes.find(x)
-            self.active = self.active + ((x != 0).flatten(0, -2).sum(0) if changes is None else changes)
+            self.active = self.active + ((x != 0).reshape(-1, x.shape[-1]).sum(0) if changes is None else changes)
             return
         transposed = self.module.transposed
         calls = x.numel() // self.module.in_channels if transposed else output.numel() // self.module.out_channels

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -45,10 +46,50 @@ class Measurement:
         return f"loss {self.loss:.4f}, activity sparsity {sparsity}, {macs} of {dense} MACs per step"
 
 
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model with a batch: a tensor or packed sequence, or a tuple or list of arguments."""
-    several = isinstance(batch, tuple | list) and not isinstance(batch, PackedSequence)
-    return model(*batch) if several else model(batch)
+def call(model: nn.Module, batch: Any, owner: str) -> Any:
+    """Call a model with a batch: a tensor or packed sequence, or a tuple or list of arguments.
+
+    Raises:
+        TypeError: If ``forward`` takes another number of arguments.
+    """
+    if not isinstance(batch, tuple | list) or isinstance(batch, PackedSequence):
+        return model(batch)
+    try:
+        inspect.signature(model.forward).bind(*batch)
+    except ValueError:
+        pass  # a scripted module has no signature
+    except TypeError as error:
+        raise TypeError(
+            f"{owner}: {type(model).__name__}.forward cannot be called with the {len(batch)} values of a batch "
+            f"({error}); pass the arguments of forward alone, or a loss that unpacks the batch"
+        ) from None
+    return model(*batch)
+
+
+def check_loss(loss: Any, owner: str) -> None:
+    """Raise an error if a loss is not a function of a model and a batch."""
+    if isinstance(loss, nn.Module) or getattr(loss, "__module__", "").startswith("torch."):
+        name = type(loss).__name__ if isinstance(loss, nn.Module) else loss.__name__
+        raise TypeError(
+            f"{owner}: loss must be a function of a model and a batch, such as lambda model, batch: "
+            f"{name}(model(batch[0]), batch[1]); got {name} itself"
+        )
+    if not callable(loss):
+        raise TypeError(f"{owner}: loss must be a function of a model and a batch, got {type(loss).__name__}")
+
+
+def loss_value(value: Any, owner: str) -> float:
+    """Return a loss as a number.
+
+    Raises:
+        TypeError: If it is not a number or a tensor with one element.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, int | float):
+        return float(value)
+    got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(f"{owner}: loss must return one number, the mean over the batch; got {got}")
 
 
 @contextlib.contextmanager
@@ -73,12 +114,14 @@ def measure(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Measurement
         loss: Function of model and batch.
 
     Raises:
+        TypeError: If the loss is not a function of model and batch that returns a number.
         ValueError: If there are no batches, or the loss is not finite.
     """
+    check_loss(loss, "measure")
     losses: list[float] = []
     with evaluation(model), ActivityMonitor(model) as monitor:
         for batch in batches:
-            losses.append(float(loss(model, batch)))
+            losses.append(loss_value(loss(model, batch), "measure"))
     if not losses:
         raise ValueError("measure: there are no batches; pass a list or a loader, not an iterator that was used before")
     mean = sum(losses) / len(losses)

@@ -1,6 +1,7 @@
 """Choice of thresholds on a few sequences, without training."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -80,12 +81,14 @@ def calibrate(
         raise ValueError(f"calibrate: per must be one of unit, layer; got {per!r}")
     if not any(True for _ in event_directions(model)):
         raise ValueError(f"calibrate: the model must have an event layer, got {type(model).__name__}")
+    if isinstance(sequences, Tensor):
+        raise TypeError("calibrate: sequences must be an iterable of batches, got a tensor; pass [tensor]")
     batches = list(sequences)
     if not batches:
         raise ValueError("calibrate: sequences must contain at least one batch, got none")
     if loss is None:
         loss = _difference_from(model, batches)
-        ranges = measure_ranges(model, lambda: [call(model, batch) for batch in batches])
+        ranges = measure_ranges(model, lambda: [call(model, batch, "calibrate") for batch in batches])
     else:
         function = loss
         ranges = measure_ranges(model, lambda: [function(model, batch) for batch in batches])
@@ -106,6 +109,11 @@ def calibrate(
     before = measure(model, batches, loss)
     levels = search(attempt, len(ranges), before.loss + within)
     if levels is None:
+        warnings.warn(
+            f"calibrate: no threshold keeps the change within {within:g}, so thresholds are unchanged; allow more, or "
+            "fine-tune with egru.sparsify",
+            stacklevel=2,
+        )
         unchanged = tuple(theta.detach().clone() for theta in _thresholds(model))
         return Calibration(before, before, (0.0,) * len(ranges), unchanged, len(trials))
     raise_thresholds(model, floors(levels))
@@ -185,11 +193,11 @@ def _thresholds(model: nn.Module) -> list[Tensor]:
 def _difference_from(model: nn.Module, batches: Sequence[Any]) -> Loss:
     """Return a loss: the difference of a model's outputs from those that ``model`` has now."""
     with evaluation(model):
-        references = {id(batch): _outputs(call(model, batch)) for batch in batches}
+        references = {id(batch): _outputs(call(model, batch, "calibrate")) for batch in batches}
 
     def difference(model: nn.Module, batch: Any) -> Tensor:
         expected = references[id(batch)]
-        error = (_outputs(call(model, batch)) - expected).square().mean()
+        error = (_outputs(call(model, batch, "calibrate")) - expected).square().mean()
         return (error / expected.square().mean().clamp(min=torch.finfo(error.dtype).tiny)).sqrt()
 
     return difference
@@ -201,4 +209,6 @@ def _outputs(output: Any) -> Tensor:
         output = output[0]
     if not isinstance(output, Tensor):
         raise TypeError(f"calibrate: the model must return tensors, got {type(output).__name__}; pass loss")
+    if not output.is_floating_point():
+        raise TypeError(f"calibrate: the model must return floating-point outputs, got {output.dtype}; pass loss")
     return output.detach().clone()

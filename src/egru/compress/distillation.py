@@ -32,7 +32,9 @@ class Distillation:
         temperature: Divides the scores of classes. Default: 2.
 
     Raises:
-        ValueError: If an argument is out of range, or the teacher has no layer of the same name.
+        TypeError: If the teacher is not a module.
+        ValueError: If an argument is out of range, the teacher is the model, or it has no layer of the same name (with
+            ``states``: and size).
 
     Example:
         >>> import torch, egru
@@ -61,6 +63,10 @@ class Distillation:
                 "Distillation: weights must not be negative and temperature must be positive, got "
                 f"outputs={outputs!r}, states={states!r}, temperature={temperature!r}"
             )
+        if not isinstance(teacher, nn.Module):
+            raise TypeError(f"Distillation: teacher must be a torch.nn.Module, got {type(teacher).__name__}")
+        if teacher is model:
+            raise ValueError("Distillation: teacher must be another module than the model, such as the dense original")
         self.model, self.teacher = model, teacher
         self.outputs, self.states, self.compare, self.temperature = outputs, states, compare, temperature
         self.value: Tensor | float = 0.0
@@ -71,6 +77,11 @@ class Distillation:
                 dense = modules.get(name)
                 if not isinstance(dense, nn.GRU | nn.LSTM | nn.GRUCell | nn.LSTMCell | EventRNN):
                     raise ValueError(f"Distillation: the teacher must have a recurrent layer {name!r}, like the model")
+                if states and dense.hidden_size != layer.hidden_size:
+                    raise ValueError(
+                        f"Distillation: states requires layers of equal size, {name!r} has {layer.hidden_size} units "
+                        f"in the model and {dense.hidden_size} in the teacher"
+                    )
                 self._pairs.append((layer, dense))
         if not self._pairs:
             raise ValueError(f"Distillation: the model must have an event layer, got {type(model).__name__}")
@@ -117,6 +128,11 @@ class Distillation:
     def _compare_outputs(self, output: Tensor, expected: Tensor) -> Tensor:
         if self.compare == "values":
             return _relative_error(output, expected)
+        if output.shape[-1] < 2:
+            raise ValueError(
+                'Distillation: compare="classes" requires at least two scores in the last dimension, got outputs of '
+                f'shape {tuple(output.shape)}; use compare="values"'
+            )
         T = self.temperature
         scores, targets = output.flatten(0, -2) / T, expected.flatten(0, -2) / T
         return T**2 * F.kl_div(scores.log_softmax(-1), targets.log_softmax(-1), reduction="batchmean", log_target=True)

@@ -42,7 +42,7 @@ def prune(model: Model, activity: ActivitySummary, share: float | Sequence[float
         The smaller model. At least one unit per layer remains.
 
     Raises:
-        TypeError: If the model has no event layer or cannot be traced.
+        TypeError: If the model has no event layer or cannot be traced, or ``activity`` is not a summary.
         ValueError: If ``activity`` is of another model, ``share`` is out of range, or units of a layer cannot be
             removed, for example because the model returns their outputs. A share of 0 keeps such a layer.
 
@@ -57,6 +57,11 @@ def prune(model: Model, activity: ActivitySummary, share: float | Sequence[float
     """
     if not any(event_layers(model)):
         raise TypeError(f"prune: the model must have an event layer, got {type(model).__name__}")
+    if not isinstance(activity, ActivitySummary):
+        raise TypeError(
+            "prune: activity must be the summary of an ActivityMonitor, monitor.summary(), got "
+            f"{type(activity).__name__}"
+        )
     if isinstance(model, RecurrentStack):
         return _prune_stack(model, activity, share)
     if isinstance(model, EventRNN):

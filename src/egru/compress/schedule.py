@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from egru.activity import ActivityMonitor, ActivitySummary
 from egru.compress.calibrate import states_range
-from egru.layers import Record, event_directions, record
+from egru.layers import Record, event_directions, event_layers, record
 
 LOWEST_LEVEL = -3.0
 """Level at which units with positive events are active at nearly every step."""
@@ -28,6 +28,7 @@ class Budget:
         metric: Function of a model that returns a number to keep high, such as the accuracy in percent.
 
     Raises:
+        TypeError: If a limit is not a number.
         ValueError: If the arguments are out of range or do not fit together.
 
     Example:
@@ -46,6 +47,9 @@ class Budget:
         given = {name: value for name, value in given.items() if value is not None}
         if len(given) != 1:
             raise ValueError(f"Budget: exactly one of activity, macs and within is required, got {given or 'none'}")
+        for name, value in given.items():
+            if not isinstance(value, int | float):
+                raise TypeError(f"Budget: {name} must be a number, got {value!r}")
         for name in given.keys() & {"activity", "macs"}:
             if not 0 < given[name] < 1:
                 raise ValueError(f"Budget: {name} must be in (0, 1), got {given[name]!r}")
@@ -71,8 +75,9 @@ class ThresholdSchedule:
 
     The activity falls from its value at the first step to the target along a geometric curve during the first part of
     training and stays there. After every step, all thresholds are moved by a common multiple of the range of their
-    units, in proportion to the deviation from the schedule. Thresholds may be trained at the same time. The context
-    may be left for evaluation and entered again.
+    units, in proportion to the deviation from the schedule. Thresholds may be trained at the same time. If the activity
+    is at or below the target from the start, thresholds are raised only when it exceeds the target. The context may be
+    left for evaluation and entered again.
 
     Args:
         model: Model with at least one event layer, for example a result of :func:`egru.convert`.
@@ -106,10 +111,18 @@ class ThresholdSchedule:
             raise ValueError(f"ThresholdSchedule: steps must be at least 1, got {steps!r}")
         if not 0 <= ramp <= 1:
             raise ValueError(f"ThresholdSchedule: ramp must be in [0, 1], got {ramp!r}")
+        if not gain > 0:
+            raise ValueError(f"ThresholdSchedule: gain must be positive, got {gain!r}")
+        if not any(True for _ in event_layers(model)):
+            raise ValueError(
+                f"ThresholdSchedule: the model must have an event layer, got {type(model).__name__}; "
+                "egru.convert(model) adds them"
+            )
         self.model, self.steps, self.ramp, self.gain = model, steps, ramp, gain
         self.done = 0
         self.measured = self.goal = math.nan
         self._start = math.nan
+        self._raised = math.inf  # how far thresholds may be lowered again
         self._monitor = ActivityMonitor(model)
         self._ranges: list[Tensor] = []
         self._context: contextlib.ExitStack | None = None
@@ -149,7 +162,9 @@ class ThresholdSchedule:
         fraction = min(1.0, self.done / max(1.0, self.ramp * self.steps))
         self.goal = min(self._start, math.exp((1 - fraction) * math.log(self._start) + fraction * math.log(limit)))
         deviation = math.log(max(self.measured, 1e-4) / self.goal)
-        self.shift(max(-0.1, min(0.1, self.gain * deviation)))
+        amount = max(-0.1, min(0.1, self.gain * deviation), -self._raised)
+        self._raised += amount
+        self.shift(amount)
 
     def shift(self, relative: float) -> None:
         """Move all thresholds by ``relative`` times their mean level, in units of the range of each unit."""
@@ -169,7 +184,9 @@ class ThresholdSchedule:
         """Measure the range of all units on the first batch."""
         for label, layer, _ in event_directions(self.model):
             self._ranges.append(states_range(layer, [r for r in self._records if r.label == label], label))
-        self._start = min(0.999, max(self.measured, self.budget.limit or 0.0))
+        limit = self.budget.limit or 0.0
+        self._start = min(0.999, max(self.measured, limit))
+        self._raised = 0.0 if self.measured <= limit else math.inf
         assert self._context is not None
         self._context.close()  # stop recording states, keep counting
         self._context = contextlib.ExitStack()

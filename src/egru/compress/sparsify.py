@@ -3,17 +3,20 @@
 import contextlib
 import copy
 import dataclasses
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterable, Sized
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from egru.activity import ActivityLoss
-from egru.compress.batches import Loss, Measurement, measure
+from egru.compress.batches import Loss, Measurement, check_loss, loss_value, measure
 from egru.compress.distillation import Distillation
 from egru.compress.schedule import Budget, ThresholdSchedule
+from egru.compress.thresholds import raise_thresholds, restored_thresholds
 from egru.layers import event_layers
 
 STAGE_FACTOR = 0.75
@@ -69,7 +72,7 @@ def sparsify(
     clip: float | None = 1.0,
     log: Callable[[str], None] = print,
 ) -> Sparsification:
-    """Fine-tune a model until its activity meets a budget, in place.
+    """Fine-tune a model until its activity meets a budget, in place. If this fails, the model does not change.
 
     A :class:`ThresholdSchedule` lowers the activity to the target during the first part of training; weights and
     thresholds are trained throughout. The loss contains the event rate, so that the network learns to do without events
@@ -83,15 +86,16 @@ def sparsify(
         model: Model with event layers, for example a result of :func:`egru.convert`.
         data: Batches for ``loss``, iterated once per epoch: a ``DataLoader`` or a list.
         loss: Function of model and batch that runs the model and returns the loss.
-        target: Final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
-        teacher: The dense original, for distillation of its outputs as scores of classes. If None, no distillation.
+        target: Largest final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
+        teacher: The dense original, for distillation of its outputs as scores of classes. For other outputs, pass
+            ``distillation=Distillation(model, teacher, compare="values")``. If None, no distillation.
         epochs: Number of epochs, or of epochs per stage. Default: 100.
         lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 4e-3.
         ramp: Fraction of training during which the activity falls. Default: 0.7.
         rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. The default suits a cross-entropy in
             nats; scale it like the loss. Default: 4.
         distillation: Distillation with other options, instead of ``teacher``.
-        metric: Function of the model, evaluated after every epoch; higher is better.
+        metric: Function of the model that returns a number, evaluated after every epoch; higher is better.
         patience: Stop after this many epochs without improvement since the budget was met first. Requires ``metric``.
             If None, train all epochs.
         optimiser: Optimiser of the model's parameters, with a constant learning rate. If None, Adam.
@@ -102,8 +106,10 @@ def sparsify(
         Loss and activity before and after; ``print`` shows a table.
 
     Raises:
-        ValueError: If the model has no event layer, there is no data, or arguments do not fit together.
-        RuntimeError: If training diverges, or a budget of MACs cannot be met.
+        TypeError: If ``loss`` is not a function of model and batch that returns one number.
+        ValueError: If the model has no event layer, there is no data, arguments do not fit together, a budget of MACs
+            cannot be met, the metric is not finite, or the loss does not depend on the model's parameters.
+        RuntimeError: If training diverges.
 
     Example:
         >>> import torch, egru
@@ -117,40 +123,106 @@ def sparsify(
     """
     budget = target if isinstance(target, Budget) else Budget(activity=target)
     metric = budget.metric if metric is None else metric
-    _check(model, data, epochs, patience, metric, teacher, distillation)
+    _check(model, data, loss, epochs, patience, metric, teacher, distillation, optimiser)
     if teacher is not None:
         distillation = Distillation(model, teacher)
     start = time.monotonic()
     before = measure(model, data, loss)
-    reference = None if metric is None else metric(distillation.teacher if distillation is not None else model)
+    if budget.macs is not None:
+        _check_macs(model, data, loss, budget.macs)
+    reference = None if metric is None else _score(metric, distillation.teacher if distillation is not None else model)
     log(f"before: {before}" + ("" if reference is None else f", metric {reference:.2f}"))
+    if budget.limit is not None and budget.measure(before.activity) <= budget.limit:
+        log("the model meets the target already: thresholds rise only if training would exceed it")
     training = _Training(model, data, loss, distillation, rate, lr, ramp, metric, patience, optimiser, clip, log)
-    if budget.limit is not None:
-        after, score = training.run(budget, epochs)
-    else:
-        assert reference is not None
-        assert budget.within is not None
-        after, score = _run_stages(training, before, epochs, reference - budget.within, log)
+    with _restored_on_error(model):
+        if budget.limit is not None:
+            after, score = training.run(budget, epochs)
+        else:
+            assert reference is not None
+            assert budget.within is not None
+            after, score = _run_stages(training, before, epochs, reference - budget.within, log)
     return Sparsification(before, after, reference, score, training.epochs, time.monotonic() - start)
 
 
+@contextlib.contextmanager
+def _restored_on_error(model: nn.Module) -> Generator[None, None, None]:
+    """Restore the modes of all modules at the end of the context, after an exception also parameters and buffers."""
+    modes = [(module, module.training) for module in model.modules()]
+    state = copy.deepcopy(model.state_dict())
+    try:
+        yield
+    except Exception:
+        model.load_state_dict(state)
+        raise
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _score(metric: Callable[[nn.Module], float], model: nn.Module) -> float:
+    """Return the metric of a model.
+
+    Raises:
+        ValueError: If it is not a finite number.
+    """
+    value = metric(model)
+    if not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
+        raise ValueError(f"sparsify: metric must return a finite number, got {value!r}")
+    return float(value)
+
+
+def _check_macs(model: nn.Module, data: Any, loss: Loss, limit: float) -> None:
+    """Raise an error if a model exceeds a budget of MACs even without events."""
+    with restored_thresholds(model):
+        try:
+            raise_thresholds(model, 1e6)
+        except ValueError:  # thresholds such as those of a sigmoid are bounded
+            return
+        least = measure(model, data, loss).macs
+    if least > limit:
+        raise ValueError(
+            f"sparsify: without any event the model takes {least:.3f} of the dense MACs, because inputs and other "
+            f"layers count too; the budget is {limit}"
+        )
+
+
 def _check(
-    model: nn.Module, data: Any, epochs: int, patience: Any, metric: Any, teacher: Any, distillation: Any
+    model: nn.Module,
+    data: Any,
+    loss: Any,
+    epochs: int,
+    patience: Any,
+    metric: Any,
+    teacher: Any,
+    distillation: Distillation | None,
+    optimiser: torch.optim.Optimizer | None,
 ) -> None:
     if not any(True for _ in event_layers(model)):
         raise ValueError(
             f"sparsify: the model must have an event layer, got {type(model).__name__}; egru.convert(model) adds them"
         )
-    if not isinstance(data, Sized):
-        raise ValueError(f"sparsify: data must be a list or a loader with a length, got {type(data).__name__}")
-    if not len(data):
+    try:
+        batches = len(data)
+    except TypeError:
+        raise ValueError(
+            f"sparsify: data must be a list or a loader with a length, got {type(data).__name__}"
+        ) from None
+    if not batches:
         raise ValueError("sparsify: data must contain at least one batch, got none")
+    check_loss(loss, "sparsify")
     if not epochs >= 1:
         raise ValueError(f"sparsify: epochs must be at least 1, got {epochs!r}")
     if patience is not None and metric is None:
         raise ValueError(f"sparsify: patience={patience!r} requires a metric")
     if teacher is not None and distillation is not None:
         raise ValueError("sparsify: teacher and distillation exclude each other; the distillation contains its teacher")
+    if distillation is not None and distillation.model is not model:
+        raise ValueError("sparsify: distillation must be made for the model that is fine-tuned, got another one")
+    if optimiser is not None:
+        trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+        if not any(id(p) in trained for p in model.parameters() if p.requires_grad):
+            raise ValueError("sparsify: optimiser has none of the model's parameters; build it from model.parameters()")
 
 
 @dataclasses.dataclass
@@ -187,7 +259,7 @@ class _Training:
             activity = f"activity {schedule.measured:.3f} (goal {schedule.goal:.3f})"
             line = f"epoch {epoch + 1:3}: loss {mean:.4f}, {activity}"
             if metric is not None:
-                score = metric(self.model)
+                score = _score(metric, self.model)
                 line += f", metric {score:.2f}"
                 met = budget.limit is not None and schedule.measured <= 1.05 * budget.limit
                 if met and (best is None or score > best[0]):
@@ -198,7 +270,7 @@ class _Training:
         if best is not None:
             self.model.load_state_dict(best[2])
         after = self._settle(budget, schedule)
-        score = None if metric is None else metric(self.model)
+        score = None if metric is None else _score(metric, self.model)
         self.log(f"after: {after}" + ("" if score is None else f", metric {score:.2f}"))
         return after, score
 
@@ -210,8 +282,11 @@ class _Training:
 
     def _epoch(self, optimiser: Any, rates: Any, schedule: ThresholdSchedule, budget: Budget) -> float:
         total = 0.0
+        frozen = [m for m in self.model.modules() if not m.training] if self.model.training else []
         self.model.train()
-        for batch in self.data:
+        for module in frozen:  # such as batch normalisations with fixed statistics
+            module.training = False
+        for batch in itertools.islice(self.data, len(self.data)):  # an iterable data set may yield more
             with contextlib.ExitStack() as contexts:
                 terms: list[Distillation | ActivityLoss] = []
                 if self.rate:
@@ -221,18 +296,24 @@ class _Training:
                 if self.distillation is not None:
                     terms.append(contexts.enter_context(self.distillation))
                 task = self.loss(self.model, batch)
+                number = loss_value(task, "sparsify")
+                if not isinstance(task, Tensor) or not task.requires_grad:
+                    raise ValueError(
+                        "sparsify: the loss does not depend on the model's parameters; it must call the model it "
+                        "receives, without detach() or item()"
+                    )
                 value: Tensor = task + sum(term.value for term in terms)
             optimiser.zero_grad()
             value.backward()
             if self.clip is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            if not torch.isfinite(task):
-                raise RuntimeError(f"sparsify: the loss became {task.item()}; reduce lr")
+            if not math.isfinite(number):
+                raise RuntimeError(f"sparsify: the loss became {number}; reduce lr")
             optimiser.step()
             if rates is not None:
                 rates.step()
             schedule.step()
-            total += task.item()
+            total += number
         return total / len(self.data)
 
     def _settle(self, budget: Budget, schedule: ThresholdSchedule) -> Measurement:
@@ -243,8 +324,8 @@ class _Training:
             measured = budget.measure(after.activity)
             if measured <= budget.limit:
                 return after
-            if after.events == 0:
-                raise RuntimeError(
+            if after.events == 0:  # with bounded thresholds this is not known before
+                raise ValueError(
                     f"sparsify: without any event the model takes {measured:.3f} of the dense MACs, the budget is "
                     f"{budget.limit}; inputs and other layers count too"
                 )
@@ -257,7 +338,7 @@ def _run_stages(
     """Lower the activity stage by stage while the metric is at least ``lowest``, and keep the last such stage."""
     assert training.metric is not None
     activity, kept = min(before.events, 0.8), copy.deepcopy(training.model.state_dict())
-    after, score = before, training.metric(training.model)
+    after, score = before, _score(training.metric, training.model)
     while activity > 0.01:
         activity *= STAGE_FACTOR
         log(f"stage: activity {activity:.3f}")

@@ -45,6 +45,7 @@ def report_models(
         The path of the page.
 
     Raises:
+        TypeError: If ``models`` is neither a module nor a dict, or ``loss`` does not return a number.
         ValueError: If there are no models or batches, a loss is not finite, an accuracy is not a fraction, or
             ``seconds`` names a model that does not exist.
 
@@ -58,6 +59,8 @@ def report_models(
         ...     page.name
         'index.html'
     """
+    if not isinstance(models, nn.Module | Mapping):
+        raise TypeError(f"report_models: models must be a module or a dict of modules, got {type(models).__name__}")
     named = {"model": models} if isinstance(models, nn.Module) else dict(models)
     if not named:
         raise ValueError("report_models: models must contain at least one model, got none")
