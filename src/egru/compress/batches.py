@@ -68,7 +68,7 @@ def call(model: nn.Module, batch: Any, owner: str) -> Any:
 
 def check_loss(loss: Any, owner: str) -> None:
     """Raise an error if a loss is not a function of a model and a batch."""
-    if isinstance(loss, nn.Module) or getattr(loss, "__module__", "").startswith("torch."):
+    if isinstance(loss, nn.Module) or str(getattr(loss, "__module__", "")).startswith("torch."):
         name = type(loss).__name__ if isinstance(loss, nn.Module) else loss.__name__
         raise TypeError(
             f"{owner}: loss must be a function of a model and a batch, such as lambda model, batch: "
