@@ -7,6 +7,7 @@ from torch import nn
 import egru
 from egru import ActivityMonitor
 from egru.compress import prune, quieten
+from egru.types import EVENTS
 
 
 class Network(nn.Module):
@@ -109,3 +110,46 @@ def test_quieten_raises_the_thresholds_of_any_module(network):
         quieten(nn.Linear(2, 2), [x], loss)
     with pytest.raises(ValueError, match="within must be non-negative, got -1"):
         quieten(network, [x], loss, -1)
+
+
+def test_prune_refuses_hooks(network):
+    _, activity = monitored(network, torch.randn(5, 20, 3))
+    network.auxiliary.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    with pytest.raises(
+        TypeError, match=r"prune: auxiliary \(Linear\) has a forward hook, which could change its outputs"
+    ):
+        prune(network, activity)
+
+
+class Unbatched(nn.Module):
+    """Reads one sequence without a batch dimension."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell, self.readout = cell, nn.Linear(8, 2)
+
+    def forward(self, x):
+        if not isinstance(self.cell, nn.GRUCell | egru.EGRUCell):
+            return self.readout(self.cell(x)[0][-1])
+        h = torch.zeros(8)
+        for row in x:
+            h = self.cell(row, h)
+        return self.readout(h)
+
+
+@pytest.mark.parametrize("cell", [nn.GRU, nn.GRUCell])
+@pytest.mark.parametrize("events", EVENTS)
+def test_models_without_a_batch_dimension_are_measured_and_fine_tuned(cell, events):
+    model, x = egru.convert(Unbatched(cell(4, 8)), events), torch.randn(20, 4)
+    with egru.ActivityMonitor(model) as monitor:
+        model(x)
+    (linear,) = monitor.summary().linears
+    assert (linear.calls, linear.in_features, linear.out_features) == (1, 8, 2)
+    assert monitor.summary().steps == 20
+    if events != "positive":
+        assert egru.calibrate(model, [x], within=0.5).after.events < 1
+    batches = [(x, torch.zeros(2)), (torch.randn(20, 4), torch.ones(2))]
+    result = egru.sparsify(
+        model, batches, lambda m, b: (m(b[0]) - b[1]).square().mean(), 0.5, epochs=2, log=lambda line: None
+    )
+    assert result.after.events <= 0.5

@@ -176,6 +176,18 @@ def test_parts_with_other_forward_methods_are_refused() -> None:
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
+    class Scaling(nn.Dropout):
+        def forward(self, input: Any) -> Any:
+            return input
+
+    class Reader(nn.Module):
+        def __init__(self, rnn: EGRU) -> None:
+            super().__init__()
+            self.rnn = rnn
+
+        def forward(self, x: Tensor) -> Any:
+            return self.rnn(x)[0]
+
     class Inverted(EGRU):
         def forward(self, input: Any, hx: Any = None) -> Any:
             y, state = super().forward(input, hx)
@@ -191,18 +203,21 @@ def test_parts_with_other_forward_methods_are_refused() -> None:
     for module, message in (
         (Inverted(2, 8), "Inverted.forward and the engine compute different outputs"),
         (nn.Sequential(Inverted(2, 8), nn.Linear(8, 3)), "Inverted.forward and the engine compute different"),
-        (nn.Sequential(EGRU(2, 8), Doubled(8, 3)), "Doubled computes something else than torch.nn.Linear"),
+        (nn.Sequential(EGRU(2, 8), Doubled(8, 3)), "Doubled has its own forward method"),
+        (
+            nn.Sequential(EGRU(2, 8), Scaling(), nn.Linear(8, 3)),
+            "Scaling has its own forward method.* torch.nn.Dropout",
+        ),
     ):
         with pytest.raises(TypeError, match=message):
             EventEngine(module)
-    with pytest.raises(
-        TypeError, match=r"Doubled computes something else than torch.nn.Linear; pass a torch.nn.Linear"
-    ):
+    with pytest.raises(TypeError, match=r"which the engine would not run; pass a torch\.nn\.Linear"):
         EventEngine(EGRU(2, 8), readout=Doubled(8, 3))
     hooked = EGRU(2, 8)
     hooked.register_forward_hook(lambda module, args, output: (output[0] + 1, output[1]))
-    with pytest.raises(TypeError, match=r"EGRU.forward and the engine compute different outputs"):
-        EventEngine(hooked)
+    for module in (hooked, nn.Sequential(hooked, nn.Linear(8, 3)), Reader(hooked)):
+        with pytest.raises(TypeError, match=r"EGRU\)? has a forward hook, which the engine would not run; remove it"):
+            EventEngine(module)
 
 
 def test_check_changes_neither_the_module_nor_the_random_numbers() -> None:

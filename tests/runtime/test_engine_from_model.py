@@ -1,6 +1,7 @@
 """``EventEngine.from_model`` finds the parts of a model by tracing, or refuses the model with a reason."""
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -168,7 +169,30 @@ def nothing(m: Any, x: Tensor) -> Tensor:
     return m.projection(x)
 
 
+def several(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = m.stack(x)
+    return y, m.readout(y)
+
+
+def state_and_scores(m: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y, state = m.second(m.middle(m.rnn(x)[0]))
+    return state, m.readout(y)
+
+
+def transposed_state(m: Any, x: Tensor) -> Tensor:
+    return m.rnn(x)[1].transpose(0, 1)
+
+
+def joined(m: Any, x: Tensor) -> Tensor:
+    y = m.rnn(x)[0]
+    return torch.cat([y, y], -1)
+
+
 REFUSED = [
+    (several, "forward returns several outputs; return one, or one and the states"),
+    (state_and_scores, "forward returns several outputs"),
+    (transposed_state, "transpose of the state of a layer is not supported"),
+    (joined, "cat of several tensors is not supported"),
     (nothing_in_front, "tanh in front of the layers is not supported"),
     (activation_behind, "log_softmax behind the layers is not supported; apply it outside the engine"),
     (residual, r"rnn \(EGRU\) reads the input of the model, and so does the layer before it"),
@@ -197,10 +221,45 @@ def test_bidirectional_layers_and_dense_models_are_refused():
         EventEngine.from_model(nn.GRU(2, 3))
 
 
-def test_hooks_that_change_the_output_are_found_by_the_comparison():
-    model = Model(lambda m, x: m.stack(x))
-    model.rnn.register_forward_hook(lambda module, args, output: (2 * output[0], output[1]))
-    with pytest.raises(TypeError, match="compute different outputs"):
+@pytest.mark.parametrize("name", ["rnn", "readout.0", "readout", "embedding", ""])
+def test_hooks_are_refused_but_not_those_of_a_monitor(name):
+    model = Model(embedded_words)
+    with egru.ActivityMonitor(model):
+        EventEngine.from_model(model)
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda module, args: None)
+    with pytest.raises(TypeError, match=rf"{re.escape(name or 'Model')}.* has a forward hook, which could change"):
+        EventEngine.from_model(model)
+    hook.remove()
+    EventEngine.from_model(model)
+
+
+class Clipped(nn.Linear):
+    """Differs from ``nn.Linear`` for large outputs only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).clamp(-50, 50)
+
+
+class Hashed(nn.Embedding):
+    """Differs from ``nn.Embedding`` for one token only."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input % 6)
+
+
+def test_overridden_forward_methods_are_not_taken_for_those_of_torch():
+    model = Model(embedded_words)
+    model.readout[0] = Clipped(20, 8)
+    with pytest.raises(TypeError, match="linear behind the layers is not supported"):
+        EventEngine.from_model(model)
+    model = Model(embedded_words)
+    model.embedding = Hashed(7, 3)
+    with pytest.raises(TypeError, match="in front of the layers is not supported"):
+        EventEngine.from_model(model)
+    model = Model(embedded_words)
+    patched: Any = model.readout[0]
+    patched.forward = lambda x: nn.Linear.forward(patched, x).clamp(-50, 50)
+    with pytest.raises(TypeError, match="linear behind the layers is not supported"):
         EventEngine.from_model(model)
 
 

@@ -128,7 +128,8 @@ class EventEngine(GapEngine):
             weights, threads, streams, token_table, packing: As in the constructor.
 
         Raises:
-            TypeError: If the model computes something that the engine cannot express; the message gives the reason.
+            TypeError: If the model computes something that the engine cannot express, returns several outputs or has
+                forward hooks; the message gives the reason.
 
         Example:
             >>> class Model(torch.nn.Module):

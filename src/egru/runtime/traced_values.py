@@ -86,8 +86,12 @@ def describe(value: Any) -> str:
             return "zeros"
         case None:
             return "nothing"
+        case Opaque():
+            return "a value that does not depend on the data"
+        case tuple() | list():
+            return "several tensors"
         case _:
-            return f"a {type(value).__name__.strip('_').lower()}"
+            return f"a value of type {type(value).__name__}"
 
 
 def last_step(value: Value) -> Value:

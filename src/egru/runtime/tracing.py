@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import egru
 from egru.layers import EGRUCell, EventRNN
+from egru.runtime.alterations import find_hook, has_own_forward
 from egru.runtime.network import EventModule
 from egru.runtime.traced_values import (
     FUNCTIONS,
@@ -90,6 +91,8 @@ class _Tracer(fx.Tracer):
         self._answers = {"dim": 2 if reads_tokens else 3, "is_floating_point": not reads_tokens}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if has_own_forward(m):
+            return False
         leaf = isinstance(m, EventRNN | nn.Linear | nn.Embedding | nn.BatchNorm1d)
         return leaf or super().is_leaf_module(m, module_qualified_name)
 
@@ -120,8 +123,12 @@ def trace(model: nn.Module, owner: str, advice: str = "") -> fx.Graph:
         advice: What to do if the model cannot be traced.
 
     Raises:
-        UnsupportedModelError: If it cannot be traced.
+        UnsupportedModelError: If it cannot be traced, or has hooks.
     """
+    if hooked := find_hook(model):
+        raise UnsupportedModelError(
+            f"{owner}: {hooked} has a forward hook, which could change its outputs; remove it{advice}"
+        )
     parameters = list(inspect.signature(model.forward).parameters.values())
     defaults = {p.name: p.default for p in parameters[1:] if p.default is not inspect.Parameter.empty}
     was_training = model.training
@@ -138,6 +145,12 @@ def trace(model: nn.Module, owner: str, advice: str = "") -> fx.Graph:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _is_state(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_is_state, value))
+    return value is None or isinstance(value, State | Opaque)
 
 
 class _Interpreter:
@@ -256,7 +269,8 @@ class _Interpreter:
         if name in _NO_OPS:
             return value
         function: Callable[..., Any] | None = FUNCTIONS.get(name)
-        if function is None or not isinstance(value, Value | State | Packed):
+        expected = {"squeeze": Value | State, "pad_packed_sequence": Packed}.get(name, Value)
+        if function is None or not isinstance(value, expected):
             raise self._refuse(f"{name} {self._position(value)} is not supported; {_ADVICE}")
         try:
             return function(value, *arguments[1:], **options)
@@ -284,7 +298,9 @@ class _Interpreter:
 
     def _build(self, result: Any) -> Parts:
         if isinstance(result, tuple | list) and result:
-            result = result[0]
+            result, *others = result
+            if not all(map(_is_state, others)):
+                raise self._refuse("forward returns several outputs; return one, or one and the states")
         if isinstance(result, State) and result.layers == 1:
             result = result.last
         if not isinstance(result, Value) or result.source != "layers":
