@@ -1,6 +1,8 @@
 """Replacement of the dense recurrent layers of a model by event layers that compute the same function."""
 
 import copy
+import inspect
+import re
 import types
 import warnings
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from egru.types import Events
 Model = TypeVar("Model", bound=nn.Module)
 Dense = nn.GRU | nn.LSTM | nn.GRUCell | nn.LSTMCell
 _KNOWN_FORWARDS = {c.forward for c in (nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell, GRU, LSTM)}
+_TYPE_TEST = re.compile(r"isinstance\([^\n]*\b(GRU|LSTM|GRUCell|LSTMCell|RNNBase|RNNCellBase)\b[^\n)]*\)*")
 _UNUSED_BY_FORWARD = {"__init__", "__repr__", "extra_repr", "reset_parameters"}
 _SIZES = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
@@ -68,6 +71,7 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
     if not layers:
         raise ValueError(f"convert: {_describe_missing(model)}")
     _check_references(model)
+    _check_type_tests(model)
     orders = {module.batch_first: name for name, module in layers if isinstance(module, nn.RNNBase)}
     if len(orders) > 1:
         warnings.warn(
@@ -159,6 +163,23 @@ def _check_references(model: nn.Module) -> None:
                     "dense; use nn.ModuleList or nn.ModuleDict",
                     stacklevel=3,
                 )
+
+
+def _check_type_tests(model: nn.Module) -> None:
+    """Warn of modules whose ``forward`` tests for the types of dense layers."""
+    for module_type in {type(module) for module in model.modules()}:
+        if module_type.__module__.startswith(("torch.", "egru.")):
+            continue
+        try:
+            source = inspect.getsource(module_type.forward)
+        except (OSError, TypeError):  # defined in an interactive session, or in C
+            continue
+        if found := _TYPE_TEST.search(source):
+            warnings.warn(
+                f"convert: {module_type.__name__}.forward contains {found[0]}, which is false for event layers; check "
+                "that it takes the same branch",
+                stacklevel=3,
+            )
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
