@@ -109,11 +109,12 @@ def calibrate(
     before = measure(model, batches, loss)
     levels = search(attempt, len(ranges), before.loss + within)
     if levels is None:
-        warnings.warn(
-            f"calibrate: no threshold keeps the change within {within:g}, so thresholds are unchanged; allow more, or "
-            "fine-tune with egru.sparsify",
-            stacklevel=2,
-        )
+        if within > 0:
+            warnings.warn(
+                f"calibrate: no threshold keeps the change within {within:g}, so thresholds are unchanged; allow more, "
+                "or fine-tune with egru.sparsify",
+                stacklevel=2,
+            )
         unchanged = tuple(theta.detach().clone() for theta in _thresholds(model))
         return Calibration(before, before, (0.0,) * len(ranges), unchanged, len(trials))
     raise_thresholds(model, floors(levels))
