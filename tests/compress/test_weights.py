@@ -1,10 +1,12 @@
 """Magnitude pruning of weights: schedule, blocks, tied weights, and masks in training, checkpoints and compilers."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import egru
 from egru.compress import WeightPruning, prune_weights
@@ -160,18 +162,47 @@ def masked():
     return layer
 
 
+def uneven() -> nn.Module:
+    """Return a model whose readout has equal weights, which are smaller than half of the others, relative to the mean."""
+    model = SequenceClassifier(4, 16, 2)
+    with torch.no_grad():
+        nn.init.ones_(model.readout.weight)
+        for name in ("weight_ih_l0", "weight_hh_l0"):
+            model.layers[0].get_parameter(name).fill_(1.0)[::2] = 1e-3
+    return model
+
+
+def changed(value: float) -> nn.Module:
+    layer = egru.EGRU(4, 16)
+    with torch.no_grad():
+        layer.weight_hh_l0[0].fill_(value) if value else layer.weight_hh_l0.zero_()
+    return layer
+
+
+def with_hook() -> nn.Module:
+    model = nn.ModuleDict({"rnn": egru.EGRU(4, 8), "readout": nn.Linear(8, 2)})
+    prune.l1_unstructured(model["readout"], "weight", 0.5)
+    return model
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: WeightPruning(egru.EGRU(2, 8), 1.0), r"sparsity must be in \[0, 1\), got 1.0"),
         (lambda: WeightPruning(egru.EGRU(2, 8), -0.1), r"sparsity must be in \[0, 1\), got -0.1"),
         (lambda: WeightPruning(egru.EGRU(2, 8), float("nan")), "sparsity must be in"),
-        (lambda: WeightPruning(egru.EGRU(2, 20), 0.5, block=8), "divide the 20 units of egru, got 8; use 16 or 24, or"),
+        (lambda: WeightPruning(egru.EGRU(2, 20), 0.5, block=8), "20 units of egru, got 8; change them to 16 or 24"),
         (lambda: WeightPruning(egru.EGRU(2, 8), 0.5, block=0), "block must be at least 1, got 0"),
         (lambda: WeightPruning(LanguageModel(20, 16, 16), 0.5, block=16), "divide the 20 outputs of readout, got 16"),
         (lambda: WeightPruning(masked(), 0.5), "egru.weight_ih_l0 must not be parametrised; remove its"),
         (lambda: WeightPruning(nn.Linear(2, 8), 0.5), "the model must have an event layer, got Linear"),
-        (lambda: prune_weights(egru.EGRU(2, 16), 0.98, scope="layer", block=16), "removes all weights of egru.weight"),
+        (lambda: prune_weights(uneven(), 0.6), "all matrices removes all weights of readout"),
+        (lambda: prune_weights(changed(float("nan")), 0.2), "weight_hh_l0 contains NaN or infinity"),
+        (lambda: prune_weights(changed(0.0), 0.2), "weight_hh_l0 are zero and would stay zero"),
+        (lambda: prune_weights(with_hook(), 0.5), r"readout\.weight is not a parameter but computed by a hook"),
+        (lambda: prune_weights(nn.ModuleList([egru.EGRU(2, 8), nn.LazyLinear(3)]), 0.5), "1.weight is not initialised"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), 0.5).update(-0.1), "progress must be at least 0, got -0.1"),
+        (lambda: WeightPruning(egru.EGRU(2, 8), 0.5).update(float("nan")), "progress must be at least 0, got nan"),
         (lambda: WeightPruning(egru.EGRU(2, 8), 0.5, scope=ALL), "scope must be 'global' or 'layer', got 'all'"),
     ],
 )  # fmt: skip
@@ -180,8 +211,71 @@ def test_bad_arguments_are_named(call, message):
         call()
 
 
-def test_a_failed_update_leaves_no_masks():
-    layer = egru.EGRU(2, 16)
-    with pytest.raises(ValueError, match="removes all"):
-        prune_weights(layer, 0.98, scope="layer", block=16)
+@pytest.mark.parametrize("options", [{"sparsity": "0.5"}, {"block": 8.0}, {"block": None}, {"share": "x"}])
+def test_types_of_arguments_are_checked(options: dict[str, Any]) -> None:
+    layer = egru.EGRU(2, 8)
+    with pytest.raises(TypeError, match=f"{next(iter(options))} must be a number"):
+        WeightPruning(layer, **{"sparsity": 0.5} | options)
     assert not hasattr(layer, "parametrizations")
+
+
+@pytest.mark.parametrize("make", [lambda: uneven(), lambda: changed(float("nan")), lambda: with_hook()])
+def test_model_does_not_change_if_pruning_fails(make) -> None:
+    model = make()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match="WeightPruning"):
+        prune_weights(model, 0.6)
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name].nan_to_num(7), before[name].nan_to_num(7)) for name in before)
+
+
+def test_number_of_updates_does_not_change_what_is_pruned() -> None:
+    masks = []
+    for updates in (1, 10, 60):
+        torch.manual_seed(0)
+        model = SequenceClassifier(30, 64, 40)
+        with torch.no_grad():
+            model.readout.weight.pow_(3)  # another distribution than that of the layer
+        pruning = WeightPruning(model, 0.9)
+        for i in range(updates + 1):
+            pruning.update(i / updates)
+        masks.append([matrix.mask for matrix in pruning.matrices])
+    for others in masks[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(masks[0], others, strict=True))
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_blocks_of_a_network_pruned_weight_by_weight_count_their_zeros(scope) -> None:
+    layer = egru.EGRU(64, 64)
+    prune_weights(layer, 0.5)
+    pruning = WeightPruning(layer, 0.8, block=16, scope=scope)
+    pruning.update(0.1)
+    assert pruning.sparsity == pytest.approx(0.5, abs=1e-3)
+    assert 0.79 < pruning.update(1.0) <= 0.8
+    assert 0.79 < pruning.sparsity <= 0.8
+
+
+def test_sparsity_is_rounded_down_to_whole_blocks() -> None:
+    layer = egru.EGRU(2, 16)
+    prune_weights(layer, 0.9, block=16, scope="layer")
+    assert density(layer.weight_ih_l0) == pytest.approx(1 / 6)
+    half = egru.EGRU(8, 16).half()
+    with torch.no_grad():
+        half.weight_ih_l0.mul_(10_000)  # their sum overflows in float16
+    prune_weights(half, 0.5)
+    assert density(half.weight_ih_l0) == pytest.approx(0.5, abs=0.1)
+
+
+def test_copies_of_a_masked_model_survive_removal() -> None:
+    model, x = SequenceClassifier(4, 16, 5), torch.randn(2, 4, 4)
+    pruning = WeightPruning(model, 0.8)
+    pruning.update(1.0)
+    best, expected = copy.deepcopy(model), model(x)[0]
+    pruning.remove()
+    assert torch.equal(best(x)[0], expected)
+    assert torch.equal(model(x)[0], expected)
+    assert type(model.layers[0]) is egru.EGRU
+    for call in (pruning.remove, lambda: pruning.update(1.0), lambda: pruning.sparsity):
+        with pytest.raises(RuntimeError, match="the masks were removed"):
+            call()

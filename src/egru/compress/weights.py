@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from egru.layers import event_layers, labelled_modules
@@ -64,14 +65,36 @@ class Matrix:
         assert isinstance(mask, Mask)
         return mask.mask
 
-    def magnitude(self) -> Tensor:
-        """Return the mean magnitude of the block of each weight, relative to that of the matrix; -1 for zeros."""
-        weight = self.weight.detach().abs()
-        if self.block > 1:
-            blocks = weight.unflatten(0, (-1, self.block))
-            weight = blocks.mean(1, keepdim=True).expand_as(blocks).flatten(0, 1)
-        zero = weight == 0
-        return (weight / weight.sum() * (~zero).sum()).masked_fill(zero, -1.0)
+    def blocks(self) -> "Blocks":
+        """Return the blocks of the matrix, with their magnitudes and sizes."""
+        module, name = self.owners[0]
+        original = module.get_parameter(f"parametrizations.{name}.original").detach().float().abs()
+        if not original.isfinite().all():
+            raise ValueError(f"WeightPruning: the weights must be finite, {self.name} contains NaN or infinity")
+        live = self.mask != 0
+        shape = (-1, self.block, *original.shape[1:])
+        weight, live = (original * live).view(shape), live.view(shape)
+        # The mean includes masked weights. That of the others would rise with every update, and with it what is pruned.
+        scale = original.sum() / original.count_nonzero()
+        return Blocks((weight.mean(1) / scale).flatten(), live.sum(1).flatten())
+
+    def empty(self, blocks: Tensor) -> Tensor:
+        """Return the mask without some blocks, given as one boolean per block."""
+        shape = (len(self.mask) // self.block, *self.mask.shape[1:])
+        removed = blocks.view(shape).repeat_interleave(self.block, 0)
+        return self.mask * ~removed
+
+
+class Blocks(NamedTuple):
+    """Blocks of a matrix.
+
+    Attributes:
+        magnitude: Mean magnitude of the block's weights, relative to that of the matrix.
+        size: Number of its weights that are not masked.
+    """
+
+    magnitude: Tensor
+    size: Tensor
 
 
 class WeightPruning:
@@ -90,7 +113,7 @@ class WeightPruning:
 
     Args:
         model: Model with at least one event layer. It is changed in place.
-        sparsity: Final fraction of weights that are zero, in [0, 1).
+        sparsity: Final fraction of weights that are zero, in [0, 1), rounded down to whole blocks.
         block: Number of consecutive outputs that are pruned together; must divide the number of units of each event
             layer and of outputs of each linear layer. Default: 1.
         scope: ``"global"`` prunes the weights of all matrices that are smallest relative to the mean magnitude of
@@ -98,7 +121,9 @@ class WeightPruning:
         share: Fraction of training after which the final sparsity is reached. Default: 0.75.
 
     Raises:
-        ValueError: If an argument is out of range, a block does not divide, or the model has no event layer.
+        TypeError: If an argument is not a number or the model is not a module.
+        ValueError: If an argument is out of range, a block does not divide, the model has no event layer, or weights
+            cannot be masked: parametrised, computed by a hook, not initialised, or all zero. The model does not change.
 
     Example:
         >>> import torch, egru
@@ -121,6 +146,11 @@ class WeightPruning:
         scope: PruningScope = "global",
         share: float = 0.75,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"WeightPruning: model must be a torch.nn.Module, got {type(model).__name__}")
+        for name, value, kind in (("sparsity", sparsity, float), ("block", block, int), ("share", share, float)):
+            if not isinstance(value, int | kind):
+                raise TypeError(f"WeightPruning: {name} must be a number ({kind.__name__}), got {value!r}")
         if not 0 <= sparsity < 1:
             raise ValueError(f"WeightPruning: sparsity must be in [0, 1), got {sparsity!r}")
         if block < 1:
@@ -131,6 +161,7 @@ class WeightPruning:
             raise ValueError(f"WeightPruning: share must be in [0, 1], got {share!r}")
         self.final, self.scope, self.share = sparsity, scope, share
         self.matrices = list(_find_matrices(model, block))
+        self._removed = False
         for matrix in self.matrices:
             mask = Mask(matrix.weight.detach() != 0)
             for module, name in matrix.owners:
@@ -138,6 +169,10 @@ class WeightPruning:
 
     def goal(self, progress: float) -> float:
         """Return the sparsity of the schedule after a fraction of training."""
+        if not isinstance(progress, int | float):
+            raise TypeError(f"WeightPruning: progress must be a number, got {progress!r}")
+        if not progress >= 0:
+            raise ValueError(f"WeightPruning: progress must be at least 0, got {progress!r}")
         if progress >= self.share:
             return self.final
         return self.final * (1 - (1 - progress / self.share) ** 3)
@@ -145,6 +180,7 @@ class WeightPruning:
     @property
     def sparsity(self) -> float:
         """Fraction of weights that are zero."""
+        self._require_masks()
         kept = sum(int(matrix.mask.count_nonzero()) for matrix in self.matrices)
         return 1 - kept / sum(matrix.mask.numel() for matrix in self.matrices)
 
@@ -159,29 +195,46 @@ class WeightPruning:
             The sparsity that was aimed at.
 
         Raises:
-            ValueError: If no weight of a matrix would be left.
+            ValueError: If ``progress`` is negative, a weight is not finite, or no weight of a matrix would be left. The
+                model does not change.
+            RuntimeError: If the masks were removed.
         """
         goal = self.goal(progress)
-        groups = [self.matrices] if self.scope == "global" else [[matrix] for matrix in self.matrices]
-        for group in groups:
-            magnitudes = [matrix.magnitude() for matrix in group]
-            values = torch.cat([magnitude.flatten() for magnitude in magnitudes])
-            count = math.floor(goal * len(values))
-            if not count:
-                continue
-            limit = values.sort().values[count - 1]  # kthvalue is not deterministic on a GPU
-            for matrix, magnitude in zip(group, magnitudes, strict=True):
-                keep = (magnitude > limit) & (matrix.mask != 0)
-                if not keep.any():
-                    raise ValueError(
-                        f"WeightPruning: a sparsity of {goal:.3g} removes all weights of {matrix.name}; lower it, or "
-                        "prune with scope='layer'"
-                    )
-                matrix.mask.copy_(keep)
+        self._require_masks()
+        masks: list[Tensor] = []
+        for group in [self.matrices] if self.scope == "global" else [[matrix] for matrix in self.matrices]:
+            blocks = [matrix.blocks() for matrix in group]
+            magnitudes, sizes = (torch.cat(parts) for parts in zip(*blocks, strict=True))
+            total = sum(matrix.mask.numel() for matrix in group)
+            number = math.floor(goal * total) - (total - int(sizes.sum()))  # of weights to remove
+            order = magnitudes.sort(stable=True).indices
+            removed = torch.zeros_like(order, dtype=torch.bool)
+            removed[order] = sizes[order].cumsum(0) <= number
+            parts = removed.split([len(part.size) for part in blocks])
+            masks += [matrix.empty(part) for matrix, part in zip(group, parts, strict=True)]
+        for matrix, mask in zip(self.matrices, masks, strict=True):
+            if not mask.any():
+                raise ValueError(
+                    f"WeightPruning: a sparsity of {goal:.3g} over all matrices removes all weights of {matrix.name}; "
+                    "lower it, or prune the same fraction of each matrix (scope='layer')"
+                )
+        for matrix, mask in zip(self.matrices, masks, strict=True):
+            matrix.mask.copy_(mask)
         return goal
 
     def remove(self) -> None:
-        """Remove the parametrisations. The pruned weights are zero from then on until they are trained."""
+        """Remove the parametrisations. The pruned weights are zero from then on until they are trained.
+
+        Raises:
+            RuntimeError: If the masks were removed before.
+        """
+        self._require_masks()
+        self._removed = True
+        for module in {module for matrix in self.matrices for module, _ in matrix.owners}:
+            # torch removes properties from the class, which copies of the module share.
+            shared = type(module)
+            own = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
+            module.__class__ = type(shared.__name__, shared.__bases__, own)
         for matrix in self.matrices:
             masked = matrix.weight.detach().clone()
             for module, name in matrix.owners:
@@ -189,13 +242,17 @@ class WeightPruning:
             with torch.no_grad():
                 matrix.weight.copy_(masked)
 
+    def _require_masks(self) -> None:
+        if self._removed:
+            raise RuntimeError("WeightPruning: the masks were removed; create a new WeightPruning")
+
 
 def prune_weights(model: nn.Module, sparsity: float, *, block: int = 1, scope: PruningScope = "global") -> None:
     """Set the weights with the smallest magnitudes to zero, once and in place.
 
     Args:
         model: Model with at least one event layer.
-        sparsity: Fraction of weights to set to zero, in [0, 1).
+        sparsity: Fraction of weights to set to zero, in [0, 1), rounded down to whole blocks.
         block: Number of consecutive outputs that are pruned together. Default: 1.
         scope: ``"global"`` or ``"layer"``, see :class:`WeightPruning`. Default: ``"global"``.
 
@@ -235,7 +292,13 @@ def _find_matrices(model: nn.Module, block: int) -> Iterator[Matrix]:
         full_name = f"{label}.{name}"
         if parametrize.is_parametrized(module, name):
             raise ValueError(f"WeightPruning: {full_name} must not be parametrised; remove its parametrisations first")
-        parameter = getattr(module, name)
+        parameter = module._parameters.get(name)
+        if parameter is None:
+            raise ValueError(f"WeightPruning: {full_name} is not a parameter but computed by a hook; make it permanent")
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ValueError(f"WeightPruning: {full_name} is not initialised yet")
+        if not parameter.any():
+            raise ValueError(f"WeightPruning: all weights of {full_name} are zero and would stay zero; initialise them")
         _, owners, _ = found.setdefault(id(parameter), (full_name, [], width))
         owners.append((module, name))
         if width > found[id(parameter)][2]:  # an embedding that a readout shares is pruned as the readout
@@ -265,4 +328,6 @@ def _require_divisor(block: int, size: int, what: str) -> None:
     if size % block:
         near = [block * (size // block), block * (size // block + 1)]
         sizes = " or ".join(str(value) for value in near if value)
-        raise ValueError(f"WeightPruning: block must divide the {size} {what}, got {block}; use {sizes}, or block=1")
+        raise ValueError(
+            f"WeightPruning: block must divide the {size} {what}, got {block}; change them to {sizes}, or block=1"
+        )
