@@ -11,7 +11,7 @@ template <class S>
 inline void Backward<S>::cell(int t) {
     const Vector<S> zero = {}, one = zero + 1;
     const Reset reset = call.reset;
-    const bool positive = call.events == Events::positive, delta = call.events == Events::delta;
+    const bool delta = call.events == Events::delta;
     for (int b = first_block; b < last_block; ++b) {
         const S *r_in = gates_at(t, b, R), *u_in = gates_at(t, b, U), *z_in = gates_at(t, b, Z);
         const S* q_in = call.after ? gates_at(t, b, Q) : nullptr;
@@ -65,14 +65,13 @@ inline void Backward<S>::cell(int t) {
                 Vector<S> grad_theta = grad * value;
                 if (reset == Reset::hard) {
                     const Vector<S> from_e = load<S>(de + i);
-                    grad_seen += positive ? from_e * steep : value < 0 ? -from_e * steep : from_e * steep;
+                    grad_seen += layer.times_sign(from_e * steep, value);
                     grad_theta += from_e;
                 }
                 grad_theta *= -steep;
                 if (reset == Reset::threshold) {
                     grad_seen -= from_c * rho * theta * steep;
-                    const Vector<S> signed_c = positive ? from_c : value < 0 ? -from_c : from_c;
-                    grad_theta -= signed_c * rho * ((fired ? one : zero) - theta * steep);
+                    grad_theta -= layer.times_sign(from_c, value) * rho * ((fired ? one : zero) - theta * steep);
                 }
                 if (grad_c.base) grad_seen += load_part<S>(grad_c.at(t, s) + unit, count);
 

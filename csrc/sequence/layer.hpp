@@ -63,6 +63,12 @@ struct Layer {
     Vector<S> cleared(Vector<S> c, Vector<S> amount) const {
         return c - (call.events == Events::positive ? amount : c < 0 ? -amount : amount);
     }
+    // `value` times the sign of what is compared with the threshold: the slope of the magnitude, 0 at 0.
+    Vector<S> times_sign(Vector<S> value, Vector<S> compared) const {
+        const Vector<S> zero{};
+        if (call.events == Events::positive) return value;
+        return compared < 0 ? -value : compared > 0 ? value : zero;
+    }
     int64_t padded_H() const { return (int64_t)tiles_H * tile; }
     int64_t panel_size(int tiles) const { return (int64_t)tiles * tile * block; }
 };

@@ -89,7 +89,7 @@ private:
     void cell(int t) {
         const Vector<S> zero = {}, one = zero + 1;
         const Reset reset = call.reset;
-        const bool from_output = call.compare_output, positive = call.events == Events::positive;
+        const bool from_output = call.compare_output;
         const bool delta = call.events == Events::delta;
         for (int b = first_block; b < last_block; ++b) {
             const S* gate[lstm_gates];
@@ -138,16 +138,15 @@ private:
                     Vector<S> through = layer.magnitude(jump) * steep;    // the slope of y through the comparison
                     if (call.bounded) through = clamp<S>(e + through, 0, 1) - e;
                     Vector<S> grad_seen = grad * through, grad_theta = grad * jump;
-                    const auto negative = positive ? zero > one : compared < zero;
                     if (reset == Reset::hard) {
                         const Vector<S> from_e = load<S>(de + i);
-                        grad_seen += negative ? -from_e * steep : from_e * steep;
+                        grad_seen += layer.times_sign(from_e * steep, compared);
                         grad_theta += from_e;
                     }
                     grad_theta *= -steep;
                     if (reset == Reset::threshold) {
                         grad_seen -= from_c * rho * theta * steep;
-                        grad_theta -= (negative ? -from_c : from_c) * rho * (e - theta * steep);
+                        grad_theta -= layer.times_sign(from_c, compared) * rho * (e - theta * steep);
                     }
                     if (grad_c.base) grad_seen += load_part<S>(grad_c.at(t, s) + unit, count);
                     const Vector<S> grad_value = grad * e + (from_output ? grad_seen : zero);

@@ -163,7 +163,7 @@ def masked():
 
 
 def uneven() -> nn.Module:
-    """Return a model whose readout has equal weights, which are smaller than half of the others, relative to the mean."""
+    """Return a model whose readout has equal weights, relative to the mean smaller than half of the others."""
     model = SequenceClassifier(4, 16, 2)
     with torch.no_grad():
         nn.init.ones_(model.readout.weight)
@@ -173,7 +173,7 @@ def uneven() -> nn.Module:
 
 
 def changed(value: float) -> nn.Module:
-    layer = egru.EGRU(4, 16)
+    layer: Any = egru.EGRU(4, 16)
     with torch.no_grad():
         layer.weight_hh_l0[0].fill_(value) if value else layer.weight_hh_l0.zero_()
     return layer
@@ -212,10 +212,10 @@ def test_bad_arguments_are_named(call, message):
 
 
 @pytest.mark.parametrize("options", [{"sparsity": "0.5"}, {"block": 8.0}, {"block": None}, {"share": "x"}])
-def test_types_of_arguments_are_checked(options: dict[str, Any]) -> None:
+def test_types_of_arguments_are_checked(options: Any) -> None:
     layer = egru.EGRU(2, 8)
     with pytest.raises(TypeError, match=f"{next(iter(options))} must be a number"):
-        WeightPruning(layer, **{"sparsity": 0.5} | options)
+        WeightPruning(layer, **{"sparsity": 0.5, **options})
     assert not hasattr(layer, "parametrizations")
 
 
@@ -260,7 +260,7 @@ def test_sparsity_is_rounded_down_to_whole_blocks() -> None:
     layer = egru.EGRU(2, 16)
     prune_weights(layer, 0.9, block=16, scope="layer")
     assert density(layer.weight_ih_l0) == pytest.approx(1 / 6)
-    half = egru.EGRU(8, 16).half()
+    half: Any = egru.EGRU(8, 16).half()
     with torch.no_grad():
         half.weight_ih_l0.mul_(10_000)  # their sum overflows in float16
     prune_weights(half, 0.5)

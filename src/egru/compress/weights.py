@@ -234,7 +234,7 @@ class WeightPruning:
             # torch removes properties from the class, which copies of the module share.
             shared = type(module)
             own = {name: value for name, value in vars(shared).items() if name not in ("__dict__", "__weakref__")}
-            module.__class__ = type(shared.__name__, shared.__bases__, own)
+            module.__class__ = type(shared.__name__, shared.__bases__, own)  # pyright: ignore[reportAttributeAccessIssue]
         for matrix in self.matrices:
             masked = matrix.weight.detach().clone()
             for module, name in matrix.owners:

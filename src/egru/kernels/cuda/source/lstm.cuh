@@ -6,7 +6,7 @@ struct LstmGates {
   float i, f, g, o;
 };
 
-__device__ __forceinline__ float direction(float seen) { return EVENTS == 1 && seen < 0.f ? -1.f : 1.f; }
+__device__ __forceinline__ float direction(float seen) { return EVENTS == 1 ? (seen > 0.f) - (seen < 0.f) : 1.f; }
 
 // Whether a unit emits an event; y_prev is the output of the previous step.
 __device__ __forceinline__ bool lstm_event(float seen, float y_prev, float theta) {
