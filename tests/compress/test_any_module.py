@@ -1,12 +1,14 @@
 """Pruning, the search for thresholds and the report page of models that are not from :mod:`egru.models`."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import egru
 from egru import ActivityMonitor
-from egru.compress import prune, quieten
+from egru.compress import WeightPruning, prune, quieten
 from egru.types import EVENTS
 
 
@@ -121,15 +123,27 @@ def test_prune_refuses_hooks(network):
         prune(network, activity)
 
 
+def test_prune_refuses_masked_weights(network):
+    _, activity = monitored(network, torch.randn(5, 20, 3))
+    masked = copy.deepcopy(network)
+    WeightPruning(masked, 0.5)
+    with pytest.raises(ValueError, match=r"the weights of first are parametrised \(WeightPruning\.remove\(\)"):
+        prune(masked, activity)
+    nn.utils.parametrizations.weight_norm(network.auxiliary)
+    with pytest.raises(ValueError, match="the weights of auxiliary are parametrised"):
+        prune(network, activity, [0.5, 0.0])
+    assert prune(network, activity, [0.0, 0.5]).second.hidden_size == 6
+
+
 class Unbatched(nn.Module):
     """Reads one sequence without a batch dimension."""
 
     def __init__(self, cell):
         super().__init__()
-        self.cell, self.readout = cell, nn.Linear(8, 2)
+        self.cell, self.readout, self.has_steps = cell, nn.Linear(8, 2), isinstance(cell, nn.GRU)
 
     def forward(self, x):
-        if not isinstance(self.cell, nn.GRUCell | egru.EGRUCell):
+        if self.has_steps:
             return self.readout(self.cell(x)[0][-1])
         h = torch.zeros(8)
         for row in x:

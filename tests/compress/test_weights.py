@@ -279,3 +279,19 @@ def test_copies_of_a_masked_model_survive_removal() -> None:
     for call in (pruning.remove, lambda: pruning.update(1.0), lambda: pruning.sparsity):
         with pytest.raises(RuntimeError, match="the masks were removed"):
             call()
+
+
+def test_masked_layers_convert_to_dense_ones_and_refuse_to_lose_units() -> None:
+    model = SequenceClassifier(8, 32, 5)
+    with egru.ActivityMonitor(model) as monitor:
+        model(torch.randn(2, 6, 8))
+    summary = monitor.summary()
+    pruning = WeightPruning(model, 0.5)
+    pruning.update(1.0)
+    layer: Any = model.layers[0]
+    for call in (lambda: layer.select(torch.arange(4)), lambda: egru.compress.prune(model, summary, 0.3)):
+        with pytest.raises(ValueError, match=r"parametrised.*WeightPruning\.remove\(\) removes masks"):
+            call()
+    assert torch.equal(layer.to_gru().weight_hh_l0, layer.weight_hh_l0)
+    pruning.remove()
+    assert egru.compress.prune(model, summary, 0.25).layers[0].hidden_size == 24

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from egru import EGRU, EventEngine, Threshold
+from egru import EGRU, ELSTM, EventEngine, Threshold
 from egru.compress import prune_weights
 from egru.models import LanguageModel
 from egru.runtime.engine_file import VERSION
@@ -196,3 +196,10 @@ def test_files_of_another_version_are_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file({"x": torch.zeros(1)}, path, metadata)
     with pytest.raises(ValueError, match=r"engine\.safetensors has version '1'; this version of egru reads 2 and 3"):
         EventEngine.load(path)
+
+
+@pytest.mark.parametrize("layer_type", [EGRU, ELSTM])
+def test_engine_of_one_unit_is_saved(layer_type: type[EGRU] | type[ELSTM], tmp_path: Path) -> None:
+    engine, x = EventEngine(layer_type(4, 1, threshold=Threshold.constant(0.01))), torch.randn(5, 4)
+    engine.save(tmp_path / "engine.safetensors")
+    assert torch.equal(EventEngine.load(tmp_path / "engine.safetensors").run(x), engine.run(x))

@@ -109,7 +109,7 @@ def _check_removal(model: nn.Module, use: Readers) -> None:
     """Raise an error if units of a layer cannot be removed."""
     obstacle = use.obstacle
     if parametrize.is_parametrized(model.get_submodule(use.layer)):
-        obstacle = obstacle or "its weights are parametrised"
+        obstacle = f"the weights of {use.layer} are parametrised (WeightPruning.remove() removes masks)"
     parameters = [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
     for name in (use.layer, *use.linears):
         if any(parameters.count(id(p)) > 1 for p in model.get_submodule(name).parameters()):
@@ -141,6 +141,8 @@ def _shrink_readout(model: nn.Module, smaller: nn.Module, name: str, norms: Sequ
 def _prune_stack(model: Any, activity: ActivitySummary, share: float | Sequence[float] | None) -> Any:
     """Prune a model of :mod:`egru.models`."""
     layers: list[Any] = model.layers
+    if any(parametrize.is_parametrized(module) for module in model.modules()):
+        raise ValueError("prune: the model has parametrised weights; WeightPruning.remove() removes masks")
     names = [f"layer{i}" for i in range(len(layers))]
     shares = _shares(share, len(names))
     rates = {name: _rates(activity, name, layer) for name, layer in zip(names, layers, strict=True)}

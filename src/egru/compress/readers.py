@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.utils import parametrize
 
 from egru.layers import EGRUCell, EventRNN
 from egru.runtime.tracing import trace
@@ -125,6 +126,9 @@ def _call_module(
         if type(module) is nn.Linear and name not in readers[first.layer].linears:
             readers[first.layer].linears[name] = first.norms
             return None
+    if parametrize.is_parametrized(module):
+        reason = f"the weights of {name} are parametrised (WeightPruning.remove() removes masks)"
+        return _refuse(readers, inputs, reason)
     return _refuse(readers, inputs, f"{label} reads its outputs or state")
 
 

@@ -79,9 +79,9 @@ def is_always_active(layer: EventRNN, bound: float) -> bool:
 
 
 def to_dense(layer: EventRNN, expected: type[Dense]) -> Dense:
-    """Return a dense layer with a copy of an event layer's weights."""
+    """Return a dense layer with a copy of an event layer's weights, masked or parametrised as they are used."""
     weight = layer.all_weights[0][1]
     arguments = {name: getattr(layer, name) for name in _SHARED}
     dense = expected(**arguments, device=weight.device, dtype=weight.dtype)
-    dense.load_state_dict({name: layer.get_parameter(name).detach() for name in dense.state_dict()})
+    dense.load_state_dict({name: getattr(layer, name).detach() for name in dense.state_dict()})
     return dense

@@ -193,8 +193,14 @@ class EventParameters(nn.Module):
             A layer with ``len(units)`` units and ``len(inputs)`` inputs.
 
         Raises:
-            ValueError: If the layer has several layers or directions.
+            ValueError: If the layer has several layers or directions, or parametrised weights such as masks.
         """
+        if parametrize.is_parametrized(self):
+            name = parametrize.type_before_parametrizations(self).__name__
+            raise ValueError(
+                f"{name}.select: the weights are parametrised; remove the parametrisations first "
+                "(WeightPruning.remove() removes masks)"
+            )
         if self.num_layers * self.num_directions > 1:
             raise ValueError(
                 f"{type(self).__name__}.select: requires one layer in one direction, "

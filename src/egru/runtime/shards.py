@@ -183,5 +183,6 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
     sha256 = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         sha256.update(name.encode())
-        sha256.update(tensors[name].contiguous().flatten().view(torch.uint8).numpy().data)
+        flat = tensors[name].flatten().clone(memory_format=torch.contiguous_format)  # one element may have any stride
+        sha256.update(flat.view(torch.uint8).numpy().data)
     return sha256.hexdigest()

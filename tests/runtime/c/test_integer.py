@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from egru import EGRU, EventEngine, Threshold
 from egru.runtime import export_c
@@ -28,6 +29,26 @@ def test_outputs_follow_the_engine(tmp_path: Path) -> None:
         expected = torch.as_tensor(engine.run(x)).numpy()
         network = CNetwork(library, name, engine.output_size, True)
         error = np.abs(network.run(x) / 2**16 - expected)
+        assert np.median(error) < 0.01 * np.abs(expected).max(), name
+
+
+@needs_compiler
+def test_rows_without_weights_follow_the_engine(tmp_path: Path) -> None:
+    """Pruning empties rows. Their scale must not limit the others."""
+    engines: dict[str, EventEngine] = {}
+    for seed in range(4):
+        torch.manual_seed(seed)
+        layer, readout = EGRU(40, 64, threshold=Threshold.constant(0.05)), nn.Linear(64, 5)
+        with torch.no_grad():
+            layer.get_parameter("weight_ih_l0")[::3] = 0
+            layer.get_parameter("weight_hh_l0")[1::7] = 0
+            readout.weight[slice(2, 3) if seed else slice(None)] = 0
+        engines[f"net{seed}"] = EventEngine(layer, readout=readout)
+    library = compile_library(tmp_path, engines, weights="integer")
+    for name, engine in engines.items():
+        x = random_input(engine, 0)
+        expected = torch.as_tensor(engine.run(x)).numpy()
+        error = np.abs(CNetwork(library, name, engine.output_size, True).run(x) / 2**16 - expected)
         assert np.median(error) < 0.01 * np.abs(expected).max(), name
 
 

@@ -167,7 +167,7 @@ def _matrix(name: str, weight: Floats, from_fraction: int, to_fraction: int, uni
         fraction = math.floor(math.log2(32767 / largest))
         text = array("int16_t", name, _fixed(np.ascontiguousarray(scaled.T), fraction, 16))
         return Matrix(name, "int16", len(weight), text, shift=from_fraction + fraction - to_fraction)
-    q, scale = quantise(scaled)
+    q, scale = _quantise_rows(scaled)
     kind, text = int8_arrays(name, q)
     drop = _drop(q)
     # The sum of a column is multiplied by its factor times 2^32, and the upper 32 bits are used.
@@ -176,7 +176,7 @@ def _matrix(name: str, weight: Floats, from_fraction: int, to_fraction: int, uni
     if factors.max() > 0.4999 or bound.max() > 2 * MAX_PRE:
         raise ValueError(error)
     # Factors have up to fifteen bits, which SSE2 can multiply.
-    shift = min(16, math.floor(math.log2(0.4999 / factors.max())))
+    shift = min(16, math.floor(math.log2(0.4999 / max(factors.max(), 2.0**-20))))
     text += array("int32_t", f"{name}_scale", _fixed(factors, 16 + shift) << (16 - shift))
     return Matrix(name, kind, len(weight), text, drop, shift)
 
@@ -191,8 +191,14 @@ def _drop(q: npt.NDArray[np.signedinteger]) -> int:
 
 def _readout_fraction(weight: Floats, from_fraction: int) -> int:
     """Return the largest fraction of the readout's sums for which the factors of :func:`_matrix` are below a half."""
+    q, scale = _quantise_rows(weight)
+    return from_fraction - _drop(q) - math.ceil(math.log2(float(scale.max()) or 1.0)) - 1
+
+
+def _quantise_rows(weight: Floats) -> tuple[npt.NDArray[np.signedinteger], Floats]:
+    """Return int8 weights and the scale of each row: 0 for a row without weights, whose scale does not matter."""
     q, scale = quantise(weight)
-    return from_fraction - _drop(q) - math.ceil(math.log2(float(scale.max()))) - 1
+    return q, np.where(q.any(1), scale, 0).astype(scale.dtype)
 
 
 def _layer_arrays(layer: Layer, index: int, state: int) -> str:
