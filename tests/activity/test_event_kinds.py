@@ -137,3 +137,40 @@ def test_raster_shows_events_of_delta_layers():
         model(split.x[:1].float())
     assert 0 < raster.activity_sparsity < 1
     assert raster.activity_sparsity == pytest.approx(monitor.summary().activity_sparsity)
+
+
+def changed(held):
+    """Return the fraction of entries of held values that change, per step."""
+    return (torch.cat([torch.zeros_like(held[:1]), held[:-1]]) != held).double().mean().item()
+
+
+def test_events_of_both_directions_are_counted_above_a_bidirectional_layer():
+    model = nn.ModuleList([layer("delta", 3, 6, bidirectional=True), layer("delta", 12, 5), nn.Linear(5, 4)])
+    first, second, readout = model
+    with egru.ActivityMonitor(model) as monitor:
+        y, _ = first(torch.randn(30, 4, 3))
+        z, _ = second(y)
+        readout(z)
+    summary = monitor.summary()
+    below = (changed(y[..., :6]) + changed(y[..., 6:].flip(0))) / 2
+    assert 0 < below < 0.9
+    assert summary.layers[2].cost.input_density == pytest.approx(below)
+    assert summary.linears[0].input_density == pytest.approx(changed(z))
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_packed_delta_events_are_counted_like_padded_ones(bidirectional):
+    first = layer("delta", 3, 6, bidirectional=bidirectional)
+    model = nn.ModuleList([first, layer("delta", 12 if bidirectional else 6, 5)])
+    x, counts = torch.randn(30, 4, 3), []
+    for given in (x, pack_padded_sequence(x, torch.tensor([30] * 4))):
+        with egru.ActivityMonitor(model) as monitor:
+            output = given
+            for module in model:
+                output, _ = module(output)
+        counts.append(monitor.summary().forward_macs)
+    assert counts[0] == counts[1]
+    short = pack_padded_sequence(x, torch.tensor([30, 12, 7, 1]))
+    with egru.ActivityMonitor(model) as monitor:
+        model[1](model[0](short)[0])
+    assert 0 < monitor.summary().layers[-1].cost.input_density < 0.9

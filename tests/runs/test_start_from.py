@@ -69,3 +69,26 @@ def test_threshold_floor_raises_the_initial_thresholds(floor, tmp_path):
     train("digits", replace(STILL, threshold_floor=floor, **layers), tmp_path / "second", page=False)
     lowest = [p.sigmoid().min().item() for n, p in load(tmp_path / "second").model.named_parameters() if "thresh" in n]
     assert lowest == pytest.approx(list(floor), abs=1e-6)
+
+
+def test_zeros_of_the_source_stay_zero_only_with_a_weight_sparsity(tmp_path):
+    messages: list[str] = []
+    pruned = replace(SMALL, weight_sparsity=0.5, pruning_share=0.0)
+    train("digits", pruned, tmp_path / "pruned", page=False)
+    again = replace(SMALL, seed=1, start_from="pruned")
+    for sparsity, stays in ((0.0, False), (0.5, True)):
+        messages.clear()
+        out = tmp_path / f"again{sparsity}"
+        train("digits", replace(again, weight_sparsity=sparsity), out, log=messages.append, page=False)
+        warned = any("50% of the weights of" in text and "--weight-sparsity 0.50 keeps" in text for text in messages)
+        assert warned != stays
+        weights = load(out).model.layers[0].weight_hh_l0
+        assert (float((weights == 0).float().mean()) > 0.3) == stays
+
+
+@pytest.mark.parametrize("options", [{"block": 4}, {"pruning_scope": "layer"}, {"pruning_share": 0.5}])
+def test_options_of_pruning_require_a_weight_sparsity(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be .* unless weight_sparsity is positive, got "):
+        replace(SMALL, **options)
+    replace(SMALL, weight_sparsity=0.5, **options)

@@ -19,7 +19,8 @@ class ActivityMonitor:
     ``nn.LSTM``, ``nn.RNN`` and the baselines of :mod:`egru.models`) count outputs with ``|h| <= tolerance`` as
     inactive. They, ``nn.Linear`` and convolutions are observed by forward hooks. Convolutions skip nothing. An event
     layer or ``nn.Linear`` works on its non-zero inputs; if it reads the output of a layer with ``events="delta"``, on
-    the events of that layer.
+    the events of that layer. This holds for the output itself, packed or not. After operations that compute new values
+    or copies, such as concatenation or ``pad_packed_sequence``, all non-zero values count.
 
     Counts accumulate when the context is entered again; :meth:`reset` clears them. Outside the context there is no
     overhead. A model under ``torch.compile`` is recompiled, with the counting inside.
@@ -77,6 +78,7 @@ class ActivityMonitor:
     def _start(self) -> None:
         for layer, counts in self._event.items():
             self._removers.append(layer.observe(lambda record, counts=counts: counts[record.direction.name](record)))
+            self._removers += self._changes.follow(layer)
         for counts in (*self._dense, *self._linear):
             self._removers.append(counts.module.register_forward_hook(counts, with_kwargs=True).remove)
 

@@ -71,12 +71,25 @@ def train(
         model, task = build(local, data)
         if config.start_from is not None:
             initialise_from(model, config.start_from, log)
+            zeros = _share_of_zeros(model)
+            if zeros > 0.1 and not config.weight_sparsity:
+                log(
+                    f"{zeros:.0%} of the weights of {config.start_from} are zero and will be trained; "
+                    f"--weight-sparsity {zeros:.2f} keeps them zero"
+                )
         if config.threshold_floor:
             raise_thresholds(model, config.threshold_floor)
         with distributed.rank_zero_first():
             record = config_record(recipe, config, data)
             run = Run.open(folder, log) if _is_same_run(folder, record) else Run.create(folder, record, log)
         return _run_training(recipe, local, model, task, data, run, minutes, progress, page)
+
+
+def _share_of_zeros(model: nn.Module) -> float:
+    """Return the fraction of zeros in the weight matrices of a model."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    total = sum(matrix.numel() for matrix in matrices)
+    return sum(int((matrix == 0).sum()) for matrix in matrices) / max(1, total)
 
 
 def resume(folder: Path, log: Callable[[str], None] = print, minutes: float | None = None) -> Result:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import torch
 
+_PRUNING_OPTIONS = ("block", "pruning_scope", "pruning_share")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
@@ -93,6 +95,9 @@ class Training:
         _require(self, "weight_decay", self.weight_decay >= 0, "zero or more")
         _require(self, "clip", self.clip is None or self.clip > 0, "positive, or none")
         _require(self, "weight_sparsity", 0 <= self.weight_sparsity < 1, "in [0, 1)")
+        for field in (field for field in dataclasses.fields(self) if field.name in _PRUNING_OPTIONS):
+            is_used = self.weight_sparsity > 0 or getattr(self, field.name) == field.default
+            _require(self, field.name, is_used, f"{field.default} unless weight_sparsity is positive")
         for name in ("constant_share", "final_factor", "step_factor", "pruning_share"):
             _require(self, name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name in ("optimiser", "schedule", "pruning_scope", "precision", "exchange"):
