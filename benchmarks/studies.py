@@ -101,7 +101,7 @@ def draw_thresholds(cells: dict[Cell, list[KeptResult]]) -> Any:
                     accuracy = grid[row][column]
                     sparsity = mean(cells.get((average, std, trained), []), "activity_sparsity")
                     text = f"{percent(accuracy)}\n{percent(sparsity, 0)} inactive" if accuracy == accuracy else "-"
-                    colour = "white" if accuracy > (low + 2 * high) / 3 else LIGHT.ink
+                    colour = "white" if accuracy > (low + high) / 2 else LIGHT.ink
                     axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color=colour)
             axes.set_title("trained thresholds" if trained else "fixed thresholds")
             axes.set_xticks(range(len(STDS)), [f"{std:g}" for std in STDS])

@@ -82,7 +82,7 @@ def test_zeros_of_the_source_stay_zero_only_with_a_weight_sparsity(tmp_path):
         train("digits", replace(again, weight_sparsity=sparsity), out, log=messages.append, page=False)
         warned = any("50% of the weights of" in text and "--weight-sparsity 0.50 keeps" in text for text in messages)
         assert warned != stays
-        weights = load(out).model.layers[0].weight_hh_l0
+        weights = load(out).model.get_parameter("layer0.weight_hh_l0")
         assert (float((weights == 0).float().mean()) > 0.3) == stays
 
 
