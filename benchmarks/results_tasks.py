@@ -208,7 +208,8 @@ The frames are binary, 32 by 32 pixels and 0.2 s long
 ([training](../guides/training.md#dvs-gestures-on-packed-frames)). The paper's frames cover 25 ms and have grey values
 (`--data dvs-raw`), so its accuracies are in a table of their own. The rows without regularisation, with a scalar
 threshold, with a hard clear and without a clear are the paper's ablations of EGRU 1024. The runs of 300 epochs did not
-clip gradients, which the recipes now do.
+clip gradients, which the recipes now do. Rows with augmentation were trained for a part of their 1000 epochs, as the
+column of epochs shows.
 """,
 )
 
