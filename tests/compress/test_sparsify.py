@@ -1,4 +1,4 @@
-"""Fine-tuning to a budget: the schedule of thresholds, distillation, and the whole procedure."""
+"""Fine-tuning to a budget: the schedule of thresholds, and the whole procedure."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import egru
-from egru.compress import Budget, Distillation, ThresholdSchedule
+from egru.compress import Budget, ThresholdSchedule
 from egru.types import EVENTS
 
 QUIET: dict[str, Any] = {"log": lambda line: None}
@@ -95,46 +95,6 @@ def test_schedule_requires_its_context():
 def test_wrong_budgets_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Budget(**arguments)
-
-
-@pytest.mark.parametrize("layer_class", [nn.GRU, nn.LSTM])
-@pytest.mark.filterwarnings("ignore:.*Converted.* runs in plain torch")
-def test_distillation_is_zero_for_the_dense_limit_and_has_the_expected_value(layer_class):
-    teacher = Classifier(layer_class)
-    model, x = egru.convert(teacher), torch.randn(3, 7, 2)
-    with Distillation(model, teacher) as distillation:
-        model(x)
-    assert torch.as_tensor(distillation.value).detach().abs() < 1e-20
-    egru.compress.raise_thresholds(model, 0.1)
-    with egru.layers.record(model) as records, Distillation(model, teacher, outputs=0.5, states=2.0) as distillation:
-        output = model(x)
-    h, expected = teacher.rnn(x)[0], teacher(x)
-    states = (records[0].c.transpose(0, 1) - h).square().mean() / h.var(correction=0)
-    p = (expected / 2).softmax(-1)
-    outputs = 4 * (p * ((expected / 2).log_softmax(-1) - (output / 2).log_softmax(-1))).sum() / 3
-    torch.testing.assert_close(distillation.value, 0.5 * outputs + 2.0 * states)
-    assert torch.as_tensor(distillation.value).requires_grad
-    assert not any(parameter.grad is not None for parameter in teacher.parameters())
-    assert teacher.training
-
-
-def test_distillation_of_values_and_wrong_arguments():
-    teacher = nn.GRU(2, 5, 2, bidirectional=True)
-    model, x = egru.convert(teacher), torch.randn(7, 3, 2)
-    egru.compress.raise_thresholds(model, 0.1)
-    with Distillation(model, teacher, compare="values", states=0.0) as distillation:
-        y, _ = model(x)
-    expected = teacher(x)[0]
-    torch.testing.assert_close(distillation.value, (y - expected).square().mean() / expected.var(correction=0))
-    with Distillation(model, teacher, compare="values", outputs=0.0, states=1.0) as distillation:
-        model(x)
-    assert 0 < distillation.value < 1
-    with pytest.raises(ValueError, match="must have a recurrent layer 'rnn'"):
-        Distillation(egru.convert(Classifier()), nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="compare must be one of"):
-        Distillation(model, teacher, compare="cosine")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="the model must have an event layer"):
-        Distillation(nn.Linear(2, 2), teacher)
 
 
 def accuracy(batches):

@@ -26,9 +26,11 @@ class Distillation:
         teacher: The model it was converted from. Recurrent layers are matched by their names.
         outputs: Weight of the difference of outputs. Default: 1.
         states: Weight of the difference of states. Default: 0.
-        compare: How outputs are compared: ``"classes"`` for scores of classes in the last dimension (Kullback-Leibler
-            divergence), ``"values"`` for other outputs (squared difference, relative to the teacher's variance).
+        compare: How outputs are compared: ``"classes"`` for scores of classes (Kullback-Leibler divergence),
+            ``"values"`` for other outputs (squared difference, relative to the teacher's variance).
             Default: ``"classes"``.
+        dim: Dimension of the classes, such as 1 for outputs ``(B, classes, T)``. If None, the last one; outputs of
+            three or more dimensions whose last dimension appears to be time are then refused.
         temperature: Divides the scores of classes. Default: 2.
 
     Raises:
@@ -54,6 +56,7 @@ class Distillation:
         outputs: float = 1.0,
         states: float = 0.0,
         compare: Literal["classes", "values"] = "classes",
+        dim: int | None = None,
         temperature: float = 2.0,
     ) -> None:
         if compare not in ("classes", "values"):
@@ -63,12 +66,15 @@ class Distillation:
                 "Distillation: weights must not be negative and temperature must be positive, got "
                 f"outputs={outputs!r}, states={states!r}, temperature={temperature!r}"
             )
+        if compare == "values" and dim is not None:
+            raise ValueError(f'Distillation: dim requires compare="classes", got dim={dim!r} and compare="values"')
         if not isinstance(teacher, nn.Module):
             raise TypeError(f"Distillation: teacher must be a torch.nn.Module, got {type(teacher).__name__}")
         if teacher is model:
             raise ValueError("Distillation: teacher must be another module than the model, such as the dense original")
         self.model, self.teacher = model, teacher
         self.outputs, self.states, self.compare, self.temperature = outputs, states, compare, temperature
+        self.dim = dim
         self.value: Tensor | float = 0.0
         modules = dict(teacher.named_modules())
         self._pairs: list[tuple[EventRNN, nn.Module]] = []
@@ -110,31 +116,49 @@ class Distillation:
     def _after_model(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recorded: list[tuple[nn.Module, Any]] = []
         with contextlib.ExitStack() as hooks:
-            for layer, dense in self._pairs if self.states else ():
+            for layer, dense in self._pairs:
                 hooks.callback(
                     dense.register_forward_hook(lambda _, __, out, layer=layer: recorded.append((layer, out))).remove
                 )
             with evaluation(self.teacher):
                 expected = self.teacher(*args, **kwargs)
         if self.outputs:
-            self.value = self.value + self.outputs * self._compare_outputs(_first(output), _first(expected))
-        for layer, out in recorded:
+            first, target = _first(output), _first(expected)
+            if self.compare == "classes":
+                self._check_classes(target, recorded)
+            self.value = self.value + self.outputs * self._compare_outputs(first, target)
+        for layer, out in recorded if self.states else ():
             states = self._states.get(layer, [])
             count = layer.num_directions if isinstance(layer, EventRNN) else 1
             own, self._states[layer] = torch.cat(states[:count], -1), states[count:]
             self.value = self.value + self.states * _relative_error(own, _time_first(layer, out, own))
         self._states.clear()
 
+    def _check_classes(self, scores: Tensor, recorded: list[tuple[Any, Any]]) -> None:
+        """Raise an error if the dimension of the classes contains a single class, or appears to be time."""
+        dim, shape = -1 if self.dim is None else self.dim, tuple(scores.shape)
+        if not -len(shape) <= dim < len(shape):
+            raise ValueError(f"Distillation: dim={dim} is out of range for outputs of shape {shape}")
+        if shape[dim] < 2:
+            raise ValueError(
+                f'Distillation: compare="classes" requires at least two scores in dimension {dim}, got outputs of '
+                f'shape {shape}; use compare="values"'
+            )
+        if self.dim is not None or len(shape) < 3:
+            return
+        for layer, _ in recorded:
+            steps = _steps(layer, [out for other, out in recorded if other is layer])
+            if shape[-1] == steps and steps not in shape[:-1]:
+                raise ValueError(
+                    f"Distillation: the last dimension of the outputs, of shape {shape}, appears to be time; pass "
+                    "Distillation(..., dim=1), the dimension of the classes, or dim=-1 if it is the last"
+                )
+
     def _compare_outputs(self, output: Tensor, expected: Tensor) -> Tensor:
         if self.compare == "values":
             return _relative_error(output, expected)
-        if output.shape[-1] < 2:
-            raise ValueError(
-                'Distillation: compare="classes" requires at least two scores in the last dimension, got outputs of '
-                f'shape {tuple(output.shape)}; use compare="values"'
-            )
-        T = self.temperature
-        scores, targets = output.flatten(0, -2) / T, expected.flatten(0, -2) / T
+        dim, T = -1 if self.dim is None else self.dim, self.temperature
+        scores, targets = (values.movedim(dim, -1).flatten(0, -2) / T for values in (output, expected))
         return T**2 * F.kl_div(scores.log_softmax(-1), targets.log_softmax(-1), reduction="batchmean", log_target=True)
 
 
@@ -147,9 +171,22 @@ def _first(output: Any) -> Tensor:
     return output
 
 
+def _sequence(output: Any) -> Any:
+    """Return the output of a recurrent layer without its state."""
+    return output[0] if isinstance(output, tuple) and not isinstance(output, PackedSequence) else output
+
+
+def _steps(layer: Any, outputs: list[Any]) -> int:
+    """Return the number of steps of a recurrent layer, given the outputs of all its calls."""
+    sequence = _sequence(outputs[0])
+    if isinstance(sequence, PackedSequence):
+        return len(sequence.batch_sizes)
+    return sequence.shape[1 if layer.batch_first else 0] if sequence.dim() == 3 else len(outputs)  # a cell
+
+
 def _time_first(layer: Any, output: Any, like: Tensor) -> Tensor:
     """Return the outputs of the teacher's layer in the arrangement of the recorded states, ``(T, B, features)``."""
-    sequence = output[0] if isinstance(output, tuple) and not isinstance(output, PackedSequence) else output
+    sequence = _sequence(output)
     if isinstance(sequence, PackedSequence):
         sequence, _ = pad_packed_sequence(sequence)
     elif sequence.dim() == 3 and layer.batch_first:
