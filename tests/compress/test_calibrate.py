@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import egru
-from egru.compress.calibrate import LEVELS, measure_ranges, search
+from egru.compress.calibrate import LEVELS, search
+from egru.compress.ranges import measure_ranges
 from egru.layers import event_layers
 from egru.types import EVENTS
 
@@ -127,6 +128,19 @@ def test_wrong_arguments_are_refused(arguments, message):
     arguments = {"model": model(), "sequences": [torch.randn(5, 2, 4)], **arguments}
     with pytest.raises(ValueError, match=message):
         egru.calibrate(**arguments)
+
+
+def test_a_layer_that_does_not_run_is_named():
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = model(), model()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.a(x)[0]
+
+    with pytest.raises(ValueError, match="layer b did not run on any sequence; pass sequences that run every event"):
+        egru.calibrate(Unused(), [torch.randn(5, 2, 4)])
 
 
 @pytest.mark.parametrize("events", EVENTS)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,14 @@ def sparsify(*, loss: Any = loss, data: Any = (X, X), target: Any = 0.3, dense: 
 class Endless(IterableDataset[torch.Tensor]):
     def __iter__(self):
         return iter([X[:, 0]] * 4)
+
+
+def calibrate(data: Any = (X,), **options: Any):
+    return egru.calibrate(egru.EGRU(4, 8), data, **options)
+
+
+def quieten(data: Any = (X,), loss: Any = loss, **options: Any):
+    return egru.compress.quieten(egru.EGRU(4, 8), data, loss, log=lambda line: None, **options)
 
 
 def other_optimiser() -> torch.optim.Optimizer:
@@ -66,6 +75,32 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "batch with targets": (
         lambda: egru.calibrate(nn.Sequential(egru.convert(DENSE)), [(X, X)]), TypeError, "with the 2 values of a batch",
     ),
+    "loss of sparsify": (lambda: sparsify(loss=lambda m, x: None), TypeError, "^sparsify: loss must return one"),
+    "loss of calibrate": (lambda: calibrate(loss=nn.MSELoss()), TypeError, "^calibrate: loss must be a function"),
+    "loss of calibrate returns text": (
+        lambda: calibrate(loss=lambda m, x: [m(x), "1"][1]), TypeError, "^calibrate: loss must return one number",
+    ),
+    "loss of quieten": (lambda: quieten(loss=nn.MSELoss()), TypeError, "^quieten: loss must be a function"),
+    "loss of quieten is NaN": (
+        lambda: quieten(loss=lambda m, x: loss(m, x) * float("nan")), ValueError, "^quieten: the loss must be finite",
+    ),
+    "loss of a report": (
+        lambda: report_models("x", DENSE, [X], lambda m, x: None), TypeError, "^report_models: loss must return one",  # pyright: ignore
+    ),
+    "negative rate": (lambda: sparsify(rate=-1.0), ValueError, "sparsify: rate must not be negative, got -1.0"),
+    "rate is text": (lambda: sparsify(rate="4"), TypeError, "sparsify: rate must be a number, got '4'"),
+    "epochs is a fraction": (
+        lambda: egru.sparsify(egru.convert(DENSE), [X], loss, 0.3, epochs=2.5),  # pyright: ignore
+        TypeError, "sparsify: epochs must be an integer, got 2.5",
+    ),
+    "metric is text": (lambda: sparsify(metric="accuracy"), TypeError, "sparsify: metric must be a function.* got str"),
+    "metric of a budget": (
+        lambda: Budget(within=1, metric="accuracy"), TypeError, "Budget: metric must be a function.* got str",  # pyright: ignore
+    ),
+    "data is a tensor": (lambda: sparsify(data=X), TypeError, r"sparsify: data must be .* a tensor; pass \[tensor\]"),
+    "batches is a tensor": (lambda: quieten(X), TypeError, r"quieten: batches must be .* a tensor; pass \[tensor\]"),
+    "within of calibrate": (lambda: calibrate(within="1"), TypeError, "calibrate: within must be a number, got '1'"),
+    "within of quieten": (lambda: quieten(within="0.1"), TypeError, "quieten: within must be a number, got '0.1'"),
     "no summary": (lambda: prune(nn.Sequential(DENSE, egru.EGRU(8, 8)), None), TypeError, "summary.* got NoneType"),  # pyright: ignore
     "list of models": (lambda: report_models("x", [DENSE], [X], loss), TypeError, "a dict of modules, got list"),  # pyright: ignore
 }  # fmt: skip
@@ -77,6 +112,11 @@ def test_mistakes_are_named(name: str) -> None:
     torch.set_default_dtype(torch.float32)
     with pytest.raises(error, match=message):
         run()
+
+
+def test_numbers_of_numpy_are_accepted() -> None:
+    assert Budget(activity=np.float32(0.3)).limit == pytest.approx(0.3)  # pyright: ignore[reportArgumentType]
+    assert sparsify(target=np.float32(0.3)).after.events <= 0.3
 
 
 def test_integer_outputs_require_a_loss() -> None:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -66,6 +67,18 @@ def call(model: nn.Module, batch: Any, owner: str) -> Any:
     return model(*batch)
 
 
+def check_batches(batches: Any, name: str, owner: str) -> None:
+    """Raise an error if a tensor is passed instead of an iterable of batches."""
+    if isinstance(batches, Tensor):
+        raise TypeError(f"{owner}: {name} must be an iterable of batches, got a tensor; pass [tensor]")
+
+
+def check_number(value: Any, name: str, owner: str) -> None:
+    """Raise an error if a value is not a real number."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{owner}: {name} must be a number, got {value!r}")
+
+
 def check_loss(loss: Any, owner: str) -> None:
     """Raise an error if a loss is not a function of a model and a batch."""
     if isinstance(loss, nn.Module) or str(getattr(loss, "__module__", "")).startswith("torch."):
@@ -105,26 +118,29 @@ def evaluation(model: nn.Module) -> Generator[None, None, None]:
             module.training = training
 
 
-def measure(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Measurement:
+def measure(model: nn.Module, batches: Iterable[Any], loss: Loss, owner: str) -> Measurement:
     """Return loss and activity of a model in evaluation mode.
 
     Args:
         model: Model with at least one event layer.
         batches: Batches for ``loss``. An iterator is used up.
         loss: Function of model and batch.
+        owner: Name of the caller, for errors.
 
     Raises:
         TypeError: If the loss is not a function of model and batch that returns a number.
         ValueError: If there are no batches, or the loss is not finite.
     """
-    check_loss(loss, "measure")
+    check_loss(loss, owner)
     losses: list[float] = []
     with evaluation(model), ActivityMonitor(model) as monitor:
         for batch in batches:
-            losses.append(loss_value(loss(model, batch), "measure"))
+            losses.append(loss_value(loss(model, batch), owner))
     if not losses:
-        raise ValueError("measure: there are no batches; pass a list or a loader, not an iterator that was used before")
+        raise ValueError(
+            f"{owner}: there are no batches; pass a list or a loader, not an iterator that was used before"
+        )
     mean = sum(losses) / len(losses)
     if not math.isfinite(mean):
-        raise ValueError(f"measure: the loss must be finite, got {mean}")
+        raise ValueError(f"{owner}: the loss must be finite, got {mean}")
     return Measurement(mean, monitor.summary())

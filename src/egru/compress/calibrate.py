@@ -8,9 +8,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from egru.compress.batches import Loss, Measurement, call, evaluation, measure
+from egru.compress.batches import (
+    Loss,
+    Measurement,
+    call,
+    check_batches,
+    check_loss,
+    check_number,
+    evaluation,
+    measure,
+)
+from egru.compress.ranges import measure_ranges
 from egru.compress.thresholds import raise_thresholds, restored_thresholds
-from egru.layers import EventRNN, Record, event_directions, record
+from egru.layers import event_directions
 
 LEVELS = tuple(2 ** (exponent / 6) for exponent in range(-54, 13))
 """Thresholds that the search tries, relative to the range of a unit or layer: 0.002 to 4, 12 % apart."""
@@ -66,7 +76,8 @@ def calibrate(
         Loss and activity before and after. Without ``loss``, the loss is the difference of the outputs.
 
     Raises:
-        ValueError: If there is no event layer, no sequence, or ``within`` is negative.
+        TypeError: If an argument has the wrong type, or the model returns nothing to compare.
+        ValueError: If there is no event layer, no sequence, ``within`` is negative, or an event layer does not run.
 
     Example:
         >>> import torch, egru
@@ -75,14 +86,14 @@ def calibrate(
         >>> result.after.loss <= 0.1 and result.after.events < 0.9
         True
     """
+    check_number(within, "within", "calibrate")
     if not within >= 0:
         raise ValueError(f"calibrate: within must not be negative, got {within!r}")
     if per not in ("unit", "layer"):
         raise ValueError(f"calibrate: per must be one of unit, layer; got {per!r}")
     if not any(True for _ in event_directions(model)):
         raise ValueError(f"calibrate: the model must have an event layer, got {type(model).__name__}")
-    if isinstance(sequences, Tensor):
-        raise TypeError("calibrate: sequences must be an iterable of batches, got a tensor; pass [tensor]")
+    check_batches(sequences, "sequences", "calibrate")
     batches = list(sequences)
     if not batches:
         raise ValueError("calibrate: sequences must contain at least one batch, got none")
@@ -90,6 +101,7 @@ def calibrate(
         loss = _difference_from(model, batches)
         ranges = measure_ranges(model, lambda: [call(model, batch, "calibrate") for batch in batches])
     else:
+        check_loss(loss, "calibrate")
         function = loss
         ranges = measure_ranges(model, lambda: [function(model, batch) for batch in batches])
     if per == "layer":
@@ -103,10 +115,10 @@ def calibrate(
         if levels not in trials:
             with restored_thresholds(model):
                 raise_thresholds(model, floors(levels))
-                trials[levels] = measure(model, batches, loss)
+                trials[levels] = measure(model, batches, loss, "calibrate")
         return trials[levels]
 
-    before = measure(model, batches, loss)
+    before = measure(model, batches, loss, "calibrate")
     levels = search(attempt, len(ranges), before.loss + within)
     if levels is None:
         if within > 0:
@@ -150,41 +162,6 @@ def search(attempt: Callable[[tuple[int, ...]], Measurement], layers: int, limit
                 break
             best = higher
     return best
-
-
-@torch.no_grad()
-def measure_ranges(model: nn.Module, run: Callable[[], Any]) -> list[Tensor]:
-    """Return the range of every unit, ``(H,)`` per layer and direction: how far its state varies while ``run`` runs.
-
-    The range is the standard deviation of the state, or its root mean square if events are not changes.
-
-    Args:
-        model: Model with at least one event layer.
-        run: Runs the model on representative data.
-
-    Raises:
-        ValueError: If a layer did not run.
-    """
-    labels = {label: layer for label, layer, _ in event_directions(model)}
-    with evaluation(model), record(model) as records:
-        run()
-    return [states_range(layer, [r for r in records if r.label == label], label) for label, layer in labels.items()]
-
-
-def states_range(layer: EventRNN, records: Sequence[Record], label: str) -> Tensor:
-    """Return the range of every unit of one direction, ``(H,)``, from records of its forward passes."""
-    states = [r.c[_valid(r.c, r.lengths)].detach().double() for r in records]
-    if not states:
-        raise ValueError(f"calibrate: layer {label} did not run; run the whole model")
-    values = torch.cat(states)
-    centre = values.mean(0) if layer.events == "delta" else 0.0
-    return (values - centre).square().mean(0).sqrt().to(layer.reset_scale.dtype)
-
-
-def _valid(c: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return a mask of the steps and sequences that are not padding, ``(T, B)``."""
-    steps = torch.arange(len(c), device=c.device)[:, None]
-    return steps < (torch.full_like(steps[0], len(c)) if lengths is None else lengths).expand(c.shape[1])
 
 
 def _thresholds(model: nn.Module) -> list[Tensor]:

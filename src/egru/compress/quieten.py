@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from egru.compress.batches import Loss, Measurement, measure
+from egru.compress.batches import Loss, Measurement, check_batches, check_number, measure
 from egru.compress.thresholds import raise_thresholds, restored_thresholds
 from egru.layers import event_directions
 
@@ -109,6 +109,7 @@ def quieten(
         The measurements before and after, and all trials. If nothing saves operations, the model does not change.
 
     Raises:
+        TypeError: If ``batches``, ``loss`` or ``within`` have the wrong type.
         ValueError: If the model has no event layer, there are no batches, or ``within`` is negative.
 
     Example:
@@ -120,6 +121,8 @@ def quieten(
         >>> result.after.forward_macs <= result.before.forward_macs
         True
     """
+    check_number(within, "within", "quieten")
+    check_batches(batches, "batches", "quieten")
     if not within >= 0:
         raise ValueError(f"quieten: within must be non-negative, got {within!r}")
     start = current_floors(model)
@@ -132,7 +135,7 @@ def quieten(
         with restored_thresholds(model):
             if trials:  # the first trial is the unchanged model
                 raise_thresholds(model, floor)
-            trials.append(MeasuredFloor(tuple(floor), measure(model, batches, loss)))
+            trials.append(MeasuredFloor(tuple(floor), measure(model, batches, loss, "quieten")))
         log(str(trials[-1]))
         return trials[-1]
 

@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from egru.activity import ActivityMonitor, ActivitySummary
-from egru.compress.calibrate import states_range
+from egru.compress.batches import check_number
+from egru.compress.ranges import Ranges
 from egru.layers import Record, event_directions, event_layers, record
 
 LOWEST_LEVEL = -3.0
@@ -28,7 +29,7 @@ class Budget:
         metric: Function of a model that returns a number to keep high, such as the accuracy in percent.
 
     Raises:
-        TypeError: If a limit is not a number.
+        TypeError: If a limit is not a number, or the metric is not a function.
         ValueError: If the arguments are out of range or do not fit together.
 
     Example:
@@ -48,8 +49,8 @@ class Budget:
         if len(given) != 1:
             raise ValueError(f"Budget: exactly one of activity, macs and within is required, got {given or 'none'}")
         for name, value in given.items():
-            if not isinstance(value, int | float):
-                raise TypeError(f"Budget: {name} must be a number, got {value!r}")
+            check_number(value, name, "Budget")
+        check_metric(self.metric, "Budget")
         for name in given.keys() & {"activity", "macs"}:
             if not 0 < given[name] < 1:
                 raise ValueError(f"Budget: {name} must be in (0, 1), got {given[name]!r}")
@@ -70,6 +71,14 @@ class Budget:
         return self.activity if self.macs is None else self.macs
 
 
+def check_metric(metric: Any, owner: str) -> None:
+    """Raise an error if a metric is neither a function nor None."""
+    if metric is not None and not callable(metric):
+        raise TypeError(
+            f"{owner}: metric must be a function of the model that returns a number, got {type(metric).__name__}"
+        )
+
+
 class ThresholdSchedule:
     """Raises the thresholds of a model during training, so that its activity follows a schedule.
 
@@ -78,6 +87,9 @@ class ThresholdSchedule:
     units, in proportion to the deviation from the schedule. Thresholds may be trained at the same time. If the activity
     is at or below the target from the start, thresholds are raised only when it exceeds the target. The context may be
     left for evaluation and entered again.
+
+    Ranges are measured on the first batch. If it is small, or some layers do not run or some states do not change in
+    it, the following batches are added until they do.
 
     Args:
         model: Model with at least one event layer, for example a result of :func:`egru.convert`.
@@ -124,7 +136,7 @@ class ThresholdSchedule:
         self._start = math.nan
         self._raised = math.inf  # how far thresholds may be lowered again
         self._monitor = ActivityMonitor(model)
-        self._ranges: list[Tensor] = []
+        self._ranges = Ranges(model)
         self._context: contextlib.ExitStack | None = None
         self._records: list[Record] = []
 
@@ -133,7 +145,7 @@ class ThresholdSchedule:
             raise RuntimeError("ThresholdSchedule: already active; leave the context before entering it again")
         self._context = contextlib.ExitStack()
         self._context.enter_context(self._monitor)
-        if not self._ranges:
+        if not self._ranges.complete:
             self._records = self._context.enter_context(record(self.model))
         return self
 
@@ -154,10 +166,13 @@ class ThresholdSchedule:
         summary = self._monitor.summary()
         self._monitor.reset()
         self.measured = self.budget.measure(summary)
-        if not self._ranges:
-            self._measure_ranges()
         limit = self.budget.limit
         assert limit is not None
+        if not self.done:
+            self._start = min(0.999, max(self.measured, limit))
+            self._raised = 0.0 if self.measured <= limit else math.inf
+        if not self._ranges.complete:
+            self._measure_ranges()
         self.done += 1
         fraction = min(1.0, self.done / max(1.0, self.ramp * self.steps))
         self.goal = min(self._start, math.exp((1 - fraction) * math.log(self._start) + fraction * math.log(limit)))
@@ -168,27 +183,24 @@ class ThresholdSchedule:
 
     def shift(self, relative: float) -> None:
         """Move all thresholds by ``relative`` times their mean level, in units of the range of each unit."""
-        directions = [(layer, direction) for _, layer, direction in event_directions(self.model)]
-        levels = [
-            (layer.weights(direction).theta / values.clamp(min=1e-6)).clamp(min=LOWEST_LEVEL).mean().item()
-            for (layer, direction), values in zip(directions, self._ranges, strict=True)
-        ]
-        for (layer, direction), values, level in zip(directions, self._ranges, levels, strict=True):
+        for label, layer, direction in event_directions(self.model):
+            values = self._ranges.scales(label)
+            if values is None:  # this layer has not run yet
+                continue
+            theta, positive = layer.weights(direction).theta, layer.events == "positive"
+            level = (theta / values.clamp(min=1e-6)).clamp(min=LOWEST_LEVEL).mean().item()
             # Levels of positive events start below 0. They move by a tenth of a range per step at most.
-            amount = relative * (1.0 if layer.events == "positive" else max(level, 0.1))
-            lowest = LOWEST_LEVEL * values if layer.events == "positive" else torch.zeros_like(values)
-            theta = torch.maximum(layer.weights(direction).theta, lowest) + amount * values
+            amount = relative * (1.0 if positive else max(level, 0.1))
+            lowest = LOWEST_LEVEL * values if positive else torch.zeros_like(values)
+            theta = torch.maximum(theta, lowest) + amount * values
             layer.threshold_config.assign_(layer.threshold_parameters()[direction.name], torch.maximum(theta, lowest))
 
     def _measure_ranges(self) -> None:
-        """Measure the range of all units on the first batch."""
-        for label, layer, _ in event_directions(self.model):
-            self._ranges.append(states_range(layer, [r for r in self._records if r.label == label], label))
-        limit = self.budget.limit or 0.0
-        self._start = min(0.999, max(self.measured, limit))
-        self._raised = 0.0 if self.measured <= limit else math.inf
-        assert self._context is not None
-        self._context.close()  # stop recording states, keep counting
-        self._context = contextlib.ExitStack()
-        self._context.enter_context(self._monitor)
-        self._records = []
+        """Add the forward passes since the last step to the ranges."""
+        self._ranges.add(self._records)
+        self._records.clear()
+        if self._ranges.complete:
+            assert self._context is not None
+            self._context.close()  # stop recording states, keep counting
+            self._context = contextlib.ExitStack()
+            self._context.enter_context(self._monitor)

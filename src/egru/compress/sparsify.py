@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import itertools
 import math
+import numbers
 import time
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, SupportsFloat
@@ -13,12 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from egru.activity import ActivityLoss
-from egru.compress.batches import Loss, Measurement, check_loss, loss_value, measure
+from egru.compress.batches import (
+    Loss,
+    Measurement,
+    check_batches,
+    check_loss,
+    check_number,
+    loss_value,
+    measure,
+)
 from egru.compress.distillation import Distillation
-from egru.compress.schedule import Budget, ThresholdSchedule
+from egru.compress.schedule import Budget, ThresholdSchedule, check_metric
 from egru.compress.thresholds import raise_thresholds, restored_thresholds
 from egru.layers import event_layers
 
+PASSES = 50
+"""Largest number of passes over the data that look for thresholds which meet the budget after training."""
+EVEN_PASSES = 20
+"""After these, thresholds are raised twice as fast in every pass."""
 STAGE_FACTOR = 0.75
 """Reduction of the activity from one stage to the next in the search for the sparsest model within a metric."""
 
@@ -87,8 +100,8 @@ def sparsify(
         data: Batches for ``loss``, iterated once per epoch: a ``DataLoader`` or a list.
         loss: Function of model and batch that runs the model and returns the loss.
         target: Largest final activity as a number, or a :class:`Budget` of activity, MACs or a metric.
-        teacher: The dense original, for distillation of its outputs as scores of classes. For other outputs, pass
-            ``distillation=Distillation(model, teacher, compare="values")``. If None, no distillation.
+        teacher: The dense original, for distillation of its outputs as scores of classes in the last dimension. For
+            other outputs, pass a ``distillation`` with ``compare="values"`` or ``dim``. If None, no distillation.
         epochs: Number of epochs, or of epochs per stage. Default: 100.
         lr: Peak learning rate of Adam, in a one-cycle schedule. Ignored with ``optimiser``. Default: 4e-3.
         ramp: Fraction of training during which the activity falls. Default: 0.7.
@@ -106,9 +119,10 @@ def sparsify(
         Loss and activity before and after; ``print`` shows a table.
 
     Raises:
-        TypeError: If ``loss`` is not a function of model and batch that returns one number.
-        ValueError: If the model has no event layer, there is no data, arguments do not fit together, a budget of MACs
-            cannot be met, the metric is not finite, or the loss does not depend on the model's parameters.
+        TypeError: If ``loss`` is not a function of model and batch that returns one number, or another argument has
+            the wrong type.
+        ValueError: If the model has no event layer, there is no data, arguments do not fit together, a budget cannot
+            be met, the metric is not finite, or the loss does not depend on the model's parameters.
         RuntimeError: If training diverges.
 
     Example:
@@ -123,11 +137,11 @@ def sparsify(
     """
     budget = target if isinstance(target, Budget) else Budget(activity=target)
     metric = budget.metric if metric is None else metric
-    _check(model, data, loss, epochs, patience, metric, teacher, distillation, optimiser)
+    _check(model, data, loss, epochs, rate, patience, metric, teacher, distillation, optimiser)
     if teacher is not None:
         distillation = Distillation(model, teacher)
     start = time.monotonic()
-    before = measure(model, data, loss)
+    before = measure(model, data, loss, "sparsify")
     if budget.macs is not None:
         _check_macs(model, data, loss, budget.macs)
     reference = None if metric is None else _score(metric, distillation.teacher if distillation is not None else model)
@@ -179,7 +193,7 @@ def _check_macs(model: nn.Module, data: Any, loss: Loss, limit: float) -> None:
             raise_thresholds(model, 1e6)
         except ValueError:  # thresholds such as those of a sigmoid are bounded
             return
-        least = measure(model, data, loss).macs
+        least = measure(model, data, loss, "sparsify").macs
     if least > limit:
         raise ValueError(
             f"sparsify: without any event the model takes {least:.3f} of the dense MACs, because inputs and other "
@@ -191,7 +205,8 @@ def _check(
     model: nn.Module,
     data: Any,
     loss: Any,
-    epochs: int,
+    epochs: Any,
+    rate: Any,
     patience: Any,
     metric: Any,
     teacher: Any,
@@ -202,6 +217,7 @@ def _check(
         raise ValueError(
             f"sparsify: the model must have an event layer, got {type(model).__name__}; egru.convert(model) adds them"
         )
+    check_batches(data, "data", "sparsify")
     try:
         batches = len(data)
     except TypeError:
@@ -211,8 +227,14 @@ def _check(
     if not batches:
         raise ValueError("sparsify: data must contain at least one batch, got none")
     check_loss(loss, "sparsify")
-    if not epochs >= 1:
+    if not isinstance(epochs, numbers.Integral):
+        raise TypeError(f"sparsify: epochs must be an integer, got {epochs!r}")
+    if int(epochs) < 1:
         raise ValueError(f"sparsify: epochs must be at least 1, got {epochs!r}")
+    check_number(rate, "rate", "sparsify")
+    if not rate >= 0:
+        raise ValueError(f"sparsify: rate must not be negative, got {rate!r}")
+    check_metric(metric, "sparsify")
     if patience is not None and metric is None:
         raise ValueError(f"sparsify: patience={patience!r} requires a metric")
     if teacher is not None and distillation is not None:
@@ -319,8 +341,9 @@ class _Training:
     def _settle(self, budget: Budget, schedule: ThresholdSchedule) -> Measurement:
         """Raise the thresholds until the budget holds in evaluation mode."""
         assert budget.limit is not None
-        while True:  # ends: a unit whose threshold is above all its values has no events
-            after = measure(self.model, self.data, self.loss)
+        measured = math.inf
+        for count in range(PASSES):
+            after = measure(self.model, self.data, self.loss, "sparsify")
             measured = budget.measure(after.activity)
             if measured <= budget.limit:
                 return after
@@ -329,7 +352,13 @@ class _Training:
                     f"sparsify: without any event the model takes {measured:.3f} of the dense MACs, the budget is "
                     f"{budget.limit}; inputs and other layers count too"
                 )
-            schedule.shift(min(0.1, max(0.005, 0.5 * (measured / budget.limit - 1))))
+            amount = min(0.1, max(0.005, 0.5 * (measured / budget.limit - 1)))
+            schedule.shift(amount * 2 ** max(0, count - EVEN_PASSES))
+        name = "activity" if budget.macs is None else "fraction of the dense MACs"
+        raise ValueError(
+            f"sparsify: the {name} is still {measured:.3f} after thresholds were raised {PASSES} times, the budget is "
+            f"{budget.limit}; pass a larger budget, or use a threshold without an upper bound"
+        )
 
 
 def _run_stages(

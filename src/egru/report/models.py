@@ -72,7 +72,7 @@ def report_models(
     rasters: list[Raster] = []
     notes: list[str] = []
     for name, model in named.items():
-        measured = measure(model, batches, loss)
+        measured = measure(model, batches, loss, "report_models")
         mean_accuracy = None
         if accuracy is not None:
             with evaluation(model):
