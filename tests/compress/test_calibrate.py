@@ -130,6 +130,75 @@ def test_wrong_arguments_are_refused(arguments, message):
         egru.calibrate(**arguments)
 
 
+class Two(nn.Module):
+    """Two layers in parallel; the second one changes faster. Returns both outputs and other values."""
+
+    def __init__(self, layer_class: Any = nn.GRU) -> None:
+        super().__init__()
+        self.a, self.b = layer_class(4, 16), layer_class(4, 16)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first, state = self.a(x)
+        return first, {"second": self.b(5 * x)[0], "tokens": first.argmax(-1), "none": None}, state
+
+
+@pytest.mark.parametrize("layer_class", [nn.GRU, nn.LSTM])
+@pytest.mark.filterwarnings("ignore:.*Converted.* runs in plain torch")
+def test_every_output_stays_within_the_limit(layer_class):
+    network, x = egru.convert(Two(layer_class)), smooth(20, 8, 4)
+    before = network(x)
+    result = egru.calibrate(network, [x], within=0.1)
+    after = network(x)
+    pairs = [(after[0], before[0]), (after[1]["second"], before[1]["second"])]
+    errors = [((a - b).norm() / b.norm()).item() for a, b in pairs]
+    assert max(errors) == pytest.approx(result.after.loss)
+    assert 0.05 < result.after.loss <= 0.1
+
+
+def test_states_are_not_compared_and_the_state_of_a_cell_is():
+    layer, x = model(), smooth(30, 4, 4)
+    alone = egru.calibrate(egru.convert(layer.to_gru()), [x], within=0.1)
+
+    class Output(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = egru.convert(layer.to_gru())
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.rnn(x)[0]
+
+    assert egru.calibrate(Output(), [x], within=0.1).levels == alone.levels
+    cell: Any = egru.convert(nn.GRUCell(4, 24))
+    y = cell(x[0])
+    result = egru.calibrate(cell, [x[0]], within=0.1)
+    assert ((cell(x[0]) - y).norm() / y.norm()).item() == pytest.approx(result.after.loss)
+
+
+def test_other_outputs_require_a_loss():
+    class Result:
+        scores = torch.ones(1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = egru.EGRU(4, 8)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.rnn(x)[0], Result()
+
+    with pytest.raises(TypeError, match="the model must return tensors, got Result; pass loss"):
+        egru.calibrate(Model(), [torch.randn(5, 2, 4)])
+
+
+def test_limits_that_accept_a_network_without_events_are_reported():
+    x = smooth(30, 4, 4)
+    with pytest.warns(UserWarning, match=r"within=1 accepts outputs of zeros, whose difference is 1; pass a smaller"):
+        assert egru.calibrate(model(), [x], within=1).after.events < 0.01
+    with pytest.warns(UserWarning, match="within=10 allows thresholds that leave no events at all; pass a smaller"):
+        result = egru.calibrate(model("signed"), [x[:2]], within=10, loss=lambda m, x: m(x)[0].square().mean())
+    assert result.after.events == 0
+
+
 def test_a_layer_that_does_not_run_is_named():
     class Unused(nn.Module):
         def __init__(self) -> None:

@@ -1,5 +1,6 @@
 """Choice of thresholds on a few sequences, without training."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -7,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 from egru.compress.batches import (
     Loss,
@@ -20,7 +22,7 @@ from egru.compress.batches import (
 )
 from egru.compress.ranges import measure_ranges
 from egru.compress.thresholds import raise_thresholds, restored_thresholds
-from egru.layers import event_directions
+from egru.layers import event_directions, event_layers
 
 LEVELS = tuple(2 ** (exponent / 6) for exponent in range(-54, 13))
 """Thresholds that the search tries, relative to the range of a unit or layer: 0.002 to 4, 12 % apart."""
@@ -65,15 +67,16 @@ def calibrate(
     Args:
         model: Model with at least one event layer, for example a result of :func:`egru.convert`.
         sequences: Batches of inputs: tensors, or tuples of arguments of the model. With ``loss``, batches for it.
-        within: Accepted change. Without ``loss``, the root mean square difference of the outputs, relative to their
-            root mean square. With ``loss``, its increase. Default: 0.1.
+        within: Accepted change. Without ``loss``, the root mean square difference of an output, relative to its root
+            mean square; it holds for every floating-point output of the model except for states of its recurrent
+            layers. With ``loss``, its increase. Default: 0.1.
         loss: Function of model and batch that returns a number to keep small, such as a loss or ``100 - accuracy``. If
             None, outputs are compared with those of the model before.
         per: Whether thresholds are scaled to the range of every ``"unit"``, or to the mean range of each ``"layer"``.
             Default: ``"unit"``.
 
     Returns:
-        Loss and activity before and after. Without ``loss``, the loss is the difference of the outputs.
+        Loss and activity before and after. Without ``loss``, the loss is the largest difference of an output.
 
     Raises:
         TypeError: If an argument has the wrong type, or the model returns nothing to compare.
@@ -97,6 +100,7 @@ def calibrate(
     batches = list(sequences)
     if not batches:
         raise ValueError("calibrate: sequences must contain at least one batch, got none")
+    relative = loss is None
     if loss is None:
         loss = _difference_from(model, batches)
         ranges = measure_ranges(model, lambda: [call(model, batch, "calibrate") for batch in batches])
@@ -122,16 +126,23 @@ def calibrate(
     levels = search(attempt, len(ranges), before.loss + within)
     if levels is None:
         if within > 0:
-            warnings.warn(
-                f"calibrate: no threshold keeps the change within {within:g}, so thresholds are unchanged; allow more, "
-                "or fine-tune with egru.sparsify",
-                stacklevel=2,
+            _warn(
+                f"no threshold keeps the change within {within:g}, so thresholds are unchanged; allow more, or "
+                "fine-tune with egru.sparsify"
             )
         unchanged = tuple(theta.detach().clone() for theta in _thresholds(model))
         return Calibration(before, before, (0.0,) * len(ranges), unchanged, len(trials))
     raise_thresholds(model, floors(levels))
     chosen = tuple(theta.detach().clone() for theta in _thresholds(model))
+    if before.events > 0 and trials[levels].events == 0:
+        _warn(f"within={within:g} allows thresholds that leave no events at all; pass a smaller value")
+    elif relative and within >= 1:
+        _warn(f"within={within:g} accepts outputs of zeros, whose difference is 1; pass a smaller value, such as 0.1")
     return Calibration(before, trials[levels], tuple(LEVELS[i] for i in levels), chosen, len(trials))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"calibrate: {message}", stacklevel=3)
 
 
 def search(attempt: Callable[[tuple[int, ...]], Measurement], layers: int, limit: float) -> tuple[int, ...] | None:
@@ -169,24 +180,43 @@ def _thresholds(model: nn.Module) -> list[Tensor]:
 
 
 def _difference_from(model: nn.Module, batches: Sequence[Any]) -> Loss:
-    """Return a loss: the difference of a model's outputs from those that ``model`` has now."""
+    """Return a loss: the largest difference of a model's outputs from those that ``model`` has now."""
     with evaluation(model):
-        references = {id(batch): _outputs(call(model, batch, "calibrate")) for batch in batches}
+        references = {id(batch): _outputs(model, batch) for batch in batches}
 
     def difference(model: nn.Module, batch: Any) -> Tensor:
-        expected = references[id(batch)]
-        error = (_outputs(call(model, batch, "calibrate")) - expected).square().mean()
-        return (error / expected.square().mean().clamp(min=torch.finfo(error.dtype).tiny)).sqrt()
+        pairs = zip(_outputs(model, batch), references[id(batch)], strict=True)
+        return torch.tensor(max(_relative_error(*pair) for pair in pairs), dtype=torch.float64)
 
     return difference
 
 
-def _outputs(output: Any) -> Tensor:
-    """Return the first output of a model as a tensor: the output of a layer without its state."""
-    while isinstance(output, tuple | list):
-        output = output[0]
-    if not isinstance(output, Tensor):
-        raise TypeError(f"calibrate: the model must return tensors, got {type(output).__name__}; pass loss")
-    if not output.is_floating_point():
-        raise TypeError(f"calibrate: the model must return floating-point outputs, got {output.dtype}; pass loss")
-    return output.detach().clone()
+def _relative_error(values: Tensor, expected: Tensor) -> float:
+    """Return the root mean square difference, relative to the root mean square of the expected values."""
+    error = (values - expected).square().mean()
+    return (error / expected.square().mean().clamp(min=torch.finfo(error.dtype).tiny)).sqrt().item()
+
+
+def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Run a model and return its floating-point outputs, without the states of its event layers.
+
+    The first output is always returned: it may be the state of a cell.
+    """
+    states: list[Any] = []
+
+    def observe(layer: nn.Module, arguments: Any, output: Any) -> None:
+        states.extend(_pytree.tree_leaves(output[1] if isinstance(output, tuple) else output))
+
+    with contextlib.ExitStack() as hooks:
+        for _, layer in event_layers(model):
+            hooks.callback(layer.register_forward_hook(observe).remove)
+        first, *others = _pytree.tree_leaves(call(model, batch, "calibrate"))
+    outputs = [first, *(value for value in others if not any(value is state for state in states))]
+    for value in outputs:
+        if not isinstance(value, Tensor | int | str | None):
+            raise TypeError(f"calibrate: the model must return tensors, got {type(value).__name__}; pass loss")
+    compared = [value for value in outputs if isinstance(value, Tensor) and value.is_floating_point() and value.numel()]
+    if not compared:
+        got = first.dtype if isinstance(first, Tensor) else type(first).__name__
+        raise TypeError(f"calibrate: the model must return floating-point outputs, got {got}; pass loss")
+    return [value.detach().clone() for value in compared]
