@@ -217,6 +217,69 @@ def test_modes_are_restored_and_frozen_modules_stay_in_evaluation_mode(trained):
     assert not converted[1].training
 
 
+def test_the_metric_is_computed_in_evaluation_mode():
+    class Noisy(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.dropout = nn.BatchNorm1d(16), nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.readout(self.dropout(self.norm(self.rnn(x)[0][:, -1])))
+
+    teacher, batches = Noisy(), data()
+    model: Any = egru.convert(teacher).train()
+    other, statistics = 10 + torch.randn(16, 12, 2), []
+
+    def metric(model):
+        with torch.no_grad():
+            statistics.append(
+                (model.norm.running_mean.clone(), model(other), model(other), model.norm.running_mean.clone())
+            )
+        return 100.0
+
+    result = egru.sparsify(model, batches, loss, Budget(within=0.5, metric=metric), teacher=teacher, epochs=1, **QUIET)
+    assert result.metric_after == 100.0
+    assert len(statistics) > 2
+    for before, first, second, after in statistics:
+        assert torch.equal(first, second)
+        assert torch.equal(before, after)
+    assert model.training
+    assert model.dropout.training
+
+
+def test_gradients_and_frozen_thresholds_are_restored_if_fine_tuning_fails(trained):
+    dense, batches = trained
+    model = egru.convert(dense)
+    loss(model, batches[0]).backward()
+    parameters = list(model.parameters())
+    trainable = [p.requires_grad for p in parameters]
+    gradients = [None if p.grad is None else p.grad.clone() for p in parameters]
+    calls = []
+
+    def failing(model, batch):
+        calls.append(batch)
+        return loss(model, batch) * (math.nan if len(calls) > 10 else 1)
+
+    before = repr(model)
+    with pytest.raises(RuntimeError, match="the loss became nan"):
+        egru.sparsify(model, batches, failing, 0.3, epochs=5, **QUIET)
+    assert not all(trainable)
+    assert [p.requires_grad for p in parameters] == trainable
+    assert repr(model) == before
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert (parameter.grad is None) == (gradient is None)
+        assert gradient is None or torch.equal(parameter.grad, gradient)
+
+
+def test_trained_thresholds_are_shown_as_trainable(trained):
+    dense, batches = trained
+    model = egru.convert(dense)
+    assert "trainable=False" in repr(model)
+    egru.sparsify(model, batches, loss, 0.3, epochs=1, **QUIET)
+    assert model.rnn.threshold_l0.requires_grad
+    assert "trainable=True" in repr(model)
+
+
 @pytest.mark.parametrize("events", EVENTS)
 def test_activity_below_the_target_does_not_rise_to_it(trained, events):
     dense, batches = trained

@@ -20,6 +20,7 @@ from egru.compress.batches import (
     check_batches,
     check_loss,
     check_number,
+    evaluation,
     loss_value,
     measure,
 )
@@ -108,7 +109,8 @@ def sparsify(
         rate: Weight of the event rate in the loss, see :class:`egru.ActivityLoss`. The default suits a cross-entropy in
             nats; scale it like the loss. Default: 4.
         distillation: Distillation with other options, instead of ``teacher``.
-        metric: Function of the model that returns a number, evaluated after every epoch; higher is better.
+        metric: Function of the model that returns a number, called in evaluation mode after every epoch; higher is
+            better.
         patience: Stop after this many epochs without improvement since the budget was met first. Requires ``metric``.
             If None, train all epochs.
         optimiser: Optimiser of the model's parameters, with a constant learning rate. If None, Adam.
@@ -161,13 +163,20 @@ def sparsify(
 
 @contextlib.contextmanager
 def _restored_on_error(model: nn.Module) -> Generator[None, None, None]:
-    """Restore the modes of all modules at the end of the context, after an exception also parameters and buffers."""
+    """Restore the modes of all modules at the end of the context, after an exception also everything else."""
     modes = [(module, module.training) for module in model.modules()]
     state = copy.deepcopy(model.state_dict())
+    configs = [(layer, layer.threshold_config) for _, layer in event_layers(model)]
+    parameters = [(p, p.requires_grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
     try:
         yield
     except Exception:
         model.load_state_dict(state)
+        for layer, config in configs:
+            layer.threshold_config = config
+        for parameter, trained, gradient in parameters:
+            parameter.requires_grad_(trained)
+            parameter.grad = gradient
         raise
     finally:
         for module, training in modes:
@@ -175,12 +184,13 @@ def _restored_on_error(model: nn.Module) -> Generator[None, None, None]:
 
 
 def _score(metric: Callable[[nn.Module], float], model: nn.Module) -> float:
-    """Return the metric of a model.
+    """Return the metric of a model in evaluation mode.
 
     Raises:
         ValueError: If it is not a finite number.
     """
-    value = metric(model)
+    with evaluation(model):
+        value = metric(model)
     if not isinstance(value, SupportsFloat) or not math.isfinite(float(value)):
         raise ValueError(f"sparsify: metric must return a finite number, got {value!r}")
     return float(value)
@@ -269,6 +279,7 @@ class _Training:
         """Train to a budget and return the measurement and the metric of the parameters that are kept."""
         steps, metric = epochs * len(self.data), self.metric
         for _, layer in event_layers(self.model):
+            layer.threshold_config = dataclasses.replace(layer.threshold_config, trainable=True)
             for parameter in layer.threshold_parameters().values():
                 parameter.requires_grad_(True)
         optimiser, rates = self._optimiser(steps)
