@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.utils import parametrize
 
-from egru.compress.copying import check_references, copy_model
 from egru.compress.dense_layers import Dense, check_layer, describe, parameter_names, unsupported_layers
 from egru.compress.drop_in import ConvertedGRU, ConvertedGRUCell, ConvertedLSTM, ConvertedLSTMCell
+from egru.compress.references import check_references
 from egru.compress.type_tests import find_type_tests
+from egru.copies import copy_model
 from egru.events import Surrogate
 from egru.layers import EventRNN
 from egru.types import Events
@@ -78,7 +79,7 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
             "both, check that the model transposes between them",
             stacklevel=2,
         )
-    converted = copy_model(model)
+    converted = copy_model(model, "convert")
     for module in list(converted.modules()):
         if isinstance(module, Dense):
             _become(module, _build_layer(module, events, surrogate))

@@ -1,25 +1,23 @@
-"""Copies of models for conversion: what a copy would still run from the original, lose, or fail on."""
+"""What the copy of a model would still run from the original, or lose."""
 
-import copy
 import inspect
 import types
 import warnings
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from egru.compress.dense_layers import Dense
 
-Model = TypeVar("Model", bound=nn.Module)
-
 
 def check_references(model: nn.Module) -> None:
-    """Check the functions, methods and layers that a model stores as attributes.
+    """Check the functions, methods and layers that a model stores as attributes, and hooks of parameters.
 
     Raises:
         TypeError: For methods of dense layers, and functions that refer to a module of the model: a copy of the model
-            would run the original. Dense layers that torch has not registered cause a warning.
+            would run the original. Dense layers that torch has not registered cause a warning, and so do hooks of
+            parameters, which torch does not copy.
     """
     modules = set(model.modules())
     for name, module in model.named_modules():
@@ -41,28 +39,9 @@ def check_references(model: nn.Module) -> None:
                     "dense; use nn.ModuleList or nn.ModuleDict",
                     stacklevel=3,
                 )
-
-
-def copy_model(model: Model) -> Model:
-    """Return a deep copy of a model, with a warning if parameters have hooks, which torch does not copy.
-
-    Raises:
-        TypeError: If the model cannot be copied. The message names the attribute.
-    """
     hooked = [name for name, p in model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
     if hooked:
         warnings.warn(f"convert: hooks of parameters are not copied: {', '.join(hooked)}", stacklevel=3)
-    # torch's layers keep weights that a parametrisation computes, and compute them again in the next call.
-    weights = [w for layer in model.modules() if isinstance(layer, nn.RNNBase) for w in layer._flat_weights]
-    memo: dict[int, Any] = {id(w): w.detach() for w in weights if isinstance(w, Tensor) and not w.is_leaf}
-    try:
-        return copy.deepcopy(model, dict(memo))
-    except Exception as error:  # deepcopy of arbitrary attributes
-        name = _find_attribute_without_copy(model, memo)
-        because = f" because of {name}" if name else ""
-        raise TypeError(
-            f"convert: {type(model).__name__} cannot be copied{because} ({error}); detach it or set it to None"
-        ) from error
 
 
 def _referenced(value: Any) -> Iterator[nn.Module]:
@@ -77,19 +56,6 @@ def _referenced(value: Any) -> Iterator[nn.Module]:
             yield target
         elif target is not value:
             yield from _referenced(target)
-
-
-def _find_attribute_without_copy(model: nn.Module, memo: dict[int, Any]) -> str | None:
-    for name, module in model.named_modules():
-        attributes = vars(module) | module._buffers
-        for attribute, value in attributes.items():
-            if attribute in ("_modules", "_buffers", "_parameters"):
-                continue
-            try:
-                copy.deepcopy(value, dict(memo))
-            except Exception:  # deepcopy of arbitrary attributes
-                return f"{name}.{attribute}" if name else attribute
-    return None
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
