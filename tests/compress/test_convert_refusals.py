@@ -146,6 +146,20 @@ def test_a_model_that_cannot_be_copied_is_refused():
         egru.convert(model, "positive")
 
 
+def test_stored_functions_that_do_not_refer_to_the_model_are_kept():
+    model: Any = nn.ModuleDict({"rnn": nn.GRU(3, 4)})
+
+    def even(n: int) -> bool:
+        return n == 0 or odd(n - 1)
+
+    def odd(n: int) -> bool:
+        return n > 0 and even(n - 1)
+
+    other = nn.Linear(2, 2)
+    model.functions = [even, nn.functional.relu, torch.relu, lambda x: other(x)]
+    assert egru.convert(model, "positive").functions == model.functions
+
+
 def test_subclass_without_methods_is_converted():
     layer = PlainSubclass(3)
     parametrizations.weight_norm(layer, "weight_hh_l0")

@@ -45,17 +45,21 @@ def check_references(model: nn.Module) -> None:
 
 
 def _referenced(value: Any) -> Iterator[nn.Module]:
-    """Yield the modules that a stored function refers to: in its closure, globals and defaults."""
-    if not isinstance(value, types.FunctionType):
-        return
-    variables = inspect.getclosurevars(value)
-    defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    for target in [*variables.nonlocals.values(), *variables.globals.values(), *defaults]:
-        target = getattr(target, "__self__", target)  # of a method
-        if isinstance(target, nn.Module):
-            yield target
-        elif target is not value:
-            yield from _referenced(target)
+    """Yield the modules in the closure, the defaults and the globals of a stored function."""
+    functions, position = [value], 0
+    while position < len(functions):
+        function, position = functions[position], position + 1
+        if not isinstance(function, types.FunctionType):
+            continue
+        variables = inspect.getclosurevars(function)
+        yield from (target for target in variables.globals.values() if isinstance(target, nn.Module))
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for target in [*variables.nonlocals.values(), *defaults]:
+            target = getattr(target, "__self__", target)  # of a method
+            if isinstance(target, nn.Module):
+                yield target
+            elif not any(target is known for known in functions):
+                functions.append(target)
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
