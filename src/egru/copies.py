@@ -5,11 +5,14 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.utils import _pytree
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def copy_model(model: Model, owner: str, advice: str = "", shared: Iterable[Any] = ()) -> Model:
+def copy_model(
+    model: Model, owner: str, advice: str = "", *, shared: Iterable[Any] = (), detach: bool = False
+) -> Model:
     """Return a deep copy of a model.
 
     Args:
@@ -17,14 +20,19 @@ def copy_model(model: Model, owner: str, advice: str = "", shared: Iterable[Any]
         owner: Name of the calling function, for the message.
         advice: What else the user can do if the model cannot be copied.
         shared: Objects that the copy shares with the model.
+        detach: Whether tensors in attributes that are part of an autograd graph are detached in the copy. Otherwise,
+            they cannot be copied.
 
     Raises:
         TypeError: If the model cannot be copied. The message names the attribute.
     """
-    # torch's layers keep weights that a parametrisation computes, and compute them again in the next call.
-    weights = [w for layer in model.modules() if isinstance(layer, nn.RNNBase) for w in layer._flat_weights]
-    memo: dict[int, Any] = {id(w): w.detach() for w in weights if isinstance(w, Tensor) and not w.is_leaf}
-    memo |= {id(value): value for value in shared}
+    memo: dict[int, Any] = {id(value): value for value in shared}
+    for module in model.modules():
+        # torch's layers keep weights that a parametrisation computes, and compute them again in the next call.
+        values = vars(module) if detach else vars(module).get("_flat_weights")
+        for value in _pytree.tree_leaves(values):
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
     try:
         return copy.deepcopy(model, dict(memo))
     except Exception as error:  # deepcopy of arbitrary attributes

@@ -70,8 +70,8 @@ def summary_of(model: nn.Module, x: Tensor) -> Any:
 
 
 ACTIONS = {
-    "from_model": lambda model, x: EventEngine.from_model(model),
-    "prune": lambda model, x: prune(model, summary_of(model, x), 0.0),
+    "from_model": lambda model, summary: EventEngine.from_model(model),
+    "prune": lambda model, summary: prune(model, summary, 0.0),
 }
 both_actions = pytest.mark.parametrize("action", ACTIONS)
 
@@ -83,7 +83,7 @@ def test_tracing_does_not_change_the_model(action):
     with torch.no_grad():
         expected = model(x)
     before, last = dict(vars(model)), model.last
-    ACTIONS[action](model, x)
+    ACTIONS[action](model, summary_of(model, x))
     assert vars(model) == before
     assert model.last is last
     assert (model.count, model.calls, len(model.outputs)) == (1, 1, 1)
@@ -96,16 +96,17 @@ def test_tracing_does_not_change_the_model(action):
 @both_actions
 @pytest.mark.parametrize("layer", [nn.GRU, nn.LSTM])
 @pytest.mark.parametrize(("compute", "name"), [(carry, "h"), (carry_if_given, "h"), (carry_in_list, "outputs")])
-@pytest.mark.parametrize("called", [True, False])
+@pytest.mark.parametrize("called", ["never", "without gradients", "with gradients"])
 def test_states_in_attributes_are_refused_by_name(action, layer, compute, name, called):
     model, x = egru.convert(Model(compute, layer)).eval(), torch.randn(2, 5, 4)
-    if called:
-        with torch.no_grad():
+    summary = summary_of(model, x)
+    if called != "never":
+        with torch.set_grad_enabled(called == "with gradients"):
             model(x)
     before = dict(vars(model))
     message = f"Model.forward reads {name}, which it stored in an earlier call; pass the state as an argument"
     with pytest.raises(TypeError, match=message):
-        ACTIONS[action](model, x)
+        ACTIONS[action](model, summary)
     assert vars(model) == before
     with torch.no_grad():
         model(x)
@@ -124,17 +125,16 @@ def test_states_in_buffers_are_refused_by_name():
     assert not model.get_buffer("state").any()
 
 
-def test_states_with_gradients_are_refused_by_name():
-    def compute(m: Any, x: Tensor) -> Tensor:
-        y, m.h = m.rnn(x)
-        return m.readout(y)
-
-    model, x = egru.convert(Model(compute, nn.LSTM)), torch.randn(2, 5, 4)
+def test_stored_outputs_with_gradients_do_not_matter_to_the_engine():
+    model, x = egru.convert(Model(record, nn.LSTM)), torch.randn(2, 5, 4)
     model(x)
-    with pytest.raises(
-        TypeError, match=r"EventEngine: Model cannot be copied because of h .*detach it or set it to None"
-    ):
-        EventEngine.from_model(model)
+    last: Any = model.last
+    assert EventEngine.from_model(model).output_size == 2
+    assert model.last is last
+    assert last.requires_grad
+    monitored = egru.convert(Model(record, nn.LSTM))
+    with pytest.raises(TypeError, match=r"prune: Model cannot be copied because of last .*detach it or set it to None"):
+        prune(model, summary_of(monitored, x), 0.0)
 
 
 SCALED = [
@@ -180,6 +180,20 @@ def test_initial_states_other_than_zeros_are_named(state, reason):
 def test_initial_states_of_zeros_are_accepted(state):
     model = egru.convert(Model(lambda m, x: m.readout(m.rnn(x, state(x))[0]))).eval()
     assert EventEngine.from_model(model).output_size == 2
+
+
+def test_initial_states_of_an_lstm_are_checked_in_pairs():
+    def zeros(m: Any, x: Tensor) -> Tensor:
+        h = x.new_zeros(1, x.size(0), 8)
+        return m.readout(m.rnn(x, (h, h.clone()))[0])
+
+    def ones(m: Any, x: Tensor) -> Tensor:
+        h = x.new_zeros(1, x.size(0), 8)
+        return m.readout(m.rnn(x, (h, h + 1))[0])
+
+    assert EventEngine.from_model(egru.convert(Model(zeros, nn.LSTM))).output_size == 2
+    with pytest.raises(TypeError, match=r"rnn \(ConvertedLSTM\) starts from the result of add"):
+        EventEngine.from_model(egru.convert(Model(ones, nn.LSTM)))
 
 
 class Wrapper(nn.Module):

@@ -134,7 +134,7 @@ def _compare(module: nn.Module, extract: Callable[[nn.Module], Network]) -> None
 def _copy_module(module: nn.Module) -> Any:
     """Return a float32 copy on the CPU, in evaluation mode."""
     advice = "; or pass the parts of the network: EventEngine(layer, embedding=..., readout=..., trace=...)"
-    return copy_model(module, "EventEngine", advice).to("cpu", torch.float32).eval()
+    return copy_model(module, "EventEngine", advice, detach=True).to("cpu", torch.float32).eval()
 
 
 @torch.no_grad()

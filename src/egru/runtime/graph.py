@@ -69,7 +69,7 @@ def _check_wrappers(model: nn.Module, owner: str) -> None:
 def _copy(model: nn.Module, owner: str, advice: str) -> nn.Module:
     """Return a copy in evaluation mode: ``forward`` may assign attributes and change buffers."""
     try:
-        return copy_model(model, owner, advice, shared=model.parameters()).eval()
+        return copy_model(model, owner, advice, shared=model.parameters(), detach=True).eval()
     except TypeError as error:
         raise UnsupportedModelError(str(error)) from error
 
