@@ -174,6 +174,7 @@ def test_parametrised_weights_keep_their_parametrisation(layer_class, events):
     layer = layer_class(3, 5)
     parametrizations.weight_norm(layer, "weight_hh_l0")
     parametrize.register_parametrization(layer, "weight_ih_l0", Doubled())
+    layer(torch.randn(6, 2, 3))[0].sum().backward()  # torch keeps the computed weights with their graph
     converted = egru.convert(layer, events)
     assert parametrize.is_parametrized(converted, "weight_hh_l0")
     assert_same(layer, converted, torch.randn(6, 2, 3))
@@ -181,6 +182,24 @@ def test_parametrised_weights_keep_their_parametrisation(layer_class, events):
         for module in (layer, converted):
             module.parametrizations.weight_hh_l0.original0.mul_(2)
     assert_same(layer, converted, torch.randn(6, 2, 3))
+
+
+def test_dense_layers_with_parametrised_weights_are_copied():
+    model = nn.ModuleDict({"gru": nn.GRU(3, 4), "rnn": nn.RNN(3, 4)})
+    x = torch.randn(6, 2, 3)
+    for layer in model.values():
+        parametrizations.weight_norm(layer, "weight_hh_l0")
+        layer(x)[0].sum().backward()
+    with pytest.warns(UserWarning, match=r"rnn \(RNN\) cannot be converted and stays dense"):
+        copied = egru.convert(model, "positive")["rnn"]
+    gradients = []
+    for layer in (copied, model["rnn"]):
+        layer.zero_grad()
+        layer(x)[0].sum().backward()
+        gradients.append(layer.get_parameter("parametrizations.weight_hh_l0.original1").grad)
+    assert torch.equal(copied(x)[0], model["rnn"](x)[0])
+    assert torch.equal(*gradients)
+    assert gradients[0].any()
 
 
 def test_original_is_untouched():

@@ -99,6 +99,56 @@ def test_sums_of_two_states_act_on_both_parts():
     assert type(old + torch.ones(3)) is torch.Tensor
 
 
+ROWS = torch.tensor([1, 0])[:, None].expand(2, 3)
+ARRANGED = {
+    "concatenate": lambda h: torch.concatenate([h, h], 1),
+    "vstack": lambda h: torch.vstack([h, h]),
+    "hstack": lambda h: torch.hstack([h, h]),
+    "dstack": lambda h: torch.dstack([h, h]),
+    "column_stack": lambda h: torch.column_stack([h, h]),
+    "tile": lambda h: h.tile(2, 1),
+    "movedim": lambda h: h.movedim(0, 1),
+    "moveaxis": lambda h: torch.moveaxis(h, 0, 1),
+    "swapdims": lambda h: h.swapdims(0, 1),
+    "t": lambda h: h.t(),
+    "broadcast_to": lambda h: h.broadcast_to(4, 2, 3),
+    "expand_as": lambda h: h.expand_as(torch.zeros(4, 2, 3)),
+    "reshape_as": lambda h: h.reshape_as(torch.zeros(3, 2)),
+    "take_along_dim": lambda h: torch.take_along_dim(h, ROWS, 0),
+    "tensor_split": lambda h: h.tensor_split(2)[1],
+    "vsplit": lambda h: h.vsplit(2)[0],
+    "ravel": lambda h: h.ravel(),
+    "flipud": lambda h: h.flipud(),
+    "scatter": lambda h: h.scatter(0, ROWS[:1], 7.0),
+    "index_put": lambda h: h.index_put((FIRST,), torch.tensor(7.0)),
+    "index_copy": lambda h: h.index_copy(0, FIRST, torch.full((1, 3), 7.0)),
+    "index_fill": lambda h: h.index_fill(0, FIRST, 7.0),
+    "masked_scatter": lambda h: h.masked_scatter(h > 2, torch.full((6,), 7.0)),
+    "dropout": lambda h: nn.Dropout(0.5).eval()(h),
+    "torch.dropout": lambda h: torch.dropout(h, 0.5, False),
+    "no dropout": lambda h: nn.functional.dropout(h, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGED)
+def test_functions_that_arrange_a_state_keep_both_parts(name):
+    y = torch.arange(6.0).reshape(2, 3)
+    arranged = ARRANGED[name](HiddenState(y, y + 10))
+    assert isinstance(arranged, HiddenState)
+    assert torch.equal(arranged, ARRANGED[name](y))
+    assert torch.equal(arranged.c, torch.where(arranged == 7, 7, arranged.as_subclass(torch.Tensor) + 10))
+
+
+def test_dropout_drops_the_internal_state():
+    assert type(nn.functional.dropout(HiddenState(torch.ones(2, 3), torch.ones(2, 3)))) is torch.Tensor
+
+
+def test_internal_state_is_assigned():
+    h = HiddenState(torch.ones(2, 3).requires_grad_(), torch.zeros(2, 3))
+    h.c = torch.full((2, 3), 5.0)
+    assert (h.c == 5).all()
+
+
 def test_state_in_a_buffer_continues_the_sequence():
     layer, x = egru.convert(nn.GRU(4, 8)), torch.randn(30, 2, 4)
     egru.compress.raise_thresholds(layer, 0.1)

@@ -96,7 +96,7 @@ STATE = egru.EventState(torch.zeros(1, 2, 4, dtype=torch.float64), torch.zeros(1
             TypeError,
             r"hx must be egru.EventState\(c, y\), .*, or a Tensor that stands for both; got list",
         ),
-        (torch.zeros(5, 2, 3), torch.zeros(1, 4), ValueError, r"state.c has shape \(1, 4\), expected \(1, 2, 4\)"),
+        (torch.zeros(5, 2, 3), torch.zeros(1, 4), ValueError, r": hx has shape \(1, 4\), expected \(1, 2, 4\)"),
         (torch.zeros(5, 3, 3), STATE, ValueError, r"state.c has shape \(1, 2, 4\), expected \(1, 3, 4\)"),
         (torch.zeros(5, 2, 3), (STATE.c, STATE.y.half()), TypeError, r"state.y is torch.float16"),
         (torch.zeros(5, 2, 3), (STATE.c, None), TypeError, r"state.y must be a Tensor, got NoneType"),

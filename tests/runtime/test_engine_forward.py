@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import egru
 from egru import EGRU, EGRUCell, EventEngine, EventState, Threshold, exponential_trace
 from egru.runtime.network import Trace
-from egru.types import WEIGHT_FORMATS
+from egru.types import EVENTS, WEIGHT_FORMATS, Events
 
 
 @pytest.fixture(autouse=True)
@@ -270,3 +270,34 @@ def test_check_runs_on_the_cpu_without_autocast() -> None:
     model.rnn.backend = "cuda"
     with torch.autocast("cpu", torch.bfloat16):
         EventEngine(model, trace="mean")
+
+
+class Loop(nn.Module):
+    """A cell that is called in a loop."""
+
+    def __init__(self, cell: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.cell = cell(4, 16)
+
+    def forward(self, x: Tensor) -> Any:
+        state: Any = None
+        for t in range(5):
+            state = self.cell(x[t], state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize("cell", [nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("events", EVENTS)
+@pytest.mark.parametrize("build", [EventEngine, EventEngine.from_model])
+def test_converted_cells_run_in_the_engine(cell: Any, events: Events, build: Callable[..., EventEngine]) -> None:
+    torch.manual_seed(0)
+    model = egru.convert(Loop(cell), events).eval()
+    egru.compress.raise_thresholds(model, 0.02)
+    x = torch.randn(5, 4)
+    engine = build(model.cell)
+    with torch.no_grad():
+        expected = model(x)
+    torch.testing.assert_close(engine.run(x)[-1], expected.as_subclass(Tensor), rtol=1e-4, atol=1e-5)
+    assert {tuple(part.shape) for part in engine.state.values()} == {(16,)}
+    with pytest.raises(TypeError, match=r"Loop\.forward cannot be expressed"):
+        EventEngine.from_model(model)

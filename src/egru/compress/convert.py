@@ -1,28 +1,22 @@
 """Replacement of the dense recurrent layers of a model by event layers that compute the same function."""
 
-import copy
-import inspect
-import re
-import types
 import warnings
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.jit import ScriptModule
 from torch.nn.utils import parametrize
 
+from egru.compress.dense_layers import Dense, check_layer, describe, parameter_names, unsupported_layers
 from egru.compress.drop_in import ConvertedGRU, ConvertedGRUCell, ConvertedLSTM, ConvertedLSTMCell
+from egru.compress.references import check_references
+from egru.compress.type_tests import find_type_tests
+from egru.copies import copy_model
 from egru.events import Surrogate
 from egru.layers import EventRNN
-from egru.models.dense import GRU, LSTM
 from egru.types import Events
 
 Model = TypeVar("Model", bound=nn.Module)
-Dense = nn.GRU | nn.LSTM | nn.GRUCell | nn.LSTMCell
-_KNOWN_FORWARDS = {c.forward for c in (nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell, GRU, LSTM)}
-_TYPE_TEST = re.compile(r"isinstance\([^\n]*\b(GRU|LSTM|GRUCell|LSTMCell|RNNBase|RNNCellBase)\b[^\n)]*\)*")
-_UNUSED_BY_FORWARD = {"__init__", "__repr__", "extra_repr", "reset_parameters"}
 _SIZES = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
 
 
@@ -48,7 +42,7 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
 
     Raises:
         TypeError: If a layer is a subclass with methods of its own, such as ``forward``, if the model stores a bound
-            method of a layer, or if it cannot be copied.
+            method of a layer or a function that refers to one of its modules, or if it cannot be copied.
         ValueError: If there is no recurrent layer, or one with ``proj_size``, with parameters that are not initialised
             yet, or with weights that a hook computes.
 
@@ -66,12 +60,18 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
         if type(module).__name__ == "OptimizedModule":
             raise TypeError("convert: the model is compiled; convert the original module, then call torch.compile")
         if isinstance(module, Dense):
-            _check_layer(_label(name, module), module)
+            check_layer(describe(name, module), module)
     layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Dense)]
     if not layers:
         raise ValueError(f"convert: {_describe_missing(model)}")
-    _check_references(model)
-    _check_type_tests(model)
+    check_references(model)
+    for test in find_type_tests(model):
+        warnings.warn(
+            f"convert: {test}, which does not recognise event layers; check that it takes the same branch", stacklevel=2
+        )
+    if dense := [describe(name, model.get_submodule(name)) for name in unsupported_layers(model)]:
+        stay = "stays" if len(dense) == 1 else "stay"
+        warnings.warn(f"convert: {', '.join(dense)} cannot be converted and {stay} dense", stacklevel=2)
     orders = {module.batch_first: name for name, module in layers if isinstance(module, nn.RNNBase)}
     if len(orders) > 1:
         warnings.warn(
@@ -79,127 +79,29 @@ def convert(model: Model, events: Events = "delta", *, surrogate: Surrogate | No
             "both, check that the model transposes between them",
             stacklevel=2,
         )
-    if hooked := [name for name, p in model.named_parameters() if p._backward_hooks]:
-        warnings.warn(f"convert: hooks of parameters are not copied: {', '.join(hooked)}", stacklevel=2)
-    try:
-        converted = copy.deepcopy(model)
-    except Exception as error:  # deepcopy of arbitrary attributes
-        raise TypeError(f"convert: {type(model).__name__} cannot be copied: {error}") from error
+    converted = copy_model(model, "convert")
     for module in list(converted.modules()):
         if isinstance(module, Dense):
             _become(module, _build_layer(module, events, surrogate))
     return converted
 
 
-def _label(name: str, module: nn.Module) -> str:
-    return f"{name} ({type(module).__name__})" if name else type(module).__name__
-
-
 def _describe_missing(model: nn.Module) -> str:
-    names = {type(module).__name__ for module in model.modules()}
     found = "torch.nn.GRU, GRUCell, LSTM or LSTMCell"
     if any(isinstance(module, EventRNN) for module in model.modules()):
         return f"{type(model).__name__} has event layers already and no {found}"
-    if others := sorted(names & {"RNN", "RNNCell", "RecursiveScriptModule"}):
+    others = sorted(set(unsupported_layers(model).values()))
+    if any(isinstance(module, ScriptModule) for module in model.modules()):
+        others = ", ".join(others) or "TorchScript"
+        return f"{type(model).__name__} has no {found}; {others} cannot be converted; convert the original module"
+    if others:
         return f"{type(model).__name__} has no {found}; {', '.join(others)} cannot be converted"
     return f"{type(model).__name__} has no {found}"
 
 
-def _check_layer(label: str, layer: Dense) -> None:
-    """Raise an error if an event layer cannot compute what ``layer`` computes."""
-    if getattr(layer, "proj_size", 0):
-        raise ValueError(f"convert: {label} has proj_size={layer.proj_size}; projections are not supported")
-    if type(layer).forward not in _KNOWN_FORWARDS or "forward" in vars(layer):
-        raise TypeError(
-            f"convert: {label} has its own forward method, which the event layer would not run; replace it by the "
-            "torch layer"
-        )
-    if methods := _own_methods(type(layer)):
-        raise TypeError(
-            f"convert: {label} is a subclass that defines {', '.join(methods)}, which the event layer would not have; "
-            "move them to a module that contains the torch layer"
-        )
-    names = _parameter_names(layer)
-    tensors = {name for name, value in (layer._parameters | layer._buffers).items() if value is not None}
-    if extra := sorted({*tensors, *layer._modules} - {*names, "parametrizations"}):
-        raise TypeError(f"convert: {label} has parameters or submodules that torch's layer lacks: {', '.join(extra)}")
-    for name in names:
-        if name not in layer._parameters and not parametrize.is_parametrized(layer, name):
-            raise ValueError(
-                f"convert: {name} of {label} is not a parameter but computed by a hook; make it permanent "
-                "(torch.nn.utils.prune.remove, torch.nn.utils.remove_weight_norm) or use "
-                "torch.nn.utils.parametrizations"
-            )
-        if is_lazy(getattr(layer, name)):
-            raise ValueError(f"convert: {name} of {label} is not initialised yet; run the model once first")
-
-
-def _own_methods(layer_type: type[Dense]) -> list[str]:
-    """Return the methods and properties that a subclass adds to a dense layer or overrides."""
-    functions = (types.FunctionType, property, classmethod, staticmethod)
-    found: set[str] = set()
-    for parent in layer_type.__mro__:
-        if vars(parent).get("forward") in _KNOWN_FORWARDS:
-            break
-        if not parent.__name__.startswith("Parametrized"):  # created by torch.nn.utils.parametrize
-            found |= {name for name, value in vars(parent).items() if isinstance(value, functions)}
-    return sorted(found - _UNUSED_BY_FORWARD)
-
-
-def _check_references(model: nn.Module) -> None:
-    """Raise an error for stored methods of dense layers, and warn of dense layers that torch has not registered."""
-    modules = set(model.modules())
-    for name, module in model.named_modules():
-        for attribute, value in _attributes(module):
-            owner = f"{name}.{attribute}" if name else attribute
-            if isinstance(value, types.MethodType) and isinstance(value.__self__, Dense):
-                raise TypeError(
-                    f"convert: {owner} is a method of a {type(value.__self__).__name__}, which would still run the "
-                    "dense layer; store the layer and call it"
-                )
-            if isinstance(value, Dense) and value not in modules:
-                warnings.warn(
-                    f"convert: {owner} contains a layer ({type(value).__name__}) that is not a submodule and stays "
-                    "dense; use nn.ModuleList or nn.ModuleDict",
-                    stacklevel=3,
-                )
-
-
-def _check_type_tests(model: nn.Module) -> None:
-    """Warn of modules whose ``forward`` tests for the types of dense layers."""
-    for module_type in {type(module) for module in model.modules()}:
-        if module_type.__module__.startswith(("torch.", "egru.")):
-            continue
-        try:
-            source = inspect.getsource(module_type.forward)
-        except (OSError, TypeError):  # defined in an interactive session, or in C
-            continue
-        if found := _TYPE_TEST.search(source):
-            warnings.warn(
-                f"convert: {module_type.__name__}.forward contains {found[0]}, which is false for event layers; check "
-                "that it takes the same branch",
-                stacklevel=3,
-            )
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a module, and the entries of its lists, tuples and dictionaries."""
-    for name, value in vars(module).items():
-        if isinstance(value, dict) and not name.startswith("_"):
-            value = list(value.values())
-        for entry in value if isinstance(value, list | tuple) else [value]:
-            yield name, entry
-
-
-def _parameter_names(layer: Dense) -> list[str]:
-    if isinstance(layer, nn.RNNBase):
-        return [name for names in layer._all_weights for name in names]
-    return ["weight_ih", "weight_hh", *(["bias_ih", "bias_hh"] if layer.bias else [])]
-
-
 def _build_layer(dense: Dense, events: Events, surrogate: Surrogate | None) -> EventRNN:
     """Return an event layer of the same size that computes the function of ``dense`` if it has the same weights."""
-    weight: Tensor = getattr(dense, _parameter_names(dense)[0])
+    weight: Tensor = getattr(dense, parameter_names(dense)[0])
     options: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
     sizes = {name: getattr(dense, name) for name in _SIZES if hasattr(dense, name)}
     is_lstm = isinstance(dense, nn.LSTM | nn.LSTMCell)
@@ -224,7 +126,7 @@ def _become(dense: Any, layer: EventRNN) -> None:
 
     The object stays the same, so that every reference to it in the model remains valid.
     """
-    for name in _parameter_names(dense):
+    for name in parameter_names(dense):
         if parametrize.is_parametrized(dense, name):
             parametrize.register_parametrization(layer, name, nn.Identity())
             layer.get_submodule("parametrizations").add_module(name, dense.get_submodule(f"parametrizations.{name}"))

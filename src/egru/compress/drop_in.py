@@ -6,121 +6,36 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree
 
+from egru.compress.hidden_state import HiddenState
 from egru.events import EventState
-from egru.layers import EGRU, ELSTM, Direction, EGRUCell
-
-# fmt: off
-_APPLIED_TO_BOTH = {
-    "__getitem__", "__setitem__", "__mul__", "__rmul__", "__imul__", "bfloat16", "cat", "chunk", "clone", "concat",
-    "contiguous", "copy_", "cpu", "cuda", "detach", "detach_", "double", "expand", "fill_", "flatten", "flip", "float",
-    "gather", "half", "index_copy_", "index_fill_", "index_put_", "index_select", "masked_fill", "masked_fill_",
-    "masked_scatter_", "mul", "mul_", "narrow", "permute", "pin_memory", "repeat", "repeat_interleave",
-    "requires_grad_", "reshape", "roll", "scatter_", "select", "split", "squeeze", "stack", "swapaxes", "to",
-    "transpose", "type", "type_as", "unbind", "unflatten", "unsqueeze", "view", "view_as", "where", "zero_",
-}
-_COMBINATIONS = {"__add__", "__sub__", "add", "lerp", "sub"}
-_IN_PLACE_OPERATORS = {
-    "__iadd__", "__iand__", "__ifloordiv__", "__imod__", "__imul__", "__ior__", "__ipow__", "__isub__", "__itruediv__",
-    "__ixor__", "__setitem__",
-}
-# fmt: on
-"""Functions that select, arrange, copy, mask or overwrite states act on both parts of a :class:`HiddenState`, and so do
-combinations of two states, as in ``mask * new + (1 - mask) * old``."""
-_PROPERTIES_OF_BOTH = ("data", "T", "mT", "requires_grad")
-
-
-class HiddenState(Tensor):
-    """The state of a converted GRU: a tensor with the outputs of the last step, as ``torch.nn.GRU`` returns it.
-
-    The attribute ``c`` is the internal state, which differs from the output for units without an event. Passed back to
-    the layer, the object continues the sequence exactly. Indexing, stacking, copying, overwriting, detaching,
-    multiplication with a mask and sums of two states act on both parts. Other functions see the outputs and return
-    plain tensors; if they change the state in place, ``c`` restarts from the changed outputs.
-
-    Args:
-        y: Outputs of the last step.
-        c: Internal state, of the same shape.
-
-    Example:
-        >>> output, h = egru.convert(torch.nn.GRU(4, 8))(torch.randn(20, 2, 4))
-        >>> h.shape, h.c.shape
-        (torch.Size([1, 2, 8]), torch.Size([1, 2, 8]))
-    """
-
-    y: Tensor
-    c: Tensor
-
-    @staticmethod
-    def __new__(cls, y: Tensor, c: Tensor) -> "HiddenState":
-        state = y.as_subclass(cls)
-        state.y, state.c = y, c
-        return state
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func.__name__
-        target = kwargs.get("out", args[0] if args and _writes(name) else None)
-        if target is not None and not isinstance(target, HiddenState):
-            both = False  # a plain tensor receives the outputs
-        elif name in ("__get__", "__set__"):
-            both = func.__self__.__name__ in _PROPERTIES_OF_BOTH
-        elif name in _COMBINATIONS:
-            both = all(isinstance(operand, HiddenState) for operand in args[:2])
-        else:
-            both = name in _APPLIED_TO_BOTH
-        with torch._C.DisableTorchFunctionSubclass():
-            y = func(*_halves(args, _output), **_halves(kwargs, _output))
-            if both:
-                c = func(*_halves(args, _internal), **_halves(kwargs, _internal))
-            elif isinstance(target, HiddenState):
-                target.c = target.y.clone()
-                return target
-            else:
-                return y
-        if isinstance(target, HiddenState):
-            return target
-        if isinstance(y, tuple | list):
-            return tuple(map(HiddenState, y, c))
-        return HiddenState(y, c) if isinstance(y, Tensor) else y
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return HiddenState, (_output(self), self.c)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        return self.clone()
-
-
-torch.serialization.add_safe_globals([HiddenState])  # torch.load reads states with weights_only=True
-
-
-def _writes(name: str) -> bool:
-    """Return whether a function changes its first argument."""
-    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE_OPERATORS
-
-
-def _halves(values: Any, half: Callable[[HiddenState], Tensor]) -> Any:
-    return _pytree.tree_map_only(HiddenState, half, values)
-
-
-def _output(state: HiddenState) -> Tensor:
-    return state.y
-
-
-def _internal(state: HiddenState) -> Tensor:
-    return state.c
+from egru.layers import EGRU, ELSTM, Direction, EGRUCell, EventRNN
 
 
 def _event_state(hx: Any) -> Any:
     """Return the state of an event layer: a plain tensor stands for both halves."""
-    return EventState(hx.c, _output(hx)) if isinstance(hx, HiddenState) else hx
+    return EventState(hx.c, hx.y) if isinstance(hx, HiddenState) else hx
 
 
 def _hidden_state(state: EventState) -> Tensor:
     # torch.export returns plain tensors only.
     return state.y if torch.compiler.is_exporting() else HiddenState(state.y, state.c)
+
+
+def _run(layer: EventRNN, run: Callable[..., Any], input: Any, hx: Any, dim: int) -> Any:
+    """Run a layer whose input has the batch in dimension ``dim``. As in torch, there may be no sequences."""
+    if not isinstance(input, Tensor) or input.dim() <= dim or input.shape[dim] or input.shape.count(0) > 1:
+        return run(input, hx)
+    size = [size or 1 for size in input.shape]
+    observers, layer._observers = layer._observers, []  # they would count a sequence
+    try:
+        result = run(input.new_zeros(size), None)
+    finally:
+        layer._observers = observers
+    if isinstance(result, EventState):  # of a cell
+        return EventState(*(half[:0] for half in result))
+    output, state = result
+    return output.narrow(dim, 0, 0), EventState(*(half[:, :0] for half in state))
 
 
 class ConvertedGRU(EGRU):
@@ -136,9 +51,12 @@ class ConvertedGRU(EGRU):
         >>> output, h = layer(torch.randn(20, 2, 4), h)  # continues the sequence
     """
 
+    _state_names = ("hx", "hx")
+
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Run the layers over a sequence, as ``torch.nn.GRU`` does."""
-        output, state = super().forward(input, _event_state(hx))
+        batch = 0 if self.batch_first else 1
+        output, state = _run(self, super().forward, input, _event_state(hx), batch)
         return output, _hidden_state(state)
 
 
@@ -153,9 +71,11 @@ class ConvertedGRUCell(EGRUCell):
         >>> h = cell(torch.randn(2, 4), h)
     """
 
+    _state_names = ("hx", "hx")
+
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """Run one step, as ``torch.nn.GRUCell`` does."""
-        return _hidden_state(super().forward(input, _event_state(hx)))
+        return _hidden_state(_run(self, super().forward, input, _event_state(hx), 0))
 
 
 class ConvertedLSTM(ELSTM):
@@ -169,9 +89,12 @@ class ConvertedLSTM(ELSTM):
         >>> output, (h, c) = layer(torch.randn(20, 2, 4), (h, c))  # continues the sequence
     """
 
+    _state_names = ("c of hx", "h of hx")
+
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Run the layers over a sequence, as ``torch.nn.LSTM`` does."""
-        output, state = super().forward(input, _lstm_state(self, hx))
+        batch = 0 if self.batch_first else 1
+        output, state = _run(self, super().forward, input, _lstm_state(self, hx), batch)
         return output, (state.y, state.c)
 
 
@@ -186,6 +109,8 @@ class ConvertedLSTMCell(ELSTM):
         >>> h, c = cell(torch.randn(2, 4), (h, c))
     """
 
+    _state_names = ConvertedLSTM._state_names
+
     def _build_directions(self) -> tuple[Direction, ...]:
         return (Direction("cell", 0, 0, False, self.input_size, ""),)
 
@@ -193,7 +118,7 @@ class ConvertedLSTMCell(ELSTM):
         self, input: Tensor, hx: Any = None
     ) -> Any:
         """Run one step, as ``torch.nn.LSTMCell`` does."""
-        c, y = self._run_step(input, _lstm_state(self, hx))
+        c, y = _run(self, self._run_step, input, _lstm_state(self, hx), 0)
         return y, c
 
 

@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 
 from egru.activity.summary import ActivitySummary
 from egru.compress.readers import Readers, find_readers
+from egru.copies import copy_model
 from egru.layers import EventRNN, event_layers
 from egru.models.language import LanguageModel
 from egru.models.stack import RecurrentStack
@@ -70,7 +71,7 @@ def prune(model: Model, activity: ActivitySummary, share: float | Sequence[float
     if missing := [name for name, _ in event_layers(model) if name not in readers]:
         raise ValueError(f"prune: {', '.join(missing)} is not used in {type(model).__name__}.forward; remove it")
     kept: dict[str, Tensor] = {}  # units of the layers that get smaller
-    smaller = copy.deepcopy(model)
+    smaller = copy_model(model, "prune")
     for (name, use), value in zip(readers.items(), _shares(share, len(readers)), strict=True):
         layer = model.get_submodule(name)
         assert isinstance(layer, EventRNN)

@@ -8,8 +8,9 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.utils import parametrize
 
-from egru.layers import EGRUCell, EventRNN
-from egru.runtime.tracing import trace
+from egru.layers import EventRNN
+from egru.layers.introspect import is_cell
+from egru.runtime.graph import trace
 
 _ZERO_PRESERVING = (nn.Identity, nn.modules.dropout._DropoutNd, nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.LeakyReLU)
 _UNCHANGED = {"dropout", "contiguous", "clone", "detach", "float", "double", "to", "relu", "tanh", "gelu", "silu"}
@@ -103,7 +104,7 @@ def _call_module(
         if name in readers:
             return _refuse(readers, [_State(name)], "it is called more than once")
         obstacle = None
-        if isinstance(module, EGRUCell) or not hasattr(module, "batch_first"):
+        if is_cell(module):
             obstacle = "it is called step by step"
         elif module.num_layers * module.num_directions > 1:
             obstacle = "it has several layers or directions; use one module per layer"

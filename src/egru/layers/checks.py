@@ -103,7 +103,9 @@ def same_dtype_and_device(owner: str, name: str, x: Tensor, like: Tensor) -> Non
         raise TypeError(f"{owner}: {name} is {x.dtype}, the parameters are {like.dtype}; convert one with .to(dtype)")
 
 
-def event_state(owner: str, hx: Any, shape: tuple[int, ...], like: Tensor, emits_state: bool) -> EventState:
+def event_state(
+    owner: str, hx: Any, shape: tuple[int, ...], like: Tensor, emits_state: bool, names: tuple[str, str]
+) -> EventState:
     """Return the initial state if both halves have this shape and the dtype and device of ``like``.
 
     Args:
@@ -113,16 +115,17 @@ def event_state(owner: str, hx: Any, shape: tuple[int, ...], like: Tensor, emits
         like: Parameter whose dtype and device the state must have.
         emits_state: Whether the value of an event is the state. Other layers require an :class:`EventState`: a tensor
             would leave ``c`` open, and a plain tuple may be that of an LSTM, which is in the opposite order.
+        names: What the caller calls the halves ``c`` and ``y``, for the error.
     """
     received = type(hx).__name__
     if isinstance(hx, Tensor) and emits_state:
-        hx = EventState(hx, hx)
+        hx, names = EventState(hx, hx), ("hx", "hx")
     halves = cast(tuple[Any, ...], hx if isinstance(hx, tuple if emits_state else EventState) else ())
     if len(halves) != 2:
         accepted = "egru.EventState(c, y), the internal state and the last events"
         accepted += ", or a Tensor that stands for both" if emits_state else ""
         raise TypeError(f"{owner}: hx must be {accepted}; got {received}")
-    for name, half in zip(("state.c", "state.y"), halves, strict=True):
+    for name, half in zip(names, halves, strict=True):
         if not isinstance(half, Tensor):
             raise TypeError(f"{owner}: {name} must be a Tensor, got {type(half).__name__}")
         if tuple(half.shape) != shape:

@@ -74,6 +74,11 @@ def event_directions(model: nn.Module) -> Iterator[tuple[str, EventRNN, Directio
             yield direction_label(label, direction.name, len(directions)), layer, direction
 
 
+def is_cell(layer: EventRNN) -> bool:
+    """Return whether a layer computes one step per call."""
+    return layer.directions()[0].name == "cell"
+
+
 @contextlib.contextmanager
 def record(model: nn.Module) -> Generator[list[Record], None, None]:
     """Record the forward passes of all event layers of a model.

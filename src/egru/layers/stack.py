@@ -48,6 +48,7 @@ class EventRNN(EventParameters):
     """Accepted values of ``reset``."""
     emits_state: bool = True
     """Whether the value of an event is the state ``c``."""
+    _state_names: tuple[str, str] = ("state.c", "state.y")
 
     @property
     def emits_compared(self) -> bool:
@@ -155,7 +156,7 @@ class EventRNN(EventParameters):
         if input.dim() == 2:
             if hx is not None:
                 shape = (len(self._directions), self.hidden_size)
-                c, y = checks.event_state(type(self).__name__, hx, shape, self._first_weight, self.emits_state)
+                c, y = self._check_state(hx, shape)
                 hx = EventState(c[:, None], y[:, None])
             x = input[:, None]
             y, states = self._run(x, self._starts(x, hx), None)
@@ -174,8 +175,12 @@ class EventRNN(EventParameters):
         if hx is None:
             return None
         weight, shape = self._first_weight, (len(self._directions), x.shape[1], self.hidden_size)
-        state = checks.event_state(type(self).__name__, hx, shape, weight, self.emits_state)
+        state = self._check_state(hx, shape)
         return [EventState(*s) for s in zip(*(half.to(weight.dtype).unbind() for half in state), strict=True)]
+
+    def _check_state(self, hx: Any, shape: tuple[int, ...]) -> EventState:
+        names = self._state_names
+        return checks.event_state(type(self).__name__, hx, shape, self._first_weight, self.emits_state, names)
 
     def _check_input(self, x: Any) -> None:
         weight = self._first_weight
@@ -235,7 +240,7 @@ class EventRNN(EventParameters):
             checks.sequence_input(owner, x, self.input_size, weight, (1, 2), "(batch, features) or (features,)")
         batch, starts = x.shape[:-1], None
         if hx is not None:
-            c, y = checks.event_state(owner, hx, (*batch, self.hidden_size), weight, self.emits_state)
+            c, y = self._check_state(hx, (*batch, self.hidden_size))
             c, y = c.to(weight.dtype), y.to(weight.dtype)
             starts = [EventState(c, y) if batch else EventState(c[None], y[None])]
         _, (last,) = self._run(x.unsqueeze(0) if batch else x[None, None], starts, None)

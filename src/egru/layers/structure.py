@@ -18,7 +18,7 @@ class Direction:
     """One layer of a stack in one direction.
 
     Attributes:
-        name: ``"l0"``, ``"l0_reverse"``, ``"l1"``, …; ``"cell"`` for an :class:`egru.EGRUCell`.
+        name: ``"l0"``, ``"l0_reverse"``, ``"l1"``, …; ``"cell"`` for a cell.
         index: Position in the order of execution, which is the first dimension of a state.
         layer: Number of the layer in the stack, starting at 0.
         reverse: Whether the layer reads its input backwards in time.

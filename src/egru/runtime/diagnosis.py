@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from egru.events import EventState
-from egru.layers import EGRUCell
+from egru.layers import EventRNN
+from egru.layers.introspect import is_cell
 from egru.runtime.network import NO_OPS, Network
 from egru.runtime.reference import ReferenceRunner
 from egru.trace import PAPER_DECAY
@@ -25,11 +26,11 @@ def call_module(module: Any, x: Tensor, layout: str) -> Any:
     """
     lengths = torch.full((x.shape[1],), x.shape[0], device="cpu")
     x = arrange(x, layout)
-    if isinstance(module, EGRUCell):
+    if isinstance(module, EventRNN) and is_cell(module):
         state, outputs = None, []
         for row in x:
             state = module(row, state)
-            outputs.append(state.y)
+            outputs.append(_first(state))
         return torch.stack(outputs)
     parameters = list(inspect.signature(module.forward).parameters.values())[1:]
     required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]

@@ -5,7 +5,6 @@ steps and is compared with the reference runner, which computes what the engine 
 get random weights and low thresholds: many units are then active, regardless of the trained weights.
 """
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from egru.copies import copy_model
 from egru.layers import EGRU, ELSTM, EGRUCell
 from egru.runtime.alterations import find_hook, has_own_forward
 from egru.runtime.diagnosis import agrees, call_module, describe_difference
@@ -133,13 +133,8 @@ def _compare(module: nn.Module, extract: Callable[[nn.Module], Network]) -> None
 
 def _copy_module(module: nn.Module) -> Any:
     """Return a float32 copy on the CPU, in evaluation mode."""
-    try:
-        return copy.deepcopy(module).to("cpu", torch.float32).eval()
-    except Exception as error:  # deepcopy of arbitrary attributes
-        raise TypeError(
-            f"EventEngine: {type(module).__name__} cannot be copied to check its forward method ({error}); pass the "
-            "parts of the network instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
-        ) from error
+    advice = "; or pass the parts of the network: EventEngine(layer, embedding=..., readout=..., trace=...)"
+    return copy_model(module, "EventEngine", advice, detach=True).to("cpu", torch.float32).eval()
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from egru.events import check_events
 from egru.layers import EGRU, ELSTM, EGRUCell, checks
+from egru.layers.introspect import is_cell
 from egru.types import COMPARES, RESET_GATES, RESETS, SEQUENCE_CELLS, Compare, Events, Reset, ResetGate, SequenceCell
 
 Trace: TypeAlias = float | Literal["mean"]
@@ -77,7 +78,7 @@ class Group:
         name: Name of the module, or "" if the engine was created from the event module itself.
         layers: Number of layers.
         hidden: Number of units per layer.
-        is_cell: Whether the module is an :class:`egru.EGRUCell`, whose state has no dimension of layers.
+        is_cell: Whether the module is a cell, whose state has no dimension of layers.
     """
 
     name: str
@@ -140,7 +141,7 @@ def extract_network(
     bias = None if readout is None or readout.bias is None else finite_copy("readout.bias", readout.bias)
     network = Network(
         tuple(layers),
-        tuple(Group(name, m.num_layers, m.hidden_size, isinstance(m, EGRUCell)) for name, m in event_modules.items()),
+        tuple(Group(name, m.num_layers, m.hidden_size, is_cell(m)) for name, m in event_modules.items()),
         None if embedding is None else finite_copy("embedding.weight", embedding.weight),
         None if readout is None else finite_copy("readout.weight", readout.weight),
         bias,

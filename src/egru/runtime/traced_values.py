@@ -65,9 +65,13 @@ class Zeros:
 
 @dataclasses.dataclass(frozen=True)
 class Opaque:
-    """A value that does not depend on the data, such as a size."""
+    """A value that does not depend on the data, such as a size or a parameter.
 
-    name: Any
+    Attributes:
+        origin: What it is or is computed from, in words.
+    """
+
+    origin: str
 
 
 def describe(value: Any) -> str:
@@ -87,7 +91,7 @@ def describe(value: Any) -> str:
         case None:
             return "nothing"
         case Opaque():
-            return "a value that does not depend on the data"
+            return value.origin
         case tuple() | list():
             return "several tensors"
         case _:

@@ -7,19 +7,16 @@ into the weights of the next layer or into the readout.
 
 import copy
 import dataclasses
-import inspect
-import math
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-import egru
-from egru.layers import EGRUCell, EventRNN
-from egru.runtime.alterations import find_hook, has_own_forward
+from egru.layers import EventRNN
+from egru.layers.introspect import is_cell
+from egru.runtime.graph import trace
 from egru.runtime.network import EventModule
 from egru.runtime.traced_values import (
     FUNCTIONS,
@@ -32,10 +29,14 @@ from egru.runtime.traced_values import (
     describe,
     last_step,
 )
-from egru.trace import exponential_trace
 
 _ADVICE = "apply it outside the engine, or pass the parts: EventEngine(layer, embedding=..., readout=..., trace=...)"
 _PASS_PARTS = "; pass the parts instead: EventEngine(layer, embedding=..., readout=..., trace=...)"
+_ZERO_PRESERVING = {
+    "clone", "contiguous", "cpu", "cuda", "detach", "div", "double", "expand", "expand_as", "flatten", "float",
+    "getitem", "half", "mul", "neg", "permute", "repeat", "reshape", "squeeze", "tile", "to", "transpose", "truediv",
+    "type", "type_as", "unsqueeze", "view", "view_as", "zero_",
+}  # fmt: skip
 _NO_OPS = {"dropout", "contiguous", "clone", "detach", "float", "to", "dropout1d", "alpha_dropout", "feature_dropout"}
 
 
@@ -78,79 +79,16 @@ def _layouts(model: nn.Module) -> tuple[str, str]:
     return ("BT", "TB") if getattr(first, "batch_first", False) else ("TB", "BT")
 
 
-_COMPARISONS = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
-
-
-class _Tracer(fx.Tracer):
-    """Keeps event layers, modules of torch, :func:`egru.exponential_trace` and packing of sequences as nodes."""
-
-    def __init__(self, reads_tokens: bool) -> None:
-        super().__init__((math,), (exponential_trace, pack_padded_sequence, pad_packed_sequence))
-        # Find them as attributes of their modules, too. Wrapping the modules would also wrap their classes.
-        self._autowrap_search += [egru, nn.utils.rnn]
-        self._answers = {"dim": 2 if reads_tokens else 3, "is_floating_point": not reads_tokens}
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if has_own_forward(m):
-            return False
-        leaf = isinstance(m, EventRNN | nn.Linear | nn.Embedding | nn.BatchNorm1d)
-        return leaf or super().is_leaf_module(m, module_qualified_name)
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Answer questions about the number of dimensions and the dtype of the input; others raise an error."""
-        value = self._evaluate(obj.node)
-        return super().to_bool(obj) if value is None else bool(value)
-
-    def _evaluate(self, node: Any) -> Any:
-        if not isinstance(node, fx.Node):
-            return node
-        target: Any = node.target
-        about_input = bool(node.args) and isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
-        if about_input and node.op == "call_method":
-            return self._answers.get(target)
-        if about_input and target is getattr and node.args[1] == "ndim":
-            return self._answers["dim"]
-        operands = [self._evaluate(argument) for argument in node.args]
-        return target(*operands) if target in _COMPARISONS and None not in operands else None
-
-
-def trace(model: nn.Module, owner: str, advice: str = "") -> fx.Graph:
-    """Return the graph of a model's ``forward`` method in evaluation mode. Event layers are nodes.
-
-    Args:
-        model: Any model. The first argument of ``forward`` is the input, the others have their defaults.
-        owner: Name of the calling function, for the message.
-        advice: What to do if the model cannot be traced.
-
-    Raises:
-        UnsupportedModelError: If it cannot be traced, or has hooks.
-    """
-    if hooked := find_hook(model):
-        raise UnsupportedModelError(
-            f"{owner}: {hooked} has a forward hook, which could change its outputs; remove it{advice}"
-        )
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    defaults = {p.name: p.default for p in parameters[1:] if p.default is not inspect.Parameter.empty}
-    was_training = model.training
-    try:
-        reads_tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
-        return _Tracer(reads_tokens).trace(model.eval(), concrete_args=defaults)
-    except Exception as error:  # forward is arbitrary code
-        raise UnsupportedModelError(
-            f"{owner}: {type(model).__name__}.forward cannot be traced by torch.fx ({_first_line(error)}){advice}"
-        ) from error
-    finally:
-        model.train(was_training)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _is_state(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_state, value))
     return value is None or isinstance(value, State | Opaque)
+
+
+def _find_start(state: Any) -> Any:
+    """Return the first part of an initial state that is not zero, or None."""
+    parts = state if isinstance(state, tuple | list) else [state]
+    return next((part for part in parts if not isinstance(part, Zeros | None)), None)
 
 
 class _Interpreter:
@@ -171,7 +109,8 @@ class _Interpreter:
                     first = not self.values
                     self.values[node] = Value("input", self.layout + "F") if first else None
                 case "get_attr":
-                    self.values[node] = Opaque(node.target)
+                    constant = str(node.target).startswith("_tensor_constant")
+                    self.values[node] = Opaque("a constant tensor" if constant else node.target)
                 case "call_module":
                     self.values[node] = self._call_module(node.target, arguments, options)
                 case "output":
@@ -211,7 +150,7 @@ class _Interpreter:
         raise self._refuse(f"{label} {self._position(value)} is not supported; {_ADVICE}")
 
     def _call_layer(self, label: str, layer: EventRNN, value: Any, state: Any) -> Any:
-        if isinstance(layer, EGRUCell) or not hasattr(layer, "batch_first"):
+        if is_cell(layer):
             raise self._refuse(f"{label} is called step by step; replace the loop by a layer, or pass the cell itself")
         expected = "BTF" if layer.batch_first else "TBF"
         if isinstance(value, Packed):
@@ -219,8 +158,8 @@ class _Interpreter:
             return (Packed(output), *rest)
         if not isinstance(value, Value) or value.summary != "all" or "T" not in value.dims:
             raise self._refuse(f"{label} reads {describe(value)}, not a sequence")
-        if not (state is None or isinstance(state, Zeros)):
-            raise self._refuse(f"{label} starts from {describe(state)}; the engine starts from zeros")
+        if (start := _find_start(state)) is not None:
+            raise self._refuse(f"{label} starts from {describe(start)}; the engine starts from zeros")
         if value.source == "input" and self.layers:
             raise self._refuse(f"{label} reads the input of the model, and so does the layer before it")
         if value.dims != expected:
@@ -253,24 +192,26 @@ class _Interpreter:
     def _call(self, node: fx.Node, arguments: Any, options: Any) -> Any:
         target: Any = node.target
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        value = arguments[0] if arguments else next(iter(options.values()), None)
+        operands = [*arguments, *options.values()]
+        first = operands[0] if operands else None
+        value = next((operand for operand in operands if isinstance(operand, Value | State | Packed)), first)
         if name.startswith("_assert"):
             return None
-        if name in ("zeros", "new_zeros", "zeros_like"):
+        if name in ("zeros", "new_zeros", "zeros_like") or (isinstance(value, Zeros) and name in _ZERO_PRESERVING):
             return Zeros()
-        if isinstance(value, Zeros):
+        if isinstance(value, Opaque):
             return value
-        if name in ("getattr", "size", "dim", "is_floating_point") or isinstance(value, Opaque | int | float | None):
+        if name in ("getattr", "size", "dim", "is_floating_point") or isinstance(value, Zeros | int | float | None):
             if name == "getattr" and isinstance(value, State) and arguments[1] == "y":
                 return value
-            return Opaque(name)
+            return Opaque(f"the result of {name}")
         if target is operator.getitem:
             return self._getitem(value, arguments[1])
         if name in _NO_OPS:
             return value
         function: Callable[..., Any] | None = FUNCTIONS.get(name)
         expected = {"squeeze": Value | State, "pad_packed_sequence": Packed}.get(name, Value)
-        if function is None or not isinstance(value, expected):
+        if function is None or not isinstance(first, expected):
             raise self._refuse(f"{name} {self._position(value)} is not supported; {_ADVICE}")
         try:
             return function(value, *arguments[1:], **options)
