@@ -1,7 +1,7 @@
 // The backward pass over one chunk of steps, as one thread of a team runs it.
 //
 // Chunks are processed from the end of the sequence. For each: recompute the gates if they were not saved, run the
-// recursion over the steps, then add the weight gradients of all rows at once.
+// recursion over the steps, then compute the gradients of the input and of the weights for all rows at once.
 //
 // The gradient of y_{t-1} is computed only where it is used: where the unit emitted an event or its state lay inside
 // the surrogate's window. Gradients of pre-activations are panels, a[gate][b][row][32], with the gates r, u, z and, in
@@ -56,8 +56,8 @@ public:
             chunk_directly();
             return;
         }
-        weight_gradients();
         if (call.grad_input) input_gradient();
+        weight_gradients();  // may overwrite the gradients of the pre-activations
     }
 
 protected:  // the LSTM's pass shares the products
@@ -122,6 +122,9 @@ protected:  // the LSTM's pass shares the products
     // Products over all rows of a chunk at once (backward_chunk.hpp).
     void recompute_gates();
     void list_rows(const Steps<S>& from, int first);
+    template <bool changes>
+    void list_by_column(const Steps<S>& from, int first, int width);
+    void list_recurrent_sources(std::initializer_list<int> gates);
     void weight_gradients();
     void input_gradient();
     void narrow_input_gradient();

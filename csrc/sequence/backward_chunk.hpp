@@ -77,15 +77,45 @@ inline void Backward<S>::list_rows(const Steps<S>& from, int first) {
     team.meet();
 }
 
+// List the entries of a chunk's rows by column: their values, or the changes between steps.
+template <class S>
+template <bool changes>
+inline void Backward<S>::list_by_column(const Steps<S>& from, int first, int width) {
+    const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
+    for (int at = team.begin(tiles); at < team.end(tiles); ++at)
+        list_columns<changes>(from, first, B, rows, width, at, space.columns);
+    team.meet();
+}
+
+// List what the gradients of the recurrent weights multiply with the gradients `a` of the pre-activations of `gates`.
+//
+// With delta events, the sum over t of y_{t-1} a_t is that of each change of y times the sum of a over all later steps,
+// which replaces a.
+template <class S>
+inline void Backward<S>::list_recurrent_sources(std::initializer_list<int> gates) {
+    const int rows = layer.rows();
+    if (call.events == Events::delta) {
+        list_by_column<true>(layer.y_prev, call.first - 1, H);
+        const bool many = space.columns.share((int)divide_up(rows, tile), H, rows) > most_changes;
+        team.meet();
+        if (!many) {
+            const int64_t step = (int64_t)B * block;
+            for (int b = first_block; b < last_block; ++b)
+                for (const int g : gates) {
+                    S* sums = a_at(call.first, b, g);
+                    for (int64_t i = (layer.steps() - 1) * step - lanes<S>; i >= 0; i -= lanes<S>)
+                        store<S>(sums + i, load<S>(sums + i) + load<S>(sums + i + step));
+                }
+            return;
+        }
+    }
+    list_by_column<false>(layer.y_prev, call.first - 1, H);
+}
+
 // grad[gate][b][source][32] += the sum over the chunk's rows of source value * a.
 template <class S>
 inline void Backward<S>::weight_gradients() {
     const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
-    const auto list = [&](const Steps<S>& from, int first, int width) {
-        for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-            list_columns(from, first, B, rows, width, at, space.columns);
-        team.meet();
-    };
     // Add the gradients of the weights of `gates` whose sources were listed last.
     const auto collect = [&](const GradPanels<S>& grad, std::initializer_list<Gate> gates) {
         for (int b = first_block, count = 0; b < last_block; b += count) {
@@ -98,9 +128,9 @@ inline void Backward<S>::weight_gradients() {
         }
         team.meet();
     };
-    list(layer.input, call.first, layer.I);
+    list_by_column<false>(layer.input, call.first, layer.I);
     collect(space.grad_W, {R, U, Z});
-    list(layer.y_prev, call.first - 1, H);
+    list_recurrent_sources({R, U, Q});
     if (call.after) {
         collect(space.grad_V, {R, U, Q});
         return;

@@ -24,7 +24,7 @@ private:
     using Base = ForwardPass<S>;
     using Base::layer, Base::call, Base::team, Base::space, Base::keep, Base::B, Base::H;
     using Base::first_block, Base::last_block, Base::list_events, Base::recur, Base::product, Base::p_at;
-    using Base::gates_at;
+    using Base::gates_at, Base::changes_of;
 
     void step_after(int t) {
         list_events(layer.y_prev, t - 1, R, 3);
@@ -33,7 +33,7 @@ private:
             recur(b, count, R, 3, layer.y_prev, t - 1, t == 0);
             for (int j = 0; j < count; ++j) {
                 const S* p[3] = {p_at(t, b + j, R), p_at(t, b + j, U), p_at(t, b + j, Z)};
-                const S* h[3] = {product(j, R), product(j, U), product(j, Z)};
+                const S* h[3] = {product(b, j, R), product(b, j, U), product(b, j, Z)};
                 S* gates[4];
                 for (int g = 0; g < 4; ++g) gates[g] = gates_at(t, b + j, g);
                 gates_after<S>(layer, b + j, p, h, gates);
@@ -50,7 +50,7 @@ private:
             recur(b, count, R, 2, layer.y_prev, t - 1, t == 0);
             for (int j = 0; j < count; ++j) {
                 const S* p[2] = {p_at(t, b + j, R), p_at(t, b + j, U)};
-                const S* h[2] = {product(j, R), product(j, U)};
+                const S* h[2] = {product(b, j, R), product(b, j, U)};
                 S* gates[2] = {gates_at(t, b + j, R), gates_at(t, b + j, U)};
                 gates_before<S>(layer, t, b + j, p, h, gates, space.reset);
             }
@@ -62,7 +62,7 @@ private:
             count = blocks_together(last_block - b);
             recur(b, count, Z, 1, reset, 0, t == 0);
             for (int j = 0; j < count; ++j) {
-                gate_z<S>(layer, b + j, p_at(t, b + j, Z), product(j, Z), gates_at(t, b + j, Z));
+                gate_z<S>(layer, b + j, p_at(t, b + j, Z), product(b, j, Z), gates_at(t, b + j, Z));
                 emit(t, b + j);
             }
         }
@@ -77,10 +77,12 @@ private:
             const S* c_before = t ? layer.c + (t - 1) * layer.c_step + (int64_t)s * H : layer.c0(s);
             S* c_now = layer.c + t * layer.c_step + (int64_t)s * H;
             const int64_t row = ((int64_t)t * B + s) * H;
+            S* changes = changes_of(t) ? changes_of(t) + (int64_t)s * H : nullptr;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit;
                 if (!real) {
                     store_part<S>(layer.y + row + unit, Vector<S>{}, count);
+                    if (changes) store_part<S>(changes + unit, Vector<S>{}, count);
                     store_part<S>(c_now + unit, Vector<S>{}, count);
                     continue;
                 }
@@ -101,6 +103,7 @@ private:
                 const auto fired = layer.magnitude(layer.compared(state, y_old)) > theta;
                 const Vector<S> output = fired ? state : call.events == Events::delta ? y_old : zero;
                 store_part<S>(layer.y + row + unit, output, count);
+                if (changes) store_part<S>(changes + unit, output - y_old, count);
                 store_part<S>(c_now + unit, state, count);
                 if (t == (layer.lengths ? layer.lengths[s] : call.T) - 1) {
                     const int64_t at = (int64_t)s * H + unit;

@@ -6,6 +6,8 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
+constexpr int refresh = 64;  // steps of a layer with delta events after which its recurrent products are computed anew
+
 template <class S>
 struct ForwardSpace {
     S *V, *W;         // packed weights
@@ -13,6 +15,9 @@ struct ForwardSpace {
     S* reset;         // r * y of the current step ("before")
     S* gates;         // of one step, if they are not saved
     S* cells;         // memory cells of the previous step, [b][s][32] (LSTM that compares its output)
+    // Delta events, null otherwise: the recurrent products of the current step, [b][gate][s][32], and the changes of y
+    // at the latest even and odd step.
+    S *totals = nullptr, *changes[2] = {};
     // Non-zero inputs of a chunk. With few inputs there is one list per thread: to list them again takes less time than
     // to read what another core has written.
     bool own_inputs;
@@ -32,13 +37,17 @@ struct ForwardSpace {
         reset = arena.take<S>(layer.before ? (int64_t)layer.B * layer.H : 0);
         gates = arena.take<S>(layer.call.gates ? 0 : layer.gates_step());
         cells = arena.take<S>(layer.call.compare_output ? (int64_t)layer.blocks * layer.B * block : 0);
+        if (layer.call.events == Events::delta && packed) {
+            totals = arena.take<S>((int64_t)layer.weight_gates * layer.blocks * layer.B * block);
+            for (S*& change : changes) change = arena.take<S>((int64_t)layer.B * layer.H);
+        }
         own_inputs = layer.tiles_I == 1;
         for (int i = 0; i < layer.call.threads; ++i) {
             if (layer.call.skip_ih)
                 W_product[i] = SkippingProduct<S>(arena, layer.B, layer.I, layer.blocks, W, true);
             else if (packed_W)
                 inputs[i] = i == 0 || own_inputs ? Lists<S>(arena, layer.rows_max(), layer.I) : inputs[0];
-            h[i] = arena.take<S>((int64_t)layer.weight_gates * together_max * layer.B * block);
+            h[i] = arena.take<S>(totals ? 0 : (int64_t)layer.weight_gates * together_max * layer.B * block);
             if (packed)
                 V_product[i] = SkippingProduct<S>(arena, layer.B, layer.H, layer.blocks, V, layer.call.skip_hh);
         }
@@ -112,6 +121,7 @@ protected:
     const int B, H, first_block, last_block;
     S* h;
     SkippingProduct<S> recurrent;
+    bool anew = true;  // whether the recurrent products of this step start from the bias
 
     S* gates_at(int t, int b, int g) const {
         S* base = call.gates ? layer.as(call.gates) + t * layer.gates_step() : space.gates;
@@ -122,12 +132,20 @@ protected:
     }
     const S* panel(int b, int g) const { return space.V + (g * layer.blocks + b) * layer.panel_size(layer.tiles_H); }
 
-    // Prepare from.at(t, s) for the recurrent products of `count` gates from `gate`.
+    // Prepare from.at(t, s) for the recurrent products of `count` gates from `gate`. With delta events, most steps add the
+    // products with the changes to those of the previous step. The others limit the rounding errors that add up.
     void list_events(const Steps<S>& from, int t, int gate, int count) {
-        if (!call.direct) recurrent.prepare(from, t, gate, count, space.V_blocks, call.zero_blocks == 0);
+        if (call.direct) return;
+        const bool always = call.zero_blocks == 0;
+        anew = !space.totals || (t + 1) % refresh == 0;
+        if (!anew) {
+            recurrent.prepare(Steps<S>{space.changes[t & 1], 0, H}, 0, gate, count, space.V_blocks, always);
+            anew = recurrent.listed() > most_changes;
+        }
+        if (anew) recurrent.prepare(from, t, gate, count, space.V_blocks, always);
     }
 
-    // Write the recurrent products of `count` gates from `gate`, for `block_count` blocks from b, to product(j, gate).
+    // Write the recurrent products of `count` gates from `gate`, for `block_count` blocks from b, to product(b, j, gate).
     // Reads from.at(t, s), which list_events has listed.
     void recur(int b, int block_count, int gate, int count, const Steps<S>& from, int t, bool first_step) {
         if (call.direct) {
@@ -135,15 +153,15 @@ protected:
             for (int j = 0; j < block_count; ++j)
                 for (int g = gate; g < gate + count; ++g)
                     if (skip)
-                        skip_product(b + j, g, product(j, g));
+                        skip_product(b + j, g, product(b, j, g));
                     else
-                        multiply_gate(layer, g, b + j, [&](int s) { return from.at(t, s); }, B, product(j, g));
+                        multiply_gate(layer, g, b + j, [&](int s) { return from.at(t, s); }, B, product(b, j, g));
             if (first_step) check_products(b, block_count, gate, count);
             return;
         }
-        for (int j = 0; j < block_count; ++j)
-            for (int g = gate; g < gate + count; ++g) fill_bias(layer.bias_hh, H, g, b + j, B, product(j, g));
-        recurrent.add(b, block_count, gate, count, space.V_blocks, [&](int j, int g) { return product(j, g); },
+        for (int j = 0; j < block_count && anew; ++j)
+            for (int g = gate; g < gate + count; ++g) fill_bias(layer.bias_hh, H, g, b + j, B, product(b, j, g));
+        recurrent.add(b, block_count, gate, count, space.V_blocks, [&](int j, int g) { return product(b, j, g); },
                       [&](int at) { return layer.units(at); });
     }
     // The product of a gate with a state at rest, which is its bias. Weights that are not used here are still checked.
@@ -156,10 +174,15 @@ protected:
     void check_products(int b, int block_count, int gate, int count) {
         for (int j = 0; j < block_count; ++j)
             for (int g = gate; g < gate + count; ++g)
-                finite = finite && all_finite(product(j, g), layer.units(b + j)) &&
+                finite = finite && all_finite(product(b, j, g), layer.units(b + j)) &&
                          all_finite(p_at(0, b + j, g), layer.units(b + j));
     }
-    S* product(int j, int gate) const { return h + (int64_t)(j * layer.weight_gates + gate) * B * block; }
+    S* product(int b, int j, int gate) const {
+        const int64_t at = space.totals ? b + j : j;
+        return (space.totals ? space.totals : h) + (at * layer.weight_gates + gate) * B * block;
+    }
+    // Where to write the changes of y_t, or null if they are not used.
+    S* changes_of(int t) const { return space.changes[t & 1]; }
 };
 
 template <class S>

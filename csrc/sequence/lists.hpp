@@ -6,6 +6,9 @@
 namespace egru::EGRU_LEVEL {
 namespace {
 
+// Share of the values of a layer with delta events above which products with the values are faster than with the changes.
+constexpr double most_changes = 0.5;
+
 // For each tile of 64 positions and each of `rows` rows: the positions of the non-zero entries, and their values. Each
 // tile has separate memory, so that threads can list different tiles at the same time.
 template <class S>
@@ -21,6 +24,12 @@ struct Lists {
         index = arena.take<uint8_t>(tiles * capacity());
         value = arena.take<S>(tiles * capacity());
         start = arena.take<uint32_t>(tiles * (rows + 1));
+    }
+    // The share of non-zero entries in `tiles` tiles that list the first `count` rows of `width` entries in all.
+    double share(int tiles, int64_t count, int64_t width) const {
+        int64_t listed = 0;
+        for (int at = 0; at < tiles; ++at) listed += start[at * (rows + 1) + count];
+        return (double)listed / (double)(count * width);
     }
     int64_t capacity() const { return rows * tile + tile; }  // writers may run up to one vector past the end
 };
@@ -54,29 +63,37 @@ inline void transpose_bits(uint64_t* words) {
         }
 }
 
-// The same by column: for each position, the rows of tile `at` (64 batch rows of a chunk) where it is non-zero.
-template <class S>
+// The same by column: for each position, the rows of tile `at` (64 batch rows of a chunk) where it is non-zero. With
+// `changes`, rows after the first step are listed as differences from the previous step.
+template <bool changes = false, class S>
 void list_columns(const Steps<S>& from, int first, int B, int count, int width, int at, const Lists<S>& lists) {
     uint8_t* index = lists.index + at * lists.capacity();
     S* value = lists.value + at * lists.capacity();
     uint32_t* start = lists.start + at * (lists.rows + 1);
     const int begin = at * tile, rows = count - begin < tile ? count - begin : tile;
-    const S* row_of[tile];
-    for (int i = 0; i < rows; ++i) row_of[i] = from.at(first + (begin + i) / B, (begin + i) % B);
+    const S *row_of[tile], *before[tile] = {};
+    for (int i = 0; i < rows; ++i) {
+        const int t = first + (begin + i) / B, s = (begin + i) % B;
+        row_of[i] = from.at(t, s);
+        if (changes && t > first) before[i] = from.at(t - 1, s);
+    }
     int length = 0;
     for (int n0 = 0; n0 < width; n0 += tile) {
         const int columns = width - n0 < tile ? width - n0 : tile;
         uint64_t words[tile] = {};
         for (int i = 0; i < rows; ++i)
-            for (int j = 0; j < columns; j += lanes<S>)
-                words[i] |= (uint64_t)bits<S>(load_part<S>(row_of[i] + n0 + j, columns - j) != 0) << j;
+            for (int j = 0; j < columns; j += lanes<S>) {
+                Vector<S> values = load_part<S>(row_of[i] + n0 + j, columns - j);
+                if (changes && before[i]) values -= load_part<S>(before[i] + n0 + j, columns - j);
+                words[i] |= (uint64_t)bits<S>(values != 0) << j;
+            }
         transpose_bits(words);
         for (int j = 0; j < columns; ++j) {
             start[n0 + j] = (uint32_t)length;
             for (uint64_t word = words[j]; word; word &= word - 1) {
                 const int i = __builtin_ctzll(word);
                 index[length] = (uint8_t)i;
-                value[length++] = row_of[i][n0 + j];
+                value[length++] = row_of[i][n0 + j] - (changes && before[i] ? before[i][n0 + j] : S(0));
             }
         }
     }

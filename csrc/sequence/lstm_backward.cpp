@@ -34,8 +34,8 @@ public:
             chunk_directly();
             return;
         }
-        weight_gradients();
         if (call.grad_input) Base::input_gradient();
+        weight_gradients();  // may overwrite the gradients of the pre-activations
     }
 
 private:
@@ -186,10 +186,7 @@ private:
     // grad[gate][b][source][32] += the sum over the chunk's rows of source value * a.
     void weight_gradients() {
         const int rows = layer.rows(), tiles = (int)divide_up(rows, tile);
-        const auto collect = [&](const Steps<S>& from, int first, const GradPanels<S>& grad) {
-            for (int at = team.begin(tiles); at < team.end(tiles); ++at)
-                list_columns(from, first, B, rows, grad.width, at, space.columns);
-            team.meet();
+        const auto collect = [&](const GradPanels<S>& grad) {
             for (int b = first_block, count = 0; b < last_block; b += count) {
                 count = lstm_blocks_together(last_block - b);
                 Columns<S> columns;
@@ -200,8 +197,10 @@ private:
             }
             team.meet();
         };
-        collect(layer.input, call.first, space.grad_W);
-        collect(layer.y_prev, call.first - 1, space.grad_V);
+        Base::template list_by_column<false>(layer.input, call.first, layer.I);
+        collect(space.grad_W);
+        Base::list_recurrent_sources({In, Forget, Candidate, Out});
+        collect(space.grad_V);
     }
 
     // The products with weights that are not packed: dense, for calls with few rows.

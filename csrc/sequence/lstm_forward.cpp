@@ -22,7 +22,7 @@ private:
     using Base = ForwardPass<S>;
     using Base::layer, Base::call, Base::team, Base::space, Base::keep, Base::B, Base::H;
     using Base::first_block, Base::last_block, Base::list_events, Base::recur, Base::product, Base::p_at;
-    using Base::gates_at;
+    using Base::gates_at, Base::changes_of;
 
     void step(int t) {
         list_events(layer.y_prev, t - 1, In, lstm_gates);
@@ -33,7 +33,7 @@ private:
                 const S *p[lstm_gates], *h[lstm_gates];
                 S* gates[lstm_gates];
                 for (int g = 0; g < lstm_gates; ++g)
-                    p[g] = p_at(t, b + j, g), h[g] = product(j, g), gates[g] = gates_at(t, b + j, g);
+                    p[g] = p_at(t, b + j, g), h[g] = product(b, j, g), gates[g] = gates_at(t, b + j, g);
                 gates_lstm<S>(layer, b + j, p, h, gates);
                 emit(t, b + j);
             }
@@ -57,11 +57,13 @@ private:
             const int64_t row = ((int64_t)t * B + s) * H;
             const S *y_before = layer.y_prev.at(t - 1, s), *c_before = cells_before(t, b, s);
             const bool real = layer.real(t, s);
+            S* changes = changes_of(t) ? changes_of(t) + (int64_t)s * H : nullptr;
             for (int v = 0; v < layer.units(b); v += lanes<S>) {
                 const int unit = b * block + v, count = H - unit, i = s * block + v;
                 const Vector<S> zero = {}, one = zero + 1;
                 if (!real) {
                     store_part<S>(layer.y + row + unit, zero, count);
+                    if (changes) store_part<S>(changes + unit, zero, count);
                     store_part<S>(layer.c + row + unit, zero, count);
                     if (call.cells) store<S>(saved_cells(layer, t, b) + i, zero);
                     continue;
@@ -85,6 +87,7 @@ private:
                 const auto fired = layer.magnitude(layer.compared(seen, y_old)) > theta;
                 const Vector<S> output = fired ? value : call.events == Events::delta ? y_old : zero;
                 store_part<S>(layer.y + row + unit, output, count);
+                if (changes) store_part<S>(changes + unit, output - y_old, count);
                 store_part<S>(layer.c + row + unit, seen, count);
                 if (call.compare_output) store<S>(space.cells + (int64_t)b * B * block + i, c);
                 if (call.cells) store<S>(saved_cells(layer, t, b) + i, c);

@@ -186,6 +186,8 @@ public:
         if (skips) transposed.fill(from, t);
         for (int at = 0; at < tiles && !skips; ++at) list_tile(from, t, rows, rows, width, at, lists);
     }
+    // The share of entries of the prepared rows that the product reads one by one.
+    double listed() const { return skips ? 0.0 : lists.share(tiles, rows, width); }
     // out(j, g)[row][32] += the product for `count` gates from `gate` and `block_count` blocks from b. units(b) is the
     // number of units of a block.
     template <class Out, class Units>
