@@ -1,6 +1,7 @@
 """Convert trained GRUs and LSTMs to event layers and record accuracy and sparsity before and after.
 
     python benchmarks/convert.py digits                       # GRU 128 on digits, three seeds, fine-tuned
+    python benchmarks/convert.py digits --dense-epochs 0      # the same for a GRU that was not trained before
     python benchmarks/convert.py lstm                         # LSTM 512 on digits, 16 steps of 4 pixels
     python benchmarks/convert.py engine                       # time per step of the first network of `digits`
     python benchmarks/convert.py calibrate RUN                # a trained run, thresholds chosen without training
@@ -103,9 +104,9 @@ def prepare(seed: int, options: argparse.Namespace) -> tuple[Reader, Classificat
     dense = Reader(make(pixels, options.hidden, batch_first=True), options.hidden)
     loader = DataLoader(TensorDataset(*data.train), 32, shuffle=True)
     path = options.models / f"{options.command}-{seed}-dense.pt"
-    if path.exists():
+    if path.exists() and options.dense_epochs:
         dense.load_state_dict(torch.load(path))
-    else:
+    elif options.dense_epochs:
         train_dense(dense, loader, options.dense_epochs, options.rate)
         options.models.mkdir(parents=True, exist_ok=True)
         torch.save(dense.state_dict(), path)
@@ -118,9 +119,11 @@ def convert_digits(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(seed)
     start, cpu_start = time.perf_counter(), time.process_time()
     model = egru.convert(dense, options.events)
-    result = egru.sparsify(model, loader, loss, options.activity, teacher=dense)
+    teacher = dense if options.dense_epochs else None
+    result = egru.sparsify(model, loader, loss, options.activity, teacher=teacher)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    torch.save({"dense": dense, "events": model}, options.models / f"{options.command}-{seed}.pt")
+    if teacher is not None:
+        torch.save({"dense": dense, "events": model}, options.models / f"{options.command}-{seed}.pt")
     before, after = evaluate(dense, data.test), evaluate(model, data.test)
     return {
         "seed": seed,
@@ -324,11 +327,12 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def record_key(options: argparse.Namespace) -> str:
-    """Return the name of the row: the command, and its run or its target if that is not the default."""
+    """Return the name of the row: the command, its run or its target if that is not the default, and "untrained"."""
     if getattr(options, "run", None) is not None:
         return f"{options.command} {options.run.name}"
     activity = getattr(options, "activity", ACTIVITY)
-    return options.command if activity == ACTIVITY else f"{options.command} {activity:g}"
+    name = options.command if activity == ACTIVITY else f"{options.command} {activity:g}"
+    return name if getattr(options, "dense_epochs", None) != 0 else f"{name} untrained"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,6 +35,9 @@ def test_digits_then_its_engine(main, monkeypatch):
     row = main("digits", *tiny)["digits 0.5"]
     assert row["seeds"][0]["activity_sparsity"] > 0.4
     assert row["mean"]["dense"] == row["seeds"][0]["dense"]
+    untrained = main("digits", *tiny[:2], "--dense-epochs", "0", *tiny[4:])
+    assert untrained["digits 0.5"] == row
+    assert untrained["digits 0.5 untrained"]["seeds"][0]["dense"] != row["seeds"][0]["dense"]
     record = main("engine", "--steps", "20", "--rounds", "2")
     assert record["digits 0.5"] == row
     engine = record["engine"]
