@@ -15,6 +15,7 @@ import datetime
 import json
 import multiprocessing
 import pathlib
+import shlex
 import statistics
 import sys
 import tempfile
@@ -33,18 +34,28 @@ LAST_EPOCHS = 5
 """Number of epochs that the accuracy is averaged over."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "recipe": ("dvs", {}),
+    "not translated": ("dvs", {"shift": 0.0}),
+    "translated by 2 pixels": ("dvs", {"shift": 2.5}),
+    "augmented": ("dvs", {"augment": True}),
     "not smoothed": ("dvs", {"smooth": False}),
     "not centred": ("dvs", {"centre": False}),
     "neither": ("dvs", {"smooth": False, "centre": False}),
-    "no input dropout": ("dvs", {"input_dropout": 0.0}),
+    "not pooled": ("dvs", {"pool": 1}),
+    "squares of 4 pixels": ("dvs", {"pool": 4}),
+    "learning rate 0.001, weight decay 0.5": ("dvs", {"learning_rate": 1e-3, "weight_decay": 0.5}),
+    "more dropout": ("dvs", {"input_dropout": 0.3, "dropout": 0.3, "output_dropout": 0.3, "dropconnect": 0.3}),
     "readout of the trace": ("dvs", {"readout": "trace"}),
     "no batch normalisation": ("dvs", {"normalise": False}),
-    "weight decay 0.05": ("dvs", {"weight_decay": 0.05}),
-    "no reset": ("dvs", {"reset": "none"}),
+    "the paper's reset": ("dvs", {"reset": "output"}),
     "thresholds start at 0.5": ("dvs", {"threshold": Threshold(mean=0.0)}),
+    "rate loss 0.03": ("dvs", {"rate_loss": 0.03}),
     "no activity loss": ("dvs", {"rate_loss": 0.0}),
-    "one layer": ("dvs", {"layers": 1}),
+    "one layer": ("dvs", {"layers": 1, "dropout": 0.0}),
+    "384 units": ("dvs", {"hidden": 384}),
+    "60 epochs": ("dvs", {"epochs": 60}),
     "GRU": ("dvs-gru", {}),
+    "GRU, not translated": ("dvs-gru", {"shift": 0.0}),
+    "GRU, more dropout": ("dvs-gru", {"input_dropout": 0.3, "dropout": 0.3}),
     "GRU, neither": ("dvs-gru", {"smooth": False, "centre": False}),
 }
 
@@ -59,9 +70,9 @@ def select_fold(data: Classification, fold: int) -> Classification:
     return dataclasses.replace(data, train=Split(x[~in_fold], y[~in_fold]), validation=validation, test=validation)
 
 
-def train_variant(variant: str, fold: int, changes: dict[str, Any]) -> dict[str, float]:
+def train_variant(variant: str, fold: int, changes: dict[str, Any], threads: int = 2) -> dict[str, float]:
     """Train a variant without one fold, and return its mean accuracy and activity sparsity on that fold."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(threads)
     name, variant_changes = VARIANTS[variant]
     config = dataclasses.replace(experiments.find(name).make(), **variant_changes, **changes, save_every=1_000_000)
     assert isinstance(config, ClassifierConfig)
@@ -89,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, help="replaces the number of epochs of the recipe")
     parser.add_argument("--workers", type=int, default=1, help="number of parallel trainings; default: %(default)s")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads per training; default: %(default)s")
     parser.add_argument("--out", type=pathlib.Path, help="write the record to this JSON file")
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
@@ -102,26 +114,28 @@ def main(arguments: list[str] | None = None) -> int:
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.workers, mp_context=spawn) as pool:
         jobs = {
-            pool.submit(train_variant, v, fold, changes): (v, fold) for v in options.variants for fold in options.folds
+            pool.submit(train_variant, variant, fold, changes, options.threads): (variant, fold)
+            for variant in options.variants
+            for fold in options.folds
         }
         for job in concurrent.futures.as_completed(jobs):
             variant, fold = jobs[job]
             results[variant][fold] = job.result()
+            if options.out:
+                record = {
+                    "command": "python benchmarks/dvs_folds.py " + shlex.join(arguments),
+                    "date": datetime.date.today().isoformat(),
+                    "torch": torch.__version__,
+                    "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu",
+                    "results": results,
+                }
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
             if len(results[variant]) == len(options.folds):
                 folds = [results[variant][fold] for fold in options.folds]
                 accuracy = 100 * statistics.mean(fold["accuracy"] for fold in folds)
                 sparsity = 100 * statistics.mean(fold["activity_sparsity"] for fold in folds)
                 by_fold = " ".join(f"{100 * fold['accuracy']:.1f}" for fold in folds)
                 print(f"{variant:26s} {accuracy:7.1f}% {sparsity:7.1f}%   {by_fold}", flush=True)
-    if options.out:
-        record = {
-            "command": "python benchmarks/dvs_folds.py " + " ".join(arguments),
-            "date": datetime.date.today().isoformat(),
-            "torch": torch.__version__,
-            "device": torch.cuda.get_device_name() if options.device.startswith("cuda") else "cpu",
-            "results": results,
-        }
-        options.out.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

@@ -4,11 +4,11 @@
     python benchmarks/train_delta.py --out train_delta.json
     python benchmarks/train_delta.py --quick                # one small layer, two activities
 
-The layer is `egru.convert(torch.nn.GRU(...))` with the default initialisation. Its thresholds are adjusted until a given
-share of its units send an event per step. The input is a random walk. Outputs and gradients of the layer are compared
-with the reference in float64 first, those of a layer without thresholds with `torch.nn.GRU`. Then the contestants take
-turns in one process. Medians of a call without gradients and of a training step are reported. The gradient of the input
-is included if there are several inputs.
+The layer is `egru.convert(torch.nn.GRU(...))` with the default initialisation. Its thresholds are adjusted until a
+given share of its units send an event per step. The input is a random walk. Outputs and gradients of the layer are
+compared with the reference in float64 first, those of a layer without thresholds with `torch.nn.GRU`. Then the
+contestants take turns in one process. Medians of a call without gradients and of a training step are reported. The
+gradient of the input is included if there are several inputs.
 """
 
 import argparse

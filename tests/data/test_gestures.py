@@ -179,3 +179,10 @@ def test_smooth_frames_averages_nine_pixels():
     assert smooth.shape == frames.shape
     assert smooth[1, 2, 1, 2, 3] == pytest.approx(frames[1, 2, 1, 1:4, 2:5].mean().item())
     assert smooth[0, 0, 0, 0, 0] == pytest.approx(frames[0, 0, 0, :2, :2].sum().item() / 9)
+
+
+def test_pool_frames_averages_squares():
+    frames = torch.rand(2, 3, 2, 8, 8)
+    pooled = gestures.pool_frames(frames, 4)
+    assert pooled.shape == (2, 3, 2, 2, 2)
+    assert pooled[1, 2, 1, 0, 1] == pytest.approx(frames[1, 2, 1, :4, 4:].mean().item())

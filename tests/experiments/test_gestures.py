@@ -7,12 +7,13 @@ import torch
 
 from egru import data
 from egru.data import Classification, Split
-from egru.experiments import RECIPES, ClassifierConfig, find, load_data
+from egru.data.gestures import pool_frames, smooth_frames
+from egru.experiments import RECIPES, ClassifierConfig, build, find, load_data
 from egru.experiments.build import Shape, build_classifier
 from egru.experiments.tables import TABLES
 from egru.layers import event_layers
 from egru.runs.reproduce import RUNS
-from egru.training import Run
+from egru.training import ClassifierTask, Run
 
 PAPER_RECIPES = [*TABLES["gestures"].recipes(), *TABLES["ablation"].recipes()]
 
@@ -72,3 +73,41 @@ def test_clip_is_above_every_gradient_of_runs_that_did_not_explode():
     for folder in RUNS.glob("dvs-egru-*"):
         norms = [line.train.gradient_norm for line in Run.open(folder).metrics()]
         assert sum(norm < limit for norm in norms) >= 0.95 * len(norms), folder
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+def test_frames_are_smoothed_before_they_are_pooled(smooth, monkeypatch):
+    x = torch.rand(2, 3, 2, 32, 32)
+    split = Split(x, torch.zeros(2, dtype=torch.int64))
+    frames = Classification("frames", 11, split, split, split, decode=lambda x: 2 * x)
+    monkeypatch.setattr(data, "dvs_gesture", lambda root: frames)
+    config = ClassifierConfig(data="dvs", hidden=4, smooth=smooth, pool=2)
+    loaded = load_data(config)
+    assert isinstance(loaded, Classification)
+    assert loaded.decode is not None
+    first = smooth_frames(2 * x) if smooth else 2 * x
+    assert torch.equal(loaded.decode(x), pool_frames(first, 2))
+    model, _ = build(config, loaded)
+    assert model.get_parameter("layer0.weight_ih_l0").shape == (12, 2 * 16 * 16)
+
+
+def test_shift_moves_only_training_frames(monkeypatch):
+    """Translations are drawn per sequence and applied before pooling: a single pixel stays in one square of four."""
+    x = torch.zeros(64, 3, 2, 32, 32)
+    x[..., 16, 16] = 1.0
+    split = Split(x, torch.zeros(64, dtype=torch.int64))
+    frames = Classification("frames", 11, split, split, split, decode=lambda x: x)
+    monkeypatch.setattr(data, "dvs_gesture", lambda root: frames)
+    config = ClassifierConfig(data="dvs", hidden=4, shift=2.0, pool=2, batch=64)
+    loaded = load_data(config)
+    assert isinstance(loaded, Classification)
+    _, task = build(config, loaded)
+    assert isinstance(task, ClassifierTask)
+    (batch,) = task.batches()
+    assert ((batch.x == 0.25).sum((-1, -2)) == 1).all()
+    assert ((batch.x != 0).sum((-1, -2)) == 1).all()
+    assert (batch.x == batch.x[:, :1, :1]).all()
+    places = batch.x[:, 0, 0].flatten(1).argmax(1)
+    assert set((places // 16).tolist()) == set((places % 16).tolist()) == {7, 8, 9}
+    evaluated, _ = next(iter(task.data["validation"]))
+    assert (evaluated[..., 8, 8] == 0.25).all()

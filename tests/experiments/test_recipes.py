@@ -225,7 +225,11 @@ def test_input_scale_multiplies_only_the_first_input_weights():
     [
         ({"side": 14}, "side must be None with data digits, got 14"),
         ({"data": "smnist", "side": 16}, "side must be 28 or 14 with data smnist, got 16"),
-        ({"augment": True}, "convolutional, augment and smooth require frames .*got data digits"),
+        ({"augment": True}, "convolutional, augment, smooth, pool and shift require frames .*got data digits"),
+        ({"pool": 2}, "convolutional, augment, smooth, pool and shift require frames .*got data digits"),
+        ({"shift": 1.0}, "convolutional, augment, smooth, pool and shift require frames .*got data digits"),
+        ({"data": "dvs", "shift": -1.0}, "shift must be finite and not negative, got -1.0"),
+        ({"data": "dvs", "pool": 3}, "pool must be one of 1, 2, 4, 8, 16, got 3"),
         ({"cell": "gru", "zoneout": 0.1}, "zoneout is not supported with cell gru, got 0.1"),
         ({"cell": "cornn", "dropconnect": 0.1}, "dropconnect is not supported with cell cornn, got 0.1"),
         ({"cell": "gru", "recurrent_clip": 0.1}, "recurrent_clip is not supported with cell gru, got 0.1"),

@@ -1,4 +1,4 @@
-"""Delta events in the CPU kernel, which adds the products with the changes of y. See also "delta" in ``test_parity.py``."""
+"""Delta events in the CPU kernel, which multiplies the changes of y. See also "delta" in ``test_parity.py``."""
 
 import dataclasses
 from typing import Any

@@ -198,12 +198,17 @@ def test_packaged_results_agree_with_the_records():
 
 
 def test_packaged_results_have_known_values():
-    results = {result.recipe: result for result in read_results()}
-    assert f"{100 * results['dvs'].accuracy:.2f}" == "83.33"
-    assert f"{100 * (results['dvs'].activity_sparsity or 0):.1f}" == "82.7"
-    assert results["dvs-gru"].command == "egru train dvs-gru"
-    assert results["dvs-gru"].activity_sparsity is None
-    assert sum("2026-11-15  egru train dvs" in line for line in format_table("frames")) >= 2
+    results = {result.run: result for result in read_results()}
+    earlier, gru = results["dvs-seed0-20261115-1839"], results["dvs-gru-seed0-20261119-212112"]
+    assert f"{100 * earlier.accuracy:.2f}" == "83.33"
+    assert f"{100 * (earlier.activity_sparsity or 0):.1f}" == "82.7"
+    assert earlier.command.startswith("egru train dvs --epochs 40 ")
+    assert f"{100 * gru.accuracy:.2f}" == "89.02"
+    assert gru.command == "egru train dvs-gru"
+    assert gru.activity_sparsity is None
+    lines = list(format_table("frames"))
+    assert sum("2026-11-15  egru train dvs" in line for line in lines) == 2
+    assert sum("ours, 4 seeds" in line and "--seed 0 | 1 | 2 | 3" in line for line in lines) == 2
 
 
 def test_results_of_another_format_are_refused(tmp_path):
@@ -222,7 +227,7 @@ def test_records_contain_no_paths_of_a_machine():
 @pytest.fixture
 def run(tmp_path):
     """A finished run that is not kept yet, and an empty folder of records."""
-    shutil.copytree(next(RUNS.glob("dvs-gru-seed0-*")), tmp_path / "run")
+    shutil.copytree(RUNS / "dvs-gru-seed0-20261119-212112", tmp_path / "run")
     (tmp_path / "run" / reproduce.RECORD).unlink()
     (tmp_path / "records").mkdir()
     return tmp_path / "run"
@@ -241,7 +246,7 @@ def test_keep_copies_records_without_paths(run, tmp_path):
     folder, results = keep_run(run, tmp_path / "records", tmp_path / "results.json", note="a remark")
     assert folder.name == "dvs-gru-seed3-20270115-080000"
     assert {p.name for p in folder.iterdir()} == {
-        "config.json", "environment.json", "metrics.jsonl", "result.json", "record.json"
+        "config.json", "energy.json", "environment.json", "metrics.jsonl", "result.json", "record.json"
     }  # fmt: skip
     assert "private" not in (folder / "config.json").read_text()
     (result,) = read_results(results)
@@ -288,9 +293,9 @@ def test_keep_requires_a_checkout(run, tmp_path):
 
 def test_only_folders_with_a_record_are_collected(tmp_path):
     kept = tmp_path / "records" / "some-run"
-    shutil.copytree(next(RUNS.glob("dvs-gru-seed0-*")), kept)
+    shutil.copytree(RUNS / "dvs-gru-seed0-20261119-212112", kept)
     (result,) = collect_results(tmp_path / "records")
-    assert (result.command, result.date) == ("egru train dvs-gru", "2026-11-15")
+    assert (result.command, result.date) == ("egru train dvs-gru", "2026-11-19")
     (kept / "result.json").rename(kept / "result.txt")
     with pytest.raises(RunError, match=r"some-run has a record\.json but no result\.json"):
         collect_results(tmp_path / "records")

@@ -33,6 +33,8 @@ class Classification:
         test: Test split.
         decode: Function that converts ``x`` of a batch to the input of a network, on the device of the batch. If None,
             ``x`` is used as it is.
+        decode_training: Replaces ``decode`` for training batches, for example to augment them. If None, ``decode`` is
+            used.
 
     Example:
         >>> x, y = torch.rand(100, 20, 1), torch.randint(2, (100,))
@@ -48,6 +50,7 @@ class Classification:
     validation: Split
     test: Split
     decode: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, kw_only=True)
+    decode_training: Callable[[Tensor], Tensor] | None = dataclasses.field(default=None, kw_only=True)
 
 
 class Text(NamedTuple):

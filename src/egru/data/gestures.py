@@ -63,6 +63,12 @@ def smooth_frames(frames: Tensor) -> Tensor:
     return F.avg_pool2d(frames.flatten(0, -3).unsqueeze(1), 3, stride=1, padding=1).reshape(frames.shape)
 
 
+def pool_frames(frames: Tensor, size: int) -> Tensor:
+    """Replace every square of ``size`` by ``size`` pixels by its mean, ``(..., H, W)`` to ``(..., H/size, W/size)``."""
+    pooled = F.avg_pool2d(frames.flatten(0, -3).unsqueeze(1), size)
+    return pooled.reshape(*frames.shape[:-2], *pooled.shape[-2:])
+
+
 def dvs_gesture(root: str | os.PathLike[str] | None = None) -> Classification:
     """Load DVS128 Gesture as 32 binary frames per recording, packed to eight pixels per byte.
 

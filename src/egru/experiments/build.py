@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from egru import data
-from egru.data.gestures import smooth_frames
+from egru.data.gestures import pool_frames, smooth_frames
 from egru.experiments.config import ClassifierConfig, Config, LanguageConfig, RecipeConfig
 from egru.experiments.custom import Custom, load_custom_data
 from egru.layers import EGRU
@@ -20,7 +20,7 @@ from egru.training import ClassifierTask, LanguageTask, LanguageTraining, Task
 
 
 def load_data(config: Config) -> data.Classification | data.Text:
-    """Load the data set of a config, with its limit, size and smoothing applied.
+    """Load the data set of a config, with its limit, size, smoothing and pooling applied.
 
     Args:
         config: Config of a recipe.
@@ -54,14 +54,25 @@ def load_data(config: Config) -> data.Classification | data.Text:
             side = ConvolutionalHead.size if config.convolutional else 32
             whole = data.dvs_gesture_raw(config.root, side=config.side or side)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
-    decode = whole.decode
-    if config.smooth and decode is not None:
-        decode = functools.partial(_smoothed, decode)
-    return data.Classification(whole.name, whole.classes, *splits, decode=decode)
+    decode, decode_training = whole.decode, None
+    if decode is not None and (config.smooth or config.pool > 1 or config.shift):
+        options = {"smooth": config.smooth, "pool": config.pool}
+        if config.shift:
+            decode_training = functools.partial(_prepare, decode, shift=config.shift, **options)
+        decode = functools.partial(_prepare, decode, shift=0.0, **options)
+    return data.Classification(whole.name, whole.classes, *splits, decode=decode, decode_training=decode_training)
 
 
-def _smoothed(decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return smooth_frames(decode(x))
+def _prepare(
+    decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, shift: float, smooth: bool, pool: int
+) -> torch.Tensor:
+    """Return the frames of ``x``, translated at random, smoothed and pooled."""
+    frames = decode(x)
+    if shift:
+        frames = data.augment(frames, crop=1.0, translate=shift, rotate=0.0)
+    if smooth:
+        frames = smooth_frames(frames)
+    return frames if pool == 1 else pool_frames(frames, pool)
 
 
 def build(config: Config, data_set: data.Classification | data.Text) -> tuple[nn.Module, Task]:

@@ -6,6 +6,7 @@ Every field is an option of `egru train`, and its docstring is the help text.
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from egru.types import (
     TextData,
 )
 
+_POOLS = (1, 2, 4, 8, 16)
 _SIDES = {"smnist": (28, 14), "psmnist": (28, 14), "dvs-raw": (32, 128)}
 
 
@@ -140,6 +142,11 @@ class ClassifierConfig(Network, ClassifierTraining):
     """Outputs that the classifier reads: exponential trace, mean, last, or every one with a loss per step."""
     smooth: bool = False
     """Replace every pixel by the mean of its 3 by 3 neighbourhood (dvs)."""
+    pool: int = 1
+    """Replace squares of this many pixels per side by their mean, after smoothing: 1, 2, 4, 8 or 16 (dvs)."""
+    shift: float = 0.0
+    """Maximum random translation of each training sequence in pixels, in each direction, before smoothing and pooling
+    (dvs)."""
     centre: bool = False
     """Subtract the mean training frame from every frame."""
     input_dropout: float = 0.0
@@ -176,8 +183,13 @@ class ClassifierConfig(Network, ClassifierTraining):
             raise ValueError(f"input_scale must be positive, got {self.input_scale}")
         if self.centre and self.convolutional:
             raise ValueError("centre is not supported with convolutional, where the layers do not read the frames")
-        if (self.convolutional or self.augment or self.smooth) and not self.data.startswith("dvs"):
-            names = "convolutional, augment and smooth"
+        if self.pool not in _POOLS:
+            raise ValueError(f"pool must be one of {', '.join(map(str, _POOLS))}, got {self.pool}")
+        if not (self.shift >= 0 and math.isfinite(self.shift)):
+            raise ValueError(f"shift must be finite and not negative, got {self.shift}")
+        needs_frames = self.convolutional or self.augment or self.smooth or self.pool > 1 or self.shift
+        if needs_frames and not self.data.startswith("dvs"):
+            names = "convolutional, augment, smooth, pool and shift"
             raise ValueError(f"{names} require frames (data dvs or dvs-raw), got data {self.data}")
 
 

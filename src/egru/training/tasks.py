@@ -106,9 +106,9 @@ class ClassifierTask:
 
     def __init__(self, data: Classification, training: ClassifierTraining) -> None:
         self.training, self.autocast = training, autocast(training)
-        decode = data.decode
+        decode = plain = data.decode_training or data.decode
         if training.augment:
-            decode = (lambda x: augment(x)) if decode is None else (lambda x: augment(data.decode(x)))  # pyright: ignore
+            decode = (lambda x: augment(x)) if plain is None else (lambda x: augment(plain(x)))
         size, device = training.evaluation_batch, training.device
         self.rank, self.ranks = distributed.rank(), distributed.world_size()
         self.train = Batches(
