@@ -26,7 +26,7 @@ def delta(cell: str, **options: Any) -> Case:
 
 
 def changing(problem: Problem) -> float:
-    """Return the share of the outputs that change at a step."""
+    """Return the share of the outputs that change per step."""
     y = get("reference").forward(problem, False).y
     return (y[1:] != y[:-1]).double().mean().item()
 

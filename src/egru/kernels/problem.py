@@ -39,7 +39,8 @@ class Problem:
         surrogate: Gradient of the step function.
         precision: Type that the operands of products are rounded to under autocast, ``"bfloat16"`` or ``"float16"``;
             empty for no rounding. The state always keeps the type of the parameters.
-        lean: Recompute the gates in the backward pass instead of saving them: less memory, more time, same numbers.
+        lean: Recompute the gates in the backward pass instead of saving them: less memory, more time, the same numbers
+            up to rounding.
         recurrent_clip: Bound on the gradient from step to step (:func:`egru.functional.event_sequence`); 0 for none.
         events: When a unit emits an event, and what the output is.
         cell: The recurrent cell. Weights of an LSTM have ``4H`` rows instead of ``3H``; ``reset_gate`` has no meaning.
