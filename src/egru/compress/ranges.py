@@ -13,7 +13,7 @@ from egru.layers import Record, event_directions, record
 FEWEST_STATES = 256
 """Steps times sequences from which ranges are taken, at least."""
 LOWEST_RANGE = 0.001
-"""Smallest range of a unit that thresholds are scaled with, relative to the mean size of the states of its layer."""
+"""Smallest range with which the threshold of a unit is scaled, relative to the mean size of its layer's states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class _Moments:
 class Ranges:
     """Ranges of all units of a model, from the forward passes that are added.
 
-    The range of a unit is the standard deviation of its state, or the root mean square if events are not changes.
+    The range of a unit is the standard deviation of its state with delta events, and the root mean square with others.
 
     Args:
         model: Model with at least one event layer.
