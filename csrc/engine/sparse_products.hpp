@@ -3,6 +3,7 @@
 // Included by kernels.cpp, which is compiled once per dispatch level.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "common/floats.hpp"
@@ -14,74 +15,77 @@ namespace {
 
 using namespace egru::engine;
 
-// Which blocks of a row have columns in [first, first + columns). Shares of several threads may cut a section.
-class BlockRange {
+struct BlockRange {
+    uint32_t begin, end;
+};
+
+// Which blocks of a row have columns in [first, first + columns).
+class Sections {
 public:
-    BlockRange(const Rows& rows, int first, int columns)
-        : start_(rows.start), block_(rows.block), sections_(static_cast<size_t>(rows.sections)) {
-        const int width = rows.columns / rows.sections, last = first + columns;
-        s0_ = first / width;
-        s1_ = (last + width - 1) / width;
-        if (first % width != 0) cut_begin_ = first / sparse_block;
-        if (last % width != 0) cut_end_ = last / sparse_block;
+    Sections(const Rows& rows, int first, int columns) : sections_(static_cast<size_t>(rows.sections)) {
+        const int width = rows.columns / rows.sections;
+        first_ = rows.start + first / width;
+        last_ = rows.start + (first + columns + width - 1) / width;
     }
-    struct Blocks {
-        uint32_t begin, end;
-    };
-    Blocks of(int row) const {
-        const uint32_t* start = start_ + static_cast<size_t>(row) * sections_;
-        Blocks blocks{start[s0_], start[s1_]};
-        if (cut_begin_ >= 0) blocks.begin = at(blocks, cut_begin_);
-        if (cut_end_ >= 0) blocks.end = at(blocks, cut_end_);
-        return blocks;
+    BlockRange of(int row) const {
+        const size_t at = static_cast<size_t>(row) * sections_;
+        return {first_[at], last_[at]};
     }
 
 private:
-    uint32_t at(Blocks blocks, int block) const {
-        uint32_t low = blocks.begin, high = blocks.end;  // binary search for the first block that is not smaller
-        while (low < high) {
-            const uint32_t middle = low + (high - low) / 2;
-            if (block_[middle] < block)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low;
-    }
-    const uint32_t* start_;
-    const uint16_t* block_;
+    const uint32_t *first_, *last_;
     size_t sections_;
-    int s0_, s1_;
-    int cut_begin_ = -1, cut_end_ = -1;  // if not negative, the first block and the end of a section that is cut
 };
 
-// Call `add(weights, column, factor(k))` for the blocks of all entries k of `index`, and prefetch those of the next
-// entry meanwhile: rows are read in an order that the hardware cannot predict.
+// The part of `range` with columns in [first, first + columns), for shares of several threads, which cut sections.
+inline BlockRange cut_range(BlockRange range, const uint16_t* block, int first, int columns) {
+    const auto find = [&](int column) {
+        return static_cast<uint32_t>(
+            std::lower_bound(block + range.begin, block + range.end, column / sparse_block) - block);
+    };
+    return {find(first), find(first + columns)};
+}
+
+constexpr int ranges_at_once = 128;
+
+// Call `add(weights, column, factor(k))` for the blocks with columns in [first, first + columns) of all entries k of
+// `index`, and prefetch those of the next entry meanwhile: rows are read in an order that the hardware cannot predict.
+// The ranges of many rows are looked up first, so that the inner loop needs few registers.
 template <int bytes, class Factor, class Add>
 inline void for_each_block(const Rows& rows, int first, int columns, const int32_t* index, int count, Factor factor,
                            Add add) {
-    if (count == 0) return;
-    const BlockRange range(rows, first, columns);
-    // Copies: the compiler cannot know that sums do not overlap `rows`.
-    const uint16_t* const ids = rows.block;
-    const unsigned char* const values = rows.values;
-    BlockRange::Blocks next = range.of(index[0]);
-    for (int k = 0; k < count; ++k) {
-        const BlockRange::Blocks blocks = next;
-        next = range.of(index[k + 1 < count ? k + 1 : k]);
-        const unsigned char* weights = values + static_cast<size_t>(blocks.begin) * bytes;
-        const unsigned char* ahead = values + static_cast<size_t>(next.begin) * bytes;
-        const uint16_t *block = ids + blocks.begin, *end = ids + blocks.end;
-        const auto value = factor(k);
-        __builtin_prefetch(ids + next.begin);
-        __builtin_prefetch(ids + next.begin + 32);
-        constexpr int per_line = 64 / bytes;
-        for (; block + per_line <= end; ahead += 64) {
-            __builtin_prefetch(ahead);
-#pragma GCC unroll 4
-            for (int i = 0; i < per_line; ++i, ++block, weights += bytes) add(weights, *block * sparse_block, value);
+    const int width = rows.columns / rows.sections;
+    const bool cut = first % width != 0 || columns % width != 0;
+    BlockRange ranges[ranges_at_once + 1];
+    for (int from = 0; from < count; from += ranges_at_once) {
+        const int here = std::min(ranges_at_once, count - from);
+        const Sections sections(rows, first, columns);
+        if (cut)
+            for (int k = 0; k < here; ++k)
+                ranges[k] = cut_range(sections.of(index[from + k]), rows.block, first, columns);
+        else
+            for (int k = 0; k < here; ++k) ranges[k] = sections.of(index[from + k]);
+        ranges[here] = ranges[here - 1];
+        // Copies: the compiler cannot know that sums do not overlap `rows`.
+        const uint16_t* const ids = rows.block;
+        const unsigned char* const values = rows.values;
+        for (int k = 0; k < here; ++k) {
+            const BlockRange blocks = ranges[k], next = ranges[k + 1];
+            const unsigned char* weights = values + static_cast<size_t>(blocks.begin) * bytes;
+            const unsigned char* ahead = values + static_cast<size_t>(next.begin) * bytes;
+            const uint16_t *block = ids + blocks.begin, *end = ids + blocks.end;
+            const auto value = factor(from + k);
+            __builtin_prefetch(ids + next.begin);
+            __builtin_prefetch(ids + next.begin + 32);
+            // A cache line holds four int8 blocks. A prefetch per block would fetch each line four times, which is slow.
+            constexpr bool prefetch_per_block = bytes >= 32;
+            for (int line = 0; !prefetch_per_block && line < 4; ++line) __builtin_prefetch(ahead + 64 * line);
+            // One loop: its end is mispredicted for most rows, and that of a second loop would be as well.
+            for (; block < end; ++block, weights += bytes, ahead += bytes) {
+                if (prefetch_per_block) __builtin_prefetch(ahead);
+                add(weights, *block * sparse_block, value);
+            }
         }
-        for (; block < end; ++block, weights += bytes) add(weights, *block * sparse_block, value);
     }
 }
 
@@ -112,13 +116,19 @@ void add_blocks(const Rows& rows, int first, int columns, const SparseVector& x,
 
 void add_blocks_int8(const Rows& rows, int first, int columns, const QuantisedVector& x, int32_t* integers, float* sum) {
     std::memset(integers, 0, sizeof(int32_t) * static_cast<size_t>(columns));
-    const auto factor = [q = x.q, negative = x.negative](int k) -> int32_t { return k < negative ? -q[k] : q[k]; };
-    const auto add = [from = integers - first](const unsigned char* weights, int column, int32_t q) {
+    const auto factor = [q = x.q, negative = x.negative](int k) {
+        const int32_t value = k < negative ? -q[k] : q[k];
+#ifdef __AVX512VNNI__
+        return _mm512_set1_epi32(value & 0xffff);  // the high halves are zero: only the low halves are multiplied
+#else
+        return value;
+#endif
+    };
+    const auto add = [from = integers - first](const unsigned char* weights, int column, auto q) {
         int32_t* to = from + column;
 #ifdef __AVX512VNNI__
         const __m512i w = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(weights)));
-        // The high halves of q are zero, so that only the low halves of the weights are multiplied.
-        _mm512_storeu_si512(to, _mm512_dpwssd_epi32(_mm512_loadu_si512(to), w, _mm512_set1_epi32(q & 0xffff)));
+        _mm512_storeu_si512(to, _mm512_dpwssd_epi32(_mm512_loadu_si512(to), w, q));
 #elif defined(EGRU_NEON)
         int32x4_t s[4];
         for (int i = 0; i < 4; ++i) s[i] = load<int32x4_t>(to + 4 * i);

@@ -13,7 +13,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from torch import Tensor
@@ -59,25 +59,39 @@ class FieldTable(NamedTuple):
     schema: str
     """The arguments as ``torch.library`` declares them, e.g. ``"Tensor input, Tensor? keep, str reset"``."""
 
-    def flatten(self, instance: Any) -> tuple[Any, ...]:
-        """Return the operator's arguments: the tensors, then the plain values of the options."""
-        values = [getattr(instance, name) for name in self.tensors]
+    def argument_getter(self) -> Callable[[Any], tuple[Any, ...]]:
+        """Return a function of an instance that returns the operator's arguments.
+
+        These are the tensors, then the plain values of the options, converted to the types in the schema.
+        """
+        expressions = [f"instance.{name}" for name in self.tensors]
         for option in self.options:
             for path, kind in zip(option.paths, option.types, strict=True):
-                value = instance
-                for attribute in path:
-                    value = getattr(value, attribute)
-                values.append(kind(value))
-        return tuple(values)
+                expressions.append(f"{kind.__name__}(instance.{'.'.join(path)})")
+        return _tuple_getter(expressions)
 
     def unflatten(self, values: Sequence[Any]) -> list[Any]:
-        """Return the constructor's arguments, given what :meth:`flatten` returned."""
-        remaining = iter(values)
-        arguments = [next(remaining) for _ in self.tensors]
+        """Return the constructor's arguments, given those of the operator."""
+        end = len(self.tensors)
+        arguments = list(values[:end])
         for option in self.options:
-            parts = [next(remaining) for _ in option.paths]
-            arguments.append(parts[0] if option.factory is None else option.factory(*parts))
+            begin, end = end, end + len(option.paths)
+            arguments.append(values[begin] if option.factory is None else option.factory(*values[begin:end]))
         return arguments
+
+
+def attribute_getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function of an instance that returns the attributes called ``names``."""
+    return _tuple_getter(f"instance.{name}" for name in names)
+
+
+def _tuple_getter(expressions: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function of ``instance`` that returns the values of Python expressions.
+
+    ``torch.compile`` cannot trace ``operator.attrgetter``. It can trace a loop over the names, but leaves guards on
+    every name and type, which compiled code checks at every call.
+    """
+    return eval(f"lambda instance: ({''.join(f'{expression}, ' for expression in expressions)})")
 
 
 def describe_fields(cls: type) -> FieldTable:

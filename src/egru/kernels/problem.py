@@ -1,7 +1,6 @@
 """What every kernel receives and returns: one sequence of one layer in one direction."""
 
 import dataclasses
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from egru.events import Surrogate
-from egru.kernels.fields import BackwardOnly, Differentiable, EagerOnly, describe_fields
+from egru.kernels.fields import BackwardOnly, Differentiable, EagerOnly, attribute_getter, describe_fields
 from egru.types import Compare, Events, Reset, ResetGate, SequenceCell
 
 
@@ -91,8 +90,7 @@ class Problem:
     def needs_gradient(self) -> bool:
         """Return whether autograd will ask for a gradient of this problem."""
         if torch.is_grad_enabled():
-            for name in FIELDS.differentiable:
-                tensor: Tensor | None = getattr(self, name)
+            for tensor in _get_differentiable(self):
                 if tensor is not None and tensor.requires_grad:
                     return True
         return False
@@ -114,7 +112,7 @@ class Problem:
 
     def flatten(self) -> tuple[Any, ...]:
         """Return the arguments of the operator ``egru::sequence``: tensors, then plain values."""
-        return FIELDS.flatten(self)
+        return _get_arguments(self)
 
     @staticmethod
     def unflatten(values: Sequence[Any]) -> "Problem":
@@ -124,8 +122,10 @@ class Problem:
 
 FIELDS = describe_fields(Problem)
 """The names of :class:`Problem`'s fields by role, and the operator's schema."""
-_get_tensors = operator.attrgetter(*FIELDS.tensors)
-_get_options = operator.attrgetter(*FIELDS.option_names)
+_get_tensors = attribute_getter(FIELDS.tensors)
+_get_differentiable = attribute_getter(FIELDS.differentiable)
+_get_options = attribute_getter(FIELDS.option_names)
+_get_arguments = FIELDS.argument_getter()
 
 
 class Forward(NamedTuple):
