@@ -51,6 +51,17 @@ def test_layouts_compute_the_same_bits(level: str, weights: WeightFormat, option
         assert all(torch.equal(outputs[0], other) for other in outputs[1:])
 
 
+@pytest.mark.parametrize("weights", FORMATS)
+def test_layouts_compute_the_same_bits_for_hundreds_of_active_inputs(weights: WeightFormat) -> None:
+    torch.manual_seed(0)
+    layer = egru.EGRU(300, 32, threshold=egru.Threshold.constant(0.03))
+    prune_weights(layer, 0.7, block=16)
+    x = torch.randn(8, 300)
+    dense, sparse = (EventEngine(layer, weights=weights, packing=packing).run(x) for packing in ("dense", "sparse"))
+    assert dense.any()
+    assert torch.equal(dense, sparse)
+
+
 @pytest.mark.parametrize("packing", ["dense", "sparse"])
 def test_engine_counts_what_the_monitor_counts(packing: Any) -> None:
     model: Any = Network(0.7, "after")
