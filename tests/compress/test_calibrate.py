@@ -53,6 +53,17 @@ def test_a_larger_limit_gives_fewer_events():
     assert activities[0] > activities[2]
 
 
+def test_every_trial_is_reported_with_its_verdict():
+    lines: list[str] = []
+    result = egru.calibrate(model(), [smooth(30, 4, 4)], within=0.1, log=lines.append)
+    assert len(lines) == result.trials
+    assert [line.startswith(f"trial {i}: loss ") for i, line in enumerate(lines, 1)] == [True] * len(lines)
+    for line in lines:
+        accepted = float(line.split("loss ")[1].split(",")[0]) <= 0.1
+        assert line.endswith(": accepted" if accepted else ": above the limit of 0.1000")
+    assert any(line.endswith(": accepted") for line in lines)
+
+
 def test_loss_of_the_user_is_the_limit():
     layer, x = model(), smooth(30, 4, 4)
     batches = [(x, layer(x)[0].detach())]

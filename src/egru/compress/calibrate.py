@@ -57,6 +57,7 @@ def calibrate(
     *,
     loss: Loss | None = None,
     per: Literal["unit", "layer"] = "unit",
+    log: Callable[[str], None] | None = None,
 ) -> Calibration:
     """Raise the thresholds of a model as far as a few sequences allow, in place. Nothing is trained.
 
@@ -74,6 +75,7 @@ def calibrate(
             None, outputs are compared with those of the model before.
         per: Whether thresholds are scaled to the range of every ``"unit"``, or to the mean range of each ``"layer"``.
             Default: ``"unit"``.
+        log: Called with one line per trial, for searches that take long. If None, nothing is reported.
 
     Returns:
         Loss and activity before and after. Without ``loss``, the loss is the largest difference of an output.
@@ -120,10 +122,14 @@ def calibrate(
             with restored_thresholds(model):
                 raise_thresholds(model, floors(levels))
                 trials[levels] = measure(model, batches, loss, "calibrate")
+            if log is not None:
+                verdict = "accepted" if trials[levels].loss <= limit else f"above the limit of {limit:.4f}"
+                log(f"trial {len(trials)}: {trials[levels]}: {verdict}")
         return trials[levels]
 
     before = measure(model, batches, loss, "calibrate")
-    levels = search(attempt, len(ranges), before.loss + within)
+    limit = before.loss + within
+    levels = search(attempt, len(ranges), limit)
     if levels is None:
         if within > 0:
             _warn(

@@ -60,7 +60,7 @@ def convert(
         epochs: Number of epochs of fine-tuning. Default: 20.
         weights: Number format of the weights: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
         device: Device to run on, in float32. If None, the device and precision of the run.
-        log: Called with messages for the user and one line per epoch.
+        log: Called with messages for the user and one line per trial or epoch.
 
     Returns:
         The test scores and the activity of the exported network.
@@ -88,7 +88,7 @@ def convert(
         count = negate_positive_units(model, lambda: [loss(model, batch) for batch in batches])
         log(f"{count} units with mostly positive states are negated, which does not change the outputs")
     if activity is None:
-        log(str(calibrate(model, list(_calibration_batches(trained)), within, loss=loss)))
+        log(str(calibrate(model, list(_calibration_batches(trained)), within, loss=loss, log=log)))
         option = f"--within {within:g}"
     else:
         log(str(sparsify(model, _Epochs(trained.task), loss, activity, teacher=trained.model, epochs=epochs, log=log)))
