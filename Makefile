@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo test test-all sanitize lint docs stub wheel clean
 setup: $(STAMP)
 
-CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*)
+CORE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*/*) src/egru/_core.pyi
 $(STAMP): pyproject.toml constraints.txt $(CORE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -34,6 +34,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/test_documentation.py
 
 EXECUTE ?= force
 docs: $(STAMP)  # the documentation site in build/docs; EXECUTE=off leaves the tutorials without their outputs
@@ -41,7 +42,7 @@ docs: $(STAMP)  # the documentation site in build/docs; EXECUTE=off leaves the t
 	$(BIN)/codespell docs README.md CONTRIBUTING.md CHANGELOG.md
 	EGRU_SITE=build/docs $(BIN)/python -m pytest -q tests/site
 
-stub: $(STAMP)  # type stub of the compiled core, after a change of its bindings
+stub: $(STAMP)  # type stub of the compiled core, after a change of its bindings; the next target builds the core again
 	$(BIN)/python -m nanobind.stubgen -q -m egru._core -o src/egru/_core.pyi
 
 wheel: $(STAMP)  # a manylinux wheel in wheelhouse/

@@ -48,6 +48,7 @@ NB_MODULE(_core, m) {
           "Return whether the core runs on torch's threads. If not, it starts its own.");
     m.def("cached_memory", &egru::cached_memory, "Return the number of bytes in the memory cache.");
     m.def("release_memory", &egru::release_memory, "Free all memory in the cache.");
+    m.attr("_stub_sha256") = EGRU_STUB_SHA256;  // private, so that the stub does not contain it
     bind_sequence(m);
     bind_engine(m);
     bind_continuous(m);

@@ -1,5 +1,9 @@
 """Load the compiled core, ``egru._core``. All other modules access it through this one."""
 
+import hashlib
+from pathlib import Path
+from types import ModuleType
+
 from egru._warn import warn_user
 
 missing: str = ""
@@ -8,6 +12,19 @@ missing: str = ""
 REINSTALL = "pip cache remove egru; pip install --force-reinstall --no-deps egru"
 """Builds the core after a compiler was installed. pip would reuse a wheel without the core that is in its cache."""
 
+_STUB = Path(__file__).with_name("_core.pyi")
+
+
+def is_outdated(module: ModuleType, stub: Path = _STUB) -> bool:
+    """Return whether a core was built for another interface than that of its type stub, which Python code relies on."""
+    try:
+        expected = hashlib.sha256(stub.read_bytes()).hexdigest()
+    except OSError:
+        return False  # some packagers leave stubs out
+    return getattr(module, "_stub_sha256", None) != expected
+
+
+_rebuild = f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
 try:
     import egru._core as core
 except ImportError as error:
@@ -16,7 +33,11 @@ except ImportError as error:
         "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
         else f"the compiled core cannot be loaded ({error}); to build it again,"
-    ) + f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
+    ) + _rebuild
+else:
+    if is_outdated(core):
+        core = None
+        missing = "the compiled core belongs to another version of egru; to build it again," + _rebuild
 
 
 def require():

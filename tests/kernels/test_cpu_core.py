@@ -72,6 +72,28 @@ def test_type_stub_is_up_to_date() -> None:
 
 
 @needs_core
+def test_core_of_another_version_is_outdated(tmp_path: Path) -> None:
+    """An editable install keeps its core when the sources change."""
+    assert compiled.core is not None
+    assert not compiled.is_outdated(compiled.core)
+    stub = tmp_path / "_core.pyi"
+    assert not compiled.is_outdated(compiled.core, stub)  # does not exist
+    stub.write_text(Path(compiled.__file__).with_name("_core.pyi").read_text() + "def added() -> None: ...\n")
+    assert compiled.is_outdated(compiled.core, stub)
+
+
+def test_outdated_core_is_not_used() -> None:
+    code = """
+import sys, types
+sys.modules["egru._core"] = types.ModuleType("egru._core")
+from egru import compiled
+print(compiled.core, compiled.missing)
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.startswith("None the compiled core belongs to another version of egru; to build it again, run")
+
+
+@needs_core
 @pytest.mark.parametrize("reset", RESETS)
 def test_resets_are_matched_by_name(reset: Reset) -> None:
     call = compiled.require().TrainCall()
