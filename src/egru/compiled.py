@@ -24,20 +24,18 @@ def is_outdated(module: ModuleType, stub: Path = _STUB) -> bool:
     return getattr(module, "_stub_sha256", None) != expected
 
 
-_rebuild = f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
 try:
     import egru._core as core
+
+    if is_outdated(core):
+        raise ImportError("it belongs to another version of egru")
 except ImportError as error:
     core = None
     missing = (
         "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
         else f"the compiled core cannot be loaded ({error}); to build it again,"
-    ) + _rebuild
-else:
-    if is_outdated(core):
-        core = None
-        missing = "the compiled core belongs to another version of egru; to build it again," + _rebuild
+    ) + f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
 
 
 def require():

@@ -90,7 +90,9 @@ from egru import compiled
 print(compiled.core, compiled.missing)
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert process.stdout.startswith("None the compiled core belongs to another version of egru; to build it again, run")
+    assert process.stdout.startswith(
+        "None the compiled core cannot be loaded (it belongs to another version of egru); "
+    )
 
 
 @needs_core
