@@ -1,4 +1,4 @@
-"""Tables and figures of two studies on small images: initial thresholds, and the width of the surrogate.
+"""Tables and figures of studies on small images: initial thresholds, width of the surrogate, and pruned weights.
 
     egru train smnist14-threshold-4-1 --seed 1    # one run of a study; `egru list` names the others
     egru reproduce --keep RUN
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from egru.experiments import RECIPES
-from egru.experiments.images import MEANS, STDS, WIDTHS
+from egru.experiments.images import MEANS, STDS, WIDTHS, ZEROS
 from egru.experiments.results import KeptResult, read_results, spread
-from egru.format import percent
+from egru.format import count, percent
 from egru.report import LIGHT
 
 IMAGES = pathlib.Path(__file__).parents[1] / "docs" / "results" / "images"
@@ -42,6 +42,19 @@ def width_runs(results: Iterable[KeptResult]) -> dict[float, list[KeptResult]]:
         if result.recipe.startswith("smnist14-epsilon-"):
             config: Any = RECIPES[result.recipe].make()
             runs.setdefault(config.surrogate.width, []).append(result)
+    return runs
+
+
+def zeros_runs(results: Iterable[KeptResult]) -> dict[int, dict[float, list[KeptResult]]]:
+    """Return the runs with pruned weights, by size of the blocks and weight sparsity. Both have the dense network."""
+    runs: dict[int, dict[float, list[KeptResult]]] = {1: {}, 16: {}}
+    for result in results:
+        if result.recipe.startswith("smnist14-zeros-"):
+            config: Any = RECIPES[result.recipe].make()
+            runs[config.block].setdefault(config.weight_sparsity, []).append(result)
+        elif result.recipe == "smnist14-ablation-none":
+            for by_zeros in runs.values():
+                by_zeros.setdefault(0.0, []).append(result)
     return runs
 
 
@@ -78,6 +91,24 @@ def width_table(runs: dict[float, list[KeptResult]]) -> str:
     for width in WIDTHS:
         texts = (spread((getattr(run, name) for run in runs.get(width, [])), percent) for name in names)
         lines.append(f"| {width:g} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def zeros_table(runs: dict[int, dict[float, list[KeptResult]]]) -> str:
+    """Return accuracy, activity sparsity and MACs by weight sparsity, as Markdown."""
+    lines = [
+        "| weights that are zero | pruned in | test accuracy | activity sparsity | MACs per step |",
+        "|---" * 5 + "|",
+    ]
+    for block, by_zeros in runs.items():
+        for zeros in (0.0, *ZEROS) if block == 1 else ZEROS:
+            values = by_zeros.get(zeros, [])
+            texts = [
+                spread((getattr(run, name) for run in values), percent) for name in ("accuracy", "activity_sparsity")
+            ]
+            texts.append(spread((run.forward_macs for run in values), count))
+            how = "-" if not zeros else "single weights" if block == 1 else f"blocks of {block}"
+            lines.append(f"| {percent(zeros, 0)} | {how} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
@@ -134,6 +165,28 @@ def draw_widths(runs: dict[float, list[KeptResult]]) -> Any:
     return figure
 
 
+def draw_zeros(runs: dict[int, dict[float, list[KeptResult]]]) -> Any:
+    """Plot test accuracy and activity sparsity against weight sparsity. Dots are single seeds."""
+    with LIGHT.context():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import PercentFormatter
+
+        figure = Figure(figsize=(6.8, 2.9), layout="constrained")
+        panels: Any = figure.subplots(1, 2)
+        names = {"accuracy": "Test accuracy", "activity_sparsity": "Activity sparsity"}
+        for axes, (name, title) in zip(panels, names.items(), strict=True):
+            for colour, (block, by_zeros) in zip(LIGHT.event, runs.items(), strict=False):
+                label = "single weights" if block == 1 else f"blocks of {block}"
+                draw_line(axes, by_zeros, sorted(by_zeros), name, colour, label)
+            axes.set_title(title)
+            axes.set_xlabel("weights that are zero")
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            LIGHT.grid(axes)
+        panels[0].legend(fontsize=8)
+    return figure
+
+
 def draw_line(
     axes: Any, runs: dict[float, list[KeptResult]], widths: Sequence[float], name: str, colour: str, label: str
 ) -> None:
@@ -151,10 +204,12 @@ def main(arguments: Sequence[str] | None = None, results: Callable[[], Iterable[
     options = parser.parse_args(arguments)
     kept = list(results())
     cells, widths = threshold_cells(kept), width_runs(kept)
-    print(threshold_table(cells), width_table(widths), sep="\n\n")
+    zeros = zeros_runs(kept)
+    print(threshold_table(cells), width_table(widths), zeros_table(zeros), sep="\n\n")
     options.images.mkdir(parents=True, exist_ok=True)
     draw_thresholds(cells).savefig(options.images / "study-thresholds.png", dpi=150)
     draw_widths(widths).savefig(options.images / "study-widths.png", dpi=150)
+    draw_zeros(zeros).savefig(options.images / "study-zeros.png", dpi=150)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""benchmarks/studies.py: initial thresholds, and the width of the surrogate."""
+"""benchmarks/studies.py: initial thresholds, the width of the surrogate, and pruned weights."""
 
 import dataclasses
 
@@ -18,6 +18,8 @@ RESULTS = [
     dataclasses.replace(RUN, recipe="smnist14-threshold0-2-fixed", accuracy=0.5, activity_sparsity=0.99),
     dataclasses.replace(RUN, recipe="smnist14-epsilon-0.45", accuracy=0.94, backward_sparsity=0.25),
     dataclasses.replace(RUN, recipe="smnist14-ablation-full"),
+    dataclasses.replace(RUN, recipe="smnist14-ablation-none", accuracy=0.98, forward_macs=12000.0),
+    dataclasses.replace(RUN, recipe="smnist14-zeros-0.9-blocks", accuracy=0.75, forward_macs=2000.0),
 ]
 
 
@@ -35,8 +37,20 @@ def test_width_table_has_a_row_per_width() -> None:
     assert "| 0.45 | 94.0 % | 80.0 % | 25.0 % |" in rows
 
 
+def test_zeros_table_has_the_dense_network_once() -> None:
+    _, _, *rows = studies.zeros_table(studies.zeros_runs(RESULTS)).splitlines()
+    assert len(rows) == 1 + 2 * len(studies.ZEROS)
+    assert rows[0] == "| 0 % | - | 98.0 % | 80.0 % | 12K |"
+    assert "| 90 % | blocks of 16 | 75.0 % | 80.0 % | 2K |" in rows
+    assert "| 90 % | single weights | - | - | - |" in rows
+
+
 @pytest.mark.parametrize("results", [RESULTS, []], ids=["results", "no results"])
 def test_figures_are_written(tmp_path, results) -> None:
     pytest.importorskip("matplotlib", reason="figures require matplotlib")
     studies.main(["--images", str(tmp_path)], lambda: results)
-    assert {path.name for path in tmp_path.iterdir()} == {"study-thresholds.png", "study-widths.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "study-thresholds.png",
+        "study-widths.png",
+        "study-zeros.png",
+    }

@@ -249,3 +249,15 @@ for _width in WIDTHS:
         f"EGRU 128, surrogate of half-width {_width:g}",
         note="our version of a figure of the paper, on small images",
     )
+
+ZEROS = (0.5, 0.7, 0.8, 0.9, 0.95)
+"""Weight sparsities of the study of pruned weights. Its dense network is that of `smnist14-ablation-none`."""
+for _zeros, _block in itertools.product(ZEROS, (1, 16)):
+    add(
+        f"smnist14-zeros-{_zeros:g}{'-blocks' if _block > 1 else ''}",
+        lambda zeros=_zeros, block=_block: replace(
+            small(), reset="none", weight_sparsity=zeros, block=block, pruning_scope="layer"
+        ),
+        f"EGRU 128, no reset, {100 * _zeros:g} % of the weights zero{', in blocks of 16' if _block > 1 else ''}",
+        note="our study of weight and activity sparsity, on small images",
+    )

@@ -84,6 +84,12 @@ TABLES = {
     "small-epsilon": Table(
         "Sequential MNIST with 14 by 14 pixels, width of the surrogate (our task)", "smnist", ("smnist14-epsilon-",)
     ),
+    "small-zeros": Table(
+        "Sequential MNIST with 14 by 14 pixels, pruned weights (our task)",
+        "smnist",
+        ("smnist14-zeros-",),
+        ("smnist14-ablation-none",),
+    ),
     "gestures": Table("DVS128 Gesture (Tables 1 and S1 of the paper)", "dvs-raw", _GESTURES, quoted=_GESTURE_ROWS),
     "ablation": Table(
         "DVS128 Gesture, ablation study (Table S4 of the paper)", "dvs-raw", ("dvs-ablation-",), ("dvs-egru-1024",)
