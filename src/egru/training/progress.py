@@ -42,10 +42,42 @@ class NoProgress:
         pass
 
 
+_STEP_LINE_SECONDS = 60.0
+"""Seconds without a line after which :class:`PrintedProgress` reports steps."""
+
+
 class PrintedProgress(NoProgress):
-    """Prints one line per epoch."""
+    """Prints one line per epoch. During long epochs, also prints to the standard error how much is done, every minute.
+
+    Args:
+        name: Label of the lines within epochs.
+        epochs: Number of epochs in total, for an estimate of the remaining time. None for no estimate.
+    """
+
+    def __init__(self, name: str = "training", epochs: int | None = None) -> None:
+        self.name, self.epochs = name, epochs
+        self.printed = time.monotonic()
+        self.first: tuple[float, float] | None = None
+        """Time of the first step and number of epochs done then: a resumed run does not start at 0."""
+
+    def step(self, epochs: float) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now, epochs
+        if now - self.printed < _STEP_LINE_SECONDS:
+            return
+        self.printed = now
+        start, done_before = self.first
+        line = f"{self.name}: {epochs:.2f} epochs done"
+        if self.epochs is not None:
+            line = f"{self.name}: {epochs:.2f} of {self.epochs} epochs done"
+            if epochs > done_before:
+                left = (now - start) / (epochs - done_before) * (self.epochs - epochs)
+                line += f", about {format.seconds(left)} left"
+        print(line, file=sys.stderr, flush=True)
 
     def epoch(self, metrics: EpochMetrics) -> None:
+        self.printed = time.monotonic()
         print(describe_epoch(metrics), flush=True)
 
 
@@ -68,7 +100,7 @@ def describe_epoch(metrics: EpochMetrics) -> str:
 
 @contextlib.contextmanager
 def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
-    """Display a progress bar and one line per epoch. Without rich, only the lines are printed.
+    """Display one line per epoch, and in a terminal with rich a progress bar. See also :class:`PrintedProgress`.
 
     Args:
         name: Label of the bar.
@@ -83,11 +115,15 @@ def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
     except ImportError:
-        yield PrintedProgress()
+        yield PrintedProgress(name, epochs)
+        return
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        yield PrintedProgress(name, epochs)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.1f} / {task.total:.0f}"),
                TextColumn("epochs"), TimeRemainingColumn())  # fmt: skip
-    with Bar(*columns, console=Console(soft_wrap=True), transient=True) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(name, total=epochs)
 
         class BarProgress:
