@@ -232,7 +232,8 @@ def test_list_shows_every_recipe_by_table(capsys):
     assert code == 0
     lines = out.splitlines()
     listed = sorted(line.split()[0] for line in lines if line.startswith("  "))
-    assert listed == sorted([*RECIPES, "dvs-egru-1024"])  # which is also the full network of the ablation study
+    twice = ["dvs-egru-1024", "smnist14-ablation-none"]  # the unchanged networks of two studies
+    assert listed == sorted([*RECIPES, *twice])
     assert "Sequential MNIST (Tables 2 and S5 of the paper):" in lines
     assert "[paper, Table 2: accuracy 98.3 %, activity sparsity 72.1 %" in out
     assert egru(capsys, "list", "frames")[1].count("\n") == 4
