@@ -16,12 +16,9 @@ from that of torch by more than LIMITS.
 """
 
 import argparse
-import datetime
 import json
 import math
-import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -36,6 +33,11 @@ from egru.data import Text
 from egru.layers import event_layers
 from egru.models import LanguageModel
 from egru.types import Backend, WeightFormat
+
+try:
+    from benchmarks.conditions import conditions, load_average
+except ImportError:  # run as a script
+    from conditions import conditions, load_average
 
 LIMITS: dict[WeightFormat, float] = {"float32": 0.1, "int8": 0.5}
 """Maximum difference of perplexity between an engine and the torch model."""
@@ -149,15 +151,13 @@ def main(arguments: list[str] | None = None) -> int:
     if not isinstance(trained.model, LanguageModel) or not isinstance(trained.data, Text):
         parser.error(f"RUN must be a language model, got {options.run}")
     text = trained.data.test[: None if options.words is None else options.words + 1]
+    load = load_average()
     result = measure(trained.model.float(), text, options.timed, options.turn)
     result |= {
         "recipe": json.loads((options.run / "config.json").read_text())["recipe"],
         "parameters": egru.activity.count_parameters(trained.model),
         "split": "test",
-        "torch": torch.__version__,
-        "threads": 1,
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
+        **conditions(load),
     }
     for name, row in result["contestants"].items():
         speed = f"{row['words_per_second']:9.1f} words/s, {row['microseconds_per_word']:8.1f} us per word"
@@ -170,15 +170,6 @@ def main(arguments: list[str] | None = None) -> int:
     for weights, difference in too_large.items():
         print(f"engine {weights}: perplexity differs by {difference:.3f}, the maximum is {LIMITS[weights]}")
     return 1 if too_large else 0
-
-
-def machine() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        name = platform.processor() or platform.machine()
-    return f"{name}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

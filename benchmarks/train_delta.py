@@ -13,9 +13,7 @@ gradient of the input is included if there are several inputs.
 
 import argparse
 import copy
-import datetime
 import json
-import os
 import pathlib
 import statistics
 import sys
@@ -29,9 +27,9 @@ import egru
 from egru.bench import train_cpu
 
 try:
-    from benchmarks.language_engine import machine
+    from benchmarks.conditions import conditions, load_average
 except ImportError:  # run as a script
-    from language_engine import machine
+    from conditions import conditions, load_average
 
 ACTIVITIES = (1.0, 0.5, 0.2, 0.1, 0.05)
 
@@ -122,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=pathlib.Path, help="write the result to this JSON file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    load = os.getloadavg()[0]
+    load = load_average()
     sizes, activities = (SIZES, ACTIVITIES) if not options.quick else ((Size(70, 20, 2, 40),), (1.0, 0.1))
     rows: list[dict[str, Any]] = []
     for size in sizes:
@@ -136,11 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     result = {
         "rows": rows,
         "unit": "milliseconds per call",
-        "threads": options.threads,
-        "load_average": load,  # processes that compete for the cores; timings need a value near 0
-        "torch": torch.__version__,
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
+        **conditions(load),
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")

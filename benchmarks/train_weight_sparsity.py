@@ -16,9 +16,7 @@ not, so the products for the weight gradients are the same for both.
 
 import argparse
 import dataclasses
-import datetime
 import json
-import os
 import pathlib
 import statistics
 import sys
@@ -33,9 +31,9 @@ from egru.bench import train_cpu
 from egru.kernels.cpu import kernel as cpu
 
 try:
-    from benchmarks.language_engine import machine
+    from benchmarks.conditions import conditions, load_average
 except ImportError:  # run as a script
-    from language_engine import machine
+    from conditions import conditions, load_average
 
 SPARSITIES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95)
 BATCH = 64
@@ -109,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=pathlib.Path, help="write the result to this JSON file")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    load = os.getloadavg()[0]
+    load = load_average()
     settings = [
         train_cpu.Setting(hidden, *train_cpu.SIZES[hidden], BATCH, options.gate, 0.2, 0.5, True)
         for hidden in options.hidden
@@ -131,11 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         "rows": rows,
         "block": BLOCK,
         "unit": "milliseconds per training step",
-        "threads": options.threads,
-        "load_average": load,  # processes that compete for the cores; timings need a value near 0
-        "torch": torch.__version__,
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
+        **conditions(load),
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -19,10 +19,8 @@ of the plane over effective MACs and active rows: the non-zero inputs and events
 import argparse
 import contextlib
 import ctypes
-import datetime
 import itertools
 import json
-import os
 import pathlib
 import statistics
 import sys
@@ -35,9 +33,9 @@ import egru
 from egru.types import PACKINGS, WEIGHT_FORMATS, WeightFormat
 
 try:
-    from benchmarks.language_engine import machine
+    from benchmarks.conditions import conditions, load_average
 except ImportError:  # run as a script
-    from language_engine import machine
+    from conditions import conditions, load_average
 
 SIZES = (590, 1344)
 SPARSITIES = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95)
@@ -184,17 +182,13 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     use_fresh_pages()
-    load = os.getloadavg()[0]
+    load = load_average()
     sizes, sparsities = ((64,), (0.0, 0.9)) if options.quick else (SIZES, SPARSITIES)
     result = compare(sizes, sparsities, options.turns, options.turn)
     result |= {
         "block": BLOCK,
         "unit": "microseconds per step",
-        "threads": 1,
-        "load_average": load,  # processes that compete for the cores; timings need a value near 0
-        "torch": torch.__version__,
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
+        **conditions(load),
     }
     if options.out:
         options.out.write_text(json.dumps(result, indent=2) + "\n")
