@@ -194,7 +194,8 @@ def with_hook() -> nn.Module:
         (lambda: WeightPruning(egru.EGRU(2, 20), 0.5, block=8), "20 units of egru, got 8; change them to 16 or 24"),
         (lambda: WeightPruning(egru.EGRU(2, 8), 0.5, block=0), "block must be at least 1, got 0"),
         (lambda: WeightPruning(LanguageModel(20, 16, 16), 0.5, block=16), "divide the 20 outputs of readout, got 16"),
-        (lambda: WeightPruning(masked(), 0.5), "egru.weight_ih_l0 must not be parametrised; remove its"),
+        (lambda: WeightPruning(masked(), 0.5), ": egru.weight_ih_l0 must not be parametrised; remove its"),
+        (lambda: WeightPruning(uneven(), 0.6), "all matrices removes all weights of readout"),
         (lambda: WeightPruning(nn.Linear(2, 8), 0.5), "the model must have an event layer, got Linear"),
         (lambda: prune_weights(uneven(), 0.6), "all matrices removes all weights of readout"),
         (lambda: prune_weights(changed(float("nan")), 0.2), "weight_hh_l0 contains NaN or infinity"),
@@ -219,12 +220,13 @@ def test_types_of_arguments_are_checked(options: Any) -> None:
     assert not hasattr(layer, "parametrizations")
 
 
+@pytest.mark.parametrize("prune", [prune_weights, WeightPruning])
 @pytest.mark.parametrize("make", [lambda: uneven(), lambda: changed(float("nan")), lambda: with_hook()])
-def test_model_does_not_change_if_pruning_fails(make) -> None:
+def test_model_does_not_change_if_pruning_fails(make, prune) -> None:
     model = make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError, match="WeightPruning"):
-        prune_weights(model, 0.6)
+        prune(model, 0.6)
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name].nan_to_num(7), before[name].nan_to_num(7)) for name in before)

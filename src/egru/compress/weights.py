@@ -122,8 +122,9 @@ class WeightPruning:
 
     Raises:
         TypeError: If an argument is not a number or the model is not a module.
-        ValueError: If an argument is out of range, a block does not divide, the model has no event layer, or weights
-            cannot be masked: parametrised, computed by a hook, not initialised, or all zero. The model does not change.
+        ValueError: If an argument is out of range, a block does not divide, the model has no event layer, the final
+            sparsity would leave no weight of a matrix, or weights cannot be masked: parametrised, computed by a hook,
+            not initialised, not finite, or all zero. The model does not change.
 
     Example:
         >>> import torch, egru
@@ -166,6 +167,11 @@ class WeightPruning:
             mask = Mask(matrix.weight.detach() != 0)
             for module, name in matrix.owners:
                 parametrize.register_parametrization(module, name, mask)
+        try:
+            self._masks(sparsity)  # better now than hours later
+        except ValueError:
+            self.remove()
+            raise
 
     def goal(self, progress: float) -> float:
         """Return the sparsity of the schedule after a fraction of training."""
@@ -201,6 +207,13 @@ class WeightPruning:
         """
         goal = self.goal(progress)
         self._require_masks()
+        for matrix, mask in zip(self.matrices, self._masks(goal), strict=True):
+            matrix.mask.copy_(mask)
+        return goal
+
+    @torch.no_grad()
+    def _masks(self, goal: float) -> list[Tensor]:
+        """Return the mask of each matrix for a sparsity."""
         masks: list[Tensor] = []
         for group in [self.matrices] if self.scope == "global" else [[matrix] for matrix in self.matrices]:
             blocks = [matrix.blocks() for matrix in group]
@@ -218,9 +231,7 @@ class WeightPruning:
                     f"WeightPruning: a sparsity of {goal:.3g} over all matrices removes all weights of {matrix.name}; "
                     "lower it, or prune the same fraction of each matrix (scope='layer')"
                 )
-        for matrix, mask in zip(self.matrices, masks, strict=True):
-            matrix.mask.copy_(mask)
-        return goal
+        return masks
 
     def remove(self) -> None:
         """Remove the parametrisations. The pruned weights are zero from then on until they are trained.

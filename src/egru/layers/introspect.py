@@ -7,7 +7,7 @@ from typing import cast
 from torch import nn
 
 from egru.layers.stack import EventRNN
-from egru.layers.structure import Direction, Record, direction_label
+from egru.layers.structure import Direction, Record, class_label, direction_label
 
 
 def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -29,7 +29,7 @@ def labelled_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     for name, module in cast(Iterable[tuple[str, nn.Module]], model.named_modules()):
         parts = [part for part in name.split(".") if part not in ("", "_orig_mod")]
-        yield ".".join(parts) or type(module).__name__.lower(), module
+        yield ".".join(parts) or class_label(module), module
 
 
 def event_layers(model: nn.Module) -> Iterator[tuple[str, EventRNN]]:

@@ -14,7 +14,7 @@ from egru.events import EventState, Surrogate, check_events, compared
 from egru.layers import checks, packing
 from egru.layers.dropout import sequence_dropout, zoneout_keep
 from egru.layers.parameters import EventParameters
-from egru.layers.structure import Direction, Observer, Record, Weights, direction_label
+from egru.layers.structure import Direction, Observer, Record, Weights, class_label, direction_label
 from egru.layers.threshold import Threshold
 from egru.types import DROPOUT_MODES, EVENTS, DropoutMode, Events, Reset
 
@@ -122,7 +122,7 @@ class EventRNN(EventParameters):
         Returns:
             A function that removes the observer.
         """
-        entry = (observer, type(self).__name__.lower() if label is None else label)
+        entry = (observer, class_label(self) if label is None else label)
         self._observers.append(entry)
         return lambda: self._observers.remove(entry)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from egru.events import Surrogate
 
@@ -106,6 +107,14 @@ Observer = Callable[[Record], None]
 def direction_name(layer: int, reverse: bool) -> str:
     """Return the name of a direction: ``"l0"``, ``"l0_reverse"``, …."""
     return f"l{layer}_reverse" if reverse else f"l{layer}"
+
+
+def class_label(module: nn.Module) -> str:
+    """Return the name of a module's class in lower case. That of a pruned layer is the name of the original class."""
+    cls = type(module)
+    if parametrize.is_parametrized(module):  # torch derives a class for each such module
+        cls = cls.__bases__[0]
+    return cls.__name__.lower()
 
 
 def direction_label(label: str, name: str, count: int) -> str:
