@@ -81,7 +81,8 @@ def train_variant(variant: str, fold: int, changes: dict[str, Any], threads: int
     """Train a variant without one fold, and return its mean accuracy and activity sparsity on that fold."""
     torch.set_num_threads(threads)
     name, variant_changes = VARIANTS[variant]
-    config = dataclasses.replace(experiments.find(name).make(), **variant_changes, **changes, save_every=1_000_000)
+    settings = {**variant_changes, **changes, "save_every": 1_000_000}
+    config = dataclasses.replace(experiments.find(name).make(), **settings)
     assert isinstance(config, ClassifierConfig)
     whole = experiments.load_data(config)
     assert isinstance(whole, Classification)
