@@ -32,8 +32,13 @@ from egru.training import NoProgress, Run, train
 
 LAST_EPOCHS = 5
 """Number of epochs that the accuracy is averaged over."""
+FIRST_ROUND: dict[str, Any] = {"epochs": 30, "time_crop": 1.0, "roll": False}
+"""Settings of the recipes after the first round of trials, for both networks."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "recipe": ("dvs", {}),
+    "settings of the first round": ("dvs", {**FIRST_ROUND, "rate_loss": 0.5}),
+    "30 epochs": ("dvs", {"epochs": 30}),
+    "not moved in time": ("dvs", {"time_crop": 1.0, "roll": False}),
     "not translated": ("dvs", {"shift": 0.0}),
     "translated by 2 pixels": ("dvs", {"shift": 2.5}),
     "augmented": ("dvs", {"augment": True}),
@@ -52,8 +57,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "no activity loss": ("dvs", {"rate_loss": 0.0}),
     "one layer": ("dvs", {"layers": 1, "dropout": 0.0}),
     "384 units": ("dvs", {"hidden": 384}),
-    "60 epochs": ("dvs", {"epochs": 60}),
     "GRU": ("dvs-gru", {}),
+    "GRU, settings of the first round": ("dvs-gru", FIRST_ROUND),
+    "GRU, 30 epochs": ("dvs-gru", {"epochs": 30}),
+    "GRU, not moved in time": ("dvs-gru", {"time_crop": 1.0, "roll": False}),
     "GRU, not translated": ("dvs-gru", {"shift": 0.0}),
     "GRU, more dropout": ("dvs-gru", {"input_dropout": 0.3, "dropout": 0.3}),
     "GRU, neither": ("dvs-gru", {"smooth": False, "centre": False}),
@@ -74,7 +81,8 @@ def train_variant(variant: str, fold: int, changes: dict[str, Any], threads: int
     """Train a variant without one fold, and return its mean accuracy and activity sparsity on that fold."""
     torch.set_num_threads(threads)
     name, variant_changes = VARIANTS[variant]
-    config = dataclasses.replace(experiments.find(name).make(), **variant_changes, **changes, save_every=1_000_000)
+    settings = {**variant_changes, **changes, "save_every": 1_000_000}
+    config = dataclasses.replace(experiments.find(name).make(), **settings)
     assert isinstance(config, ClassifierConfig)
     whole = experiments.load_data(config)
     assert isinstance(whole, Classification)

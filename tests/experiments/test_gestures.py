@@ -111,3 +111,46 @@ def test_shift_moves_only_training_frames(monkeypatch):
     assert set((places // 16).tolist()) == set((places % 16).tolist()) == {7, 8, 9}
     evaluated, _ = next(iter(task.data["validation"]))
     assert (evaluated[..., 8, 8] == 0.25).all()
+
+
+def batches_of_steps(monkeypatch, **options):
+    """Return the steps of a training and a validation batch of 256 sequences of 8 frames, as numbers ``(B, T)``."""
+    x = torch.arange(8.0).view(8, 1, 1, 1).expand(256, 8, 2, 32, 32)
+    split = Split(x, torch.zeros(256, dtype=torch.int64))
+    frames = Classification("frames", 11, split, split, split, decode=lambda x: x)
+    monkeypatch.setattr(data, "dvs_gesture", lambda root: frames)
+    config = ClassifierConfig(data="dvs", hidden=4, batch=256, evaluation_batch=256, **options)
+    loaded = load_data(config)
+    assert isinstance(loaded, Classification)
+    _, task = build(config, loaded)
+    assert isinstance(task, ClassifierTask)
+    (batch,) = task.batches()
+    evaluated, _ = next(iter(task.data["validation"]))
+    for frames in (batch.x, evaluated):
+        assert (frames == frames[..., :1, :1, :1]).all(), "frames stay whole"
+    return batch.x[..., 0, 0, 0], evaluated[..., 0, 0, 0]
+
+
+def test_roll_starts_training_sequences_at_any_frame(monkeypatch):
+    steps, evaluated = batches_of_steps(monkeypatch, roll=True)
+    assert torch.equal(steps, (steps[:, :1] + torch.arange(8)) % 8)
+    assert set(steps[:, 0].tolist()) == set(range(8))
+    assert torch.equal(evaluated, torch.arange(8.0).expand(256, 8))
+
+
+def test_time_crop_stretches_parts_of_training_sequences(monkeypatch):
+    """Parts have at least half of the frames, lie anywhere in the sequence, and may be all of it."""
+    steps, evaluated = batches_of_steps(monkeypatch, time_crop=0.5)
+    assert set(steps.diff(dim=1).unique().tolist()) == {0.0, 1.0}
+    lengths = steps[:, -1] - steps[:, 0] + 1
+    assert set(lengths.tolist()) <= {4.0, 5.0, 6.0, 7.0, 8.0}
+    assert {0.0, 1.0, 2.0, 3.0} <= set(steps[:, 0].tolist())
+    assert {4.0, 5.0, 6.0, 7.0} <= set(steps[:, -1].tolist())
+    assert torch.equal(evaluated, torch.arange(8.0).expand(256, 8))
+
+
+def test_part_of_a_rolled_sequence_crosses_its_end(monkeypatch):
+    steps, _ = batches_of_steps(monkeypatch, time_crop=0.5, roll=True)
+    assert set((steps.diff(dim=1) % 8).unique().tolist()) == {0.0, 1.0}
+    assert set(steps[:, 0].tolist()) == set(steps[:, -1].tolist()) == set(range(8))
+    assert (steps.diff(dim=1) < 0).any()

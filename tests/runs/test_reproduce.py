@@ -204,11 +204,12 @@ def test_packaged_results_have_known_values():
     assert f"{100 * (earlier.activity_sparsity or 0):.1f}" == "82.7"
     assert earlier.command.startswith("egru train dvs --epochs 40 ")
     assert f"{100 * gru.accuracy:.2f}" == "89.02"
-    assert gru.command == "egru train dvs-gru"
+    assert gru.command == "egru train dvs-gru --epochs 30 --time-crop 1.0 --no-roll"
     assert gru.activity_sparsity is None
     lines = list(format_table("frames"))
     assert sum("2026-11-15  egru train dvs" in line for line in lines) == 2
-    assert sum("ours, 4 seeds" in line and "--seed 0 | 1 | 2 | 3" in line for line in lines) == 2
+    for seeds in ("0 | 1 | 2 | 3", "4 | 5 | 6 | 7"):
+        assert sum("ours, 4 seeds" in line and f"--seed {seeds}" in line for line in lines) == 2
 
 
 def test_results_of_another_format_are_refused(tmp_path):
@@ -227,7 +228,7 @@ def test_records_contain_no_paths_of_a_machine():
 @pytest.fixture
 def run(tmp_path):
     """A finished run that is not kept yet, and an empty folder of records."""
-    shutil.copytree(RUNS / "dvs-gru-seed0-20261119-212112", tmp_path / "run")
+    shutil.copytree(RUNS / "dvs-gru-seed4-20261120-002459", tmp_path / "run")
     (tmp_path / "run" / reproduce.RECORD).unlink()
     (tmp_path / "records").mkdir()
     return tmp_path / "run"
@@ -293,9 +294,9 @@ def test_keep_requires_a_checkout(run, tmp_path):
 
 def test_only_folders_with_a_record_are_collected(tmp_path):
     kept = tmp_path / "records" / "some-run"
-    shutil.copytree(RUNS / "dvs-gru-seed0-20261119-212112", kept)
+    shutil.copytree(RUNS / "dvs-gru-seed4-20261120-002459", kept)
     (result,) = collect_results(tmp_path / "records")
-    assert (result.command, result.date) == ("egru train dvs-gru", "2026-11-19")
+    assert (result.command, result.date) == ("egru train dvs-gru --seed 4", "2026-11-20")
     (kept / "result.json").rename(kept / "result.txt")
     with pytest.raises(RunError, match=r"some-run has a record\.json but no result\.json"):
         collect_results(tmp_path / "records")

@@ -69,6 +69,29 @@ def pool_frames(frames: Tensor, size: int) -> Tensor:
     return pooled.reshape(*frames.shape[:-2], *pooled.shape[-2:])
 
 
+def augment_time(frames: Tensor, *, crop: float, roll: bool) -> Tensor:
+    """Start each sequence at another frame and crop it in time, with one random draw per sequence.
+
+    Args:
+        frames: Sequences, ``(B, T, ...)``.
+        crop: Minimum length of the part that is stretched to ``T`` steps by repeating frames, as a fraction of ``T``.
+        roll: Whether to start at a random frame, and to continue with the first frame after the last one. A part may
+            then contain the end and the beginning.
+
+    Returns:
+        Sequences of the same shape.
+    """
+    B, T = frames.shape[:2]
+    steps = torch.arange(T, device=frames.device).expand(B, T)
+    if crop < 1:
+        length, start = torch.rand(2, B, 1, device=frames.device)
+        length = crop + (1 - crop) * length
+        steps = (T * (1 - length) * start + length * (steps + 0.5)).long().clamp_max(T - 1)
+    if roll:
+        steps = (steps + torch.randint(T, (B, 1), device=frames.device)) % T
+    return frames[torch.arange(B, device=frames.device)[:, None], steps]
+
+
 def dvs_gesture(root: str | os.PathLike[str] | None = None) -> Classification:
     """Load DVS128 Gesture as 32 binary frames per recording, packed to eight pixels per byte.
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from egru import data
-from egru.data.gestures import pool_frames, smooth_frames
+from egru.data.gestures import augment_time, pool_frames, smooth_frames
 from egru.experiments.config import ClassifierConfig, Config, LanguageConfig, RecipeConfig
 from egru.experiments.custom import Custom, load_custom_data
 from egru.layers import EGRU
@@ -55,19 +55,30 @@ def load_data(config: Config) -> data.Classification | data.Text:
             whole = data.dvs_gesture_raw(config.root, side=config.side or side)
     splits = (data.Split(x[:limit], y[:limit]) for x, y in (whole.train, whole.validation, whole.test))
     decode, decode_training = whole.decode, None
-    if decode is not None and (config.smooth or config.pool > 1 or config.shift):
-        options = {"smooth": config.smooth, "pool": config.pool}
-        if config.shift:
-            decode_training = functools.partial(_prepare, decode, shift=config.shift, **options)
-        decode = functools.partial(_prepare, decode, shift=0.0, **options)
+    augments = config.shift or config.time_crop < 1 or config.roll
+    if decode is not None and (config.smooth or config.pool > 1 or augments):
+        prepare = functools.partial(_prepare, decode, smooth=config.smooth, pool=config.pool)
+        if augments:
+            draws = {"shift": config.shift, "time_crop": config.time_crop, "roll": config.roll}
+            decode_training = functools.partial(prepare, **draws)
+        decode = prepare
     return data.Classification(whole.name, whole.classes, *splits, decode=decode, decode_training=decode_training)
 
 
 def _prepare(
-    decode: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, shift: float, smooth: bool, pool: int
+    decode: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    *,
+    smooth: bool,
+    pool: int,
+    shift: float = 0.0,
+    time_crop: float = 1.0,
+    roll: bool = False,
 ) -> torch.Tensor:
-    """Return the frames of ``x``, translated at random, smoothed and pooled."""
+    """Return the frames of ``x``, moved at random in time and space, smoothed and pooled."""
     frames = decode(x)
+    if time_crop < 1 or roll:
+        frames = augment_time(frames, crop=time_crop, roll=roll)
     if shift:
         frames = data.augment(frames, crop=1.0, translate=shift, rotate=0.0)
     if smooth:

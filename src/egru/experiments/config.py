@@ -147,6 +147,11 @@ class ClassifierConfig(Network, ClassifierTraining):
     shift: float = 0.0
     """Maximum random translation of each training sequence in pixels, in each direction, before smoothing and pooling
     (dvs)."""
+    time_crop: float = 1.0
+    """Minimum length of a random part of each training sequence that is stretched to its whole length, as a fraction
+    (dvs)."""
+    roll: bool = False
+    """Start each training sequence at a random frame and continue at its beginning after its end (dvs)."""
     centre: bool = False
     """Subtract the mean training frame from every frame."""
     input_dropout: float = 0.0
@@ -187,9 +192,12 @@ class ClassifierConfig(Network, ClassifierTraining):
             raise ValueError(f"pool must be one of {', '.join(map(str, _POOLS))}, got {self.pool}")
         if not (self.shift >= 0 and math.isfinite(self.shift)):
             raise ValueError(f"shift must be finite and not negative, got {self.shift}")
-        needs_frames = self.convolutional or self.augment or self.smooth or self.pool > 1 or self.shift
+        if not 0 < self.time_crop <= 1:
+            raise ValueError(f"time_crop must be a fraction, 0 < time_crop <= 1; got {self.time_crop}")
+        prepares = self.smooth or self.pool > 1 or self.shift or self.time_crop < 1 or self.roll
+        needs_frames = self.convolutional or self.augment or prepares
         if needs_frames and not self.data.startswith("dvs"):
-            names = "convolutional, augment, smooth, pool and shift"
+            names = "convolutional, augment, smooth, pool, shift, time_crop and roll"
             raise ValueError(f"{names} require frames (data dvs or dvs-raw), got data {self.data}")
 
 

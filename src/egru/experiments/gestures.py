@@ -24,13 +24,15 @@ def frames(cell: Cell = "egru") -> ClassifierConfig:
         layers=2,
         readout="mean",
         shift=1.5,
+        time_crop=0.8,
+        roll=True,
         smooth=True,
         pool=2,
         centre=True,
         input_dropout=0.1,
         dropout=0.1,
         learning_rate=2e-3,
-        epochs=30,
+        epochs=60,
         batch=32,
         evaluation_batch=256,
         optimiser="adamw",
@@ -50,7 +52,7 @@ def frames(cell: Cell = "egru") -> ClassifierConfig:
         output_dropout=0.1,
         threshold=Threshold(mean=-2.0),
         surrogate=Surrogate(width=0.6, height=0.5),
-        rate_loss=0.5,
+        rate_loss=0.3,
     )
 
 
