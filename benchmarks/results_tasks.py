@@ -210,8 +210,9 @@ The frames are binary, 32 by 32 pixels and 0.2 s long
 with 256 units. Those of the first round were trained for 30 epochs on frames that were not moved in time; the runs of
 2026-11-15 had 512 units and neither translated nor pooled the frames. The rows without regularisation, with a scalar
 threshold, with a hard clear and without a clear are the paper's ablations of EGRU 1024. The runs of 300 epochs did not
-clip gradients, which the recipes now do. Rows with augmentation were trained for a part of their 1000 epochs, as the
-column of epochs shows.
+clip gradients, which the recipes now do. Rows with augmentation and the one with a scalar threshold were trained for a
+part of their epochs, as the column of epochs shows. With a scalar threshold, the training loss had fallen to 0.001 by
+epoch 55 and rose to 2.3 at epoch 88; epoch 50 was scored.
 """,
 )
 
