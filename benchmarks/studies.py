@@ -160,7 +160,7 @@ def draw_widths(runs: dict[float, list[KeptResult]]) -> Any:
         sparsity.legend(fontsize=8)
         for axes in panels:
             axes.set_xlabel("half-width ε of the surrogate")
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
             LIGHT.grid(axes)
     return figure
 
@@ -181,7 +181,7 @@ def draw_zeros(runs: dict[int, dict[float, list[KeptResult]]]) -> Any:
             axes.set_title(title)
             axes.set_xlabel("weights that are zero")
             axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
             LIGHT.grid(axes)
         panels[0].legend(fontsize=8)
     return figure
