@@ -3,7 +3,6 @@
 // Included by kernels.cpp, which is compiled once per dispatch level.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "common/floats.hpp"
@@ -37,13 +36,21 @@ private:
     size_t sections_;
 };
 
+// The first block of `range` with columns from `column` on.
+inline uint32_t find_block(BlockRange range, const uint16_t* block, int column) {
+    while (range.begin < range.end) {
+        const uint32_t middle = range.begin + (range.end - range.begin) / 2;
+        if (block[middle] < column / sparse_block)
+            range.begin = middle + 1;
+        else
+            range.end = middle;
+    }
+    return range.begin;
+}
+
 // The part of `range` with columns in [first, first + columns), for shares of several threads, which cut sections.
 inline BlockRange cut_range(BlockRange range, const uint16_t* block, int first, int columns) {
-    const auto find = [&](int column) {
-        return static_cast<uint32_t>(
-            std::lower_bound(block + range.begin, block + range.end, column / sparse_block) - block);
-    };
-    return {find(first), find(first + columns)};
+    return {find_block(range, block, first), find_block(range, block, first + columns)};
 }
 
 constexpr int ranges_at_once = 128;
@@ -58,7 +65,7 @@ inline void for_each_block(const Rows& rows, int first, int columns, const int32
     const bool cut = first % width != 0 || columns % width != 0;
     BlockRange ranges[ranges_at_once + 1];
     for (int from = 0; from < count; from += ranges_at_once) {
-        const int here = std::min(ranges_at_once, count - from);
+        const int here = count - from < ranges_at_once ? count - from : ranges_at_once;
         const Sections sections(rows, first, columns);
         if (cut)
             for (int k = 0; k < here; ++k)
