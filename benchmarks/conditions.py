@@ -1,4 +1,4 @@
-"""What a measurement on the CPU depends on, besides the code."""
+"""Machine, load and versions of a benchmark on the CPU, for its record."""
 
 import datetime
 import os
@@ -10,7 +10,7 @@ from egru.environment import cpu_name
 
 
 def load_average() -> float:
-    """Return the load of the last minute. Call this before the measurement, which adds to it."""
+    """Return the load average of the last minute. Call this before the measurement, which increases it."""
     return os.getloadavg()[0]
 
 

@@ -97,7 +97,7 @@ def width_table(runs: dict[float, list[KeptResult]]) -> str:
 def zeros_table(runs: dict[int, dict[float, list[KeptResult]]]) -> str:
     """Return accuracy, activity sparsity and MACs by weight sparsity, as Markdown."""
     lines = [
-        "| weights that are zero | pruned in | test accuracy | activity sparsity | MACs per step |",
+        "| weights that are zero | granularity | test accuracy | activity sparsity | MACs per step |",
         "|---" * 5 + "|",
     ]
     for block, by_zeros in runs.items():

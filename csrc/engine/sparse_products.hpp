@@ -63,19 +63,18 @@ inline void for_each_block(const Rows& rows, int first, int columns, const int32
                            Add add) {
     const int width = rows.columns / rows.sections;
     const bool cut = first % width != 0 || columns % width != 0;
+    const Sections sections(rows, first, columns);
+    // Copies: the compiler cannot know that sums do not overlap `rows`.
+    const uint16_t* const ids = rows.block;
+    const unsigned char* const values = rows.values;
     BlockRange ranges[ranges_at_once + 1];
     for (int from = 0; from < count; from += ranges_at_once) {
         const int here = count - from < ranges_at_once ? count - from : ranges_at_once;
-        const Sections sections(rows, first, columns);
         if (cut)
-            for (int k = 0; k < here; ++k)
-                ranges[k] = cut_range(sections.of(index[from + k]), rows.block, first, columns);
+            for (int k = 0; k < here; ++k) ranges[k] = cut_range(sections.of(index[from + k]), ids, first, columns);
         else
             for (int k = 0; k < here; ++k) ranges[k] = sections.of(index[from + k]);
         ranges[here] = ranges[here - 1];
-        // Copies: the compiler cannot know that sums do not overlap `rows`.
-        const uint16_t* const ids = rows.block;
-        const unsigned char* const values = rows.values;
         for (int k = 0; k < here; ++k) {
             const BlockRange blocks = ranges[k], next = ranges[k + 1];
             const unsigned char* weights = values + static_cast<size_t>(blocks.begin) * bytes;
@@ -84,10 +83,10 @@ inline void for_each_block(const Rows& rows, int first, int columns, const int32
             const auto value = factor(from + k);
             __builtin_prefetch(ids + next.begin);
             __builtin_prefetch(ids + next.begin + 32);
-            // A cache line holds four int8 blocks. A prefetch per block would fetch each line four times, which is slow.
+            // A cache line holds four int8 blocks. One prefetch per block would request each line four times.
             constexpr bool prefetch_per_block = bytes >= 32;
             for (int line = 0; !prefetch_per_block && line < 4; ++line) __builtin_prefetch(ahead + 64 * line);
-            // One loop: its end is mispredicted for most rows, and that of a second loop would be as well.
+            // Not unrolled: the end of a second loop, over the remaining blocks, would also be mispredicted.
             for (; block < end; ++block, weights += bytes, ahead += bytes) {
                 if (prefetch_per_block) __builtin_prefetch(ahead);
                 add(weights, *block * sparse_block, value);

@@ -16,7 +16,10 @@ _STUB = Path(__file__).with_name("_core.pyi")
 
 
 def is_outdated(module: ModuleType, stub: Path = _STUB) -> bool:
-    """Return whether a core was built for another interface than that of its type stub, which Python code relies on."""
+    """Return whether a core was built from another version of its type stub.
+
+    The stub describes all functions and classes of the core, so a core with another stub may lack some of them.
+    """
     try:
         expected = hashlib.sha256(stub.read_bytes()).hexdigest()
     except OSError:
@@ -35,7 +38,7 @@ except ImportError as error:
         "the compiled core was not built; install a C++17 compiler, then"
         if isinstance(error, ModuleNotFoundError)
         else f"the compiled core cannot be loaded ({error}); to build it again,"
-    ) + f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps .`)"
+    ) + f" run `{REINSTALL}` (in a clone: `pip install --force-reinstall --no-deps --editable .`)"
 
 
 def require():

@@ -75,7 +75,7 @@ def calibrate(
             None, outputs are compared with those of the model before.
         per: Whether thresholds are scaled to the range of every ``"unit"``, or to the mean range of each ``"layer"``.
             Default: ``"unit"``.
-        log: Called with one line per trial, for searches that take long. If None, nothing is reported.
+        log: Called with one line per trial, for example ``print``. If None, nothing is reported.
 
     Returns:
         Loss and activity before and after. Without ``loss``, the loss is the largest difference of an output.

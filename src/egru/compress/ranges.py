@@ -13,7 +13,7 @@ from egru.layers import Record, event_directions, record
 FEWEST_STATES = 256
 """Steps times sequences from which ranges are taken, at least."""
 LOWEST_RANGE = 0.001
-"""Smallest range with which the threshold of a unit is scaled, relative to the mean size of its layer's states."""
+"""Lower bound on the range of a unit, relative to the mean magnitude of its layer's states."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ class _Moments:
 class Ranges:
     """Ranges of all units of a model, from the forward passes that are added.
 
-    The range of a unit is the standard deviation of its state with delta events, and the root mean square with others.
+    The range of a unit is the standard deviation of its state for delta events, and the root mean square of its state
+    for positive and signed events.
 
     Args:
         model: Model with at least one event layer.

@@ -168,7 +168,7 @@ class WeightPruning:
             for module, name in matrix.owners:
                 parametrize.register_parametrization(module, name, mask)
         try:
-            self._masks(sparsity)  # better now than hours later
+            self._masks(sparsity)  # fail now, not in the middle of a run
         except ValueError:
             self.remove()
             raise
@@ -201,8 +201,8 @@ class WeightPruning:
             The sparsity that was aimed at.
 
         Raises:
-            ValueError: If ``progress`` is negative, a weight is not finite, or no weight of a matrix would be left. The
-                model does not change.
+            ValueError: If ``progress`` is negative, a weight is not finite, or no weight of a matrix would be left,
+                because training has changed which weights are small. The model does not change.
             RuntimeError: If the masks were removed.
         """
         goal = self.goal(progress)

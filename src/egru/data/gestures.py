@@ -74,9 +74,10 @@ def augment_time(frames: Tensor, *, crop: float, roll: bool) -> Tensor:
 
     Args:
         frames: Sequences, ``(B, T, ...)``.
-        crop: Minimum length of the part that is stretched to ``T`` steps by repeating frames, as a fraction of ``T``.
-        roll: Whether to start at a random frame, and to continue with the first frame after the last one. A part may
-            then contain the end and the beginning.
+        crop: Minimum length of the cropped part, as a fraction of ``T``. It is stretched to ``T`` steps by repeating
+            frames. 1 for no crop.
+        roll: Whether to start at a random frame and to continue with the first frame after the last one. A cropped
+            part may then contain both the end and the beginning.
 
     Returns:
         Sequences of the same shape.

@@ -88,8 +88,8 @@ def attribute_getter(names: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
 def _tuple_getter(expressions: Iterable[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function of ``instance`` that returns the values of Python expressions.
 
-    ``torch.compile`` cannot trace ``operator.attrgetter``. It can trace a loop over the names, but leaves guards on
-    every name and type, which compiled code checks at every call.
+    With ``operator.attrgetter``, ``torch.compile`` breaks the graph. A loop over the names leaves guards on every name
+    and type, which compiled code checks at every call.
     """
     return eval(f"lambda instance: ({''.join(f'{expression}, ' for expression in expressions)})")
 

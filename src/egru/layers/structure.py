@@ -110,7 +110,7 @@ def direction_name(layer: int, reverse: bool) -> str:
 
 
 def class_label(module: nn.Module) -> str:
-    """Return the name of a module's class in lower case. That of a pruned layer is the name of the original class."""
+    """Return the name of a module's class in lower case. For a pruned layer, this is its class before pruning."""
     cls = type(module)
     if parametrize.is_parametrized(module):  # torch derives a class for each such module
         cls = cls.__bases__[0]

@@ -47,7 +47,7 @@ _STEP_LINE_SECONDS = 60.0
 
 
 class PrintedProgress(NoProgress):
-    """Prints one line per epoch. During long epochs, also prints to the standard error how much is done, every minute.
+    """Prints one line per epoch. During long epochs, reports progress on the standard error once per minute.
 
     Args:
         name: Label of the lines within epochs.
@@ -100,7 +100,7 @@ def describe_epoch(metrics: EpochMetrics) -> str:
 
 @contextlib.contextmanager
 def progress_bar(name: str, epochs: int) -> Iterator[Progress]:
-    """Display one line per epoch, and in a terminal with rich a progress bar. See also :class:`PrintedProgress`.
+    """Display one line per epoch and a progress bar. Without rich or a terminal, see :class:`PrintedProgress`.
 
     Args:
         name: Label of the bar.
